@@ -165,7 +165,7 @@ def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> No
     """Once all that can be wrong has been checked: train the victims, attack them, print. Inversion has no inputs."""
     from edp_lab.attacks.extraction import check_inputs, check_queries, extract, invert, share_out, train_victims
     from edp_lab.corpora.images import load_images
-    from edp_lab.reproduce.thesis.claims_networks import said
+    from edp_lab.reproduce.thesis.claims_networks import UNSEEING, at_most_queries
     from edp_lab.three_phase.settings import ThreePhaseSettings
 
     attack, data, queries, inputs = str(ctx.info_name), *map(ctx.params.get, ("data", "queries", "inputs"))
@@ -181,7 +181,7 @@ def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> No
             rows: Any = invert(victims, shares, counts, asked.labels_only, asked.seed, told)
         else:
             rows = extract(victims, shares, counts, asked.labels_only, inputs, asked.seed, told)
-    conclusion = said(attack, rows)
+    conclusion = prose("what_privacy_bounds", attack, at_most_queries(rows).get(UNSEEING))
     if ctx.params["as_json"]:
         every = {"data": data, "queries": queries, **asdict(asked), "inputs": inputs}
         given = {name: value for name, value in every.items() if value is not None}

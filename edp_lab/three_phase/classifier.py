@@ -27,6 +27,7 @@ from edp_lab.models.image import ImageClassifier, ImageData, build_classifier
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.three_phase.perturbation import printed_sigma
 from edp_lab.three_phase.settings import BETA, ClassifierSettings
 from edp_lab.training.dp_step import PrivateStep
 from edp_lab.training.gradients import KeptGradients, plain_gradient, trainable
@@ -105,12 +106,6 @@ def check_examples(
         raise UsageError(f"the {part} set holds a label outside 0..{classes - 1}: correct or remove that example")
 
 
-def eq33_sigma(epsilon: float, delta: float) -> float:
-    """The thesis' eq. 3.3, sqrt(2 ln(1.25 / delta)) / epsilon: without a clip norm; its theorem asks epsilon < 1."""
-    Budget(epsilon, delta)
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-
-
 @lru_cache(maxsize=64)
 def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilon: float, delta: float) -> float:
     """The noise multiplier with which so many epochs of Poisson sampling cost at most epsilon, and hardly less."""
@@ -158,7 +153,7 @@ class ClassifierTraining:
         s: Any = self.settings
         z0 = s.noise_multiplier
         if z0 is None and s.eq33:
-            z0 = eq33_sigma(s.epsilon, s.delta) / s.clip_norm
+            z0 = printed_sigma(s.epsilon, s.delta) / s.clip_norm
         elif z0 is None:
             z0 = calibrated_noise(s.clip_norm, rate, self.epochs, s.epsilon, s.delta)
         return Mechanism.sound(s.clip_norm, z0, 1, 1, sampling_rate=rate)
@@ -202,7 +197,7 @@ class ClassifierTraining:
         if s.eq33:
             claim = {  # what the thesis says of noise by its eq. 3.3 (3.2.2), beside why it is not what holds
                 "epsilon": s.epsilon,
-                "sigma": eq33_sigma(s.epsilon, s.delta),
+                "sigma": printed_sigma(s.epsilon, s.delta),
                 "per_step": [q * s.epsilon, q * s.delta],
                 "whole_run": q * s.epsilon * math.sqrt(self.steps),
                 "why_not": "the theorem behind eq. 3.3 needs epsilon below 1; without the clip norm in it the noise "

@@ -93,12 +93,9 @@ def compare(before: Floats, after: Floats) -> Perturbation:
     noise_variance = float(np.var(after - before, dtype=np.float64))
     total, count = 0.0, 0  # of correlations of images in which something can be seen
     for start in range(0, len(before), BLOCK):
-        a, b = (part[start : start + BLOCK].reshape(len(part[start : start + BLOCK]), -1) for part in (before, after))
-        a, b = (part - part.mean(axis=1, keepdims=True, dtype=np.float64) for part in (a, b))
-        size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
-        seen = size > 0
-        total += float(((a * b).sum(axis=1)[seen] / size[seen]).sum())
-        count += int(seen.sum())
+        found = image_correlations(*(part[start : start + BLOCK] for part in (before, after)))
+        total += float(np.nansum(found))
+        count += int((~np.isnan(found)).sum())
     return Perturbation(
         one,
         two,
@@ -107,6 +104,14 @@ def compare(before: Floats, after: Floats) -> Perturbation:
         image_correlation=total / count if count else None,
         signal_noise_ratio=one.variance / noise_variance if noise_variance else math.inf,
     )
+
+
+def image_correlations(before: Floats, after: Floats) -> NDArray[np.float64]:
+    """Equation 3.4, of each image with its like: (n, ...) twice -> (n); NaN where one of the two is of one shade."""
+    a, b = (images.reshape(len(images), -1) for images in (before, after))
+    a, b = (flat - flat.mean(axis=1, keepdims=True, dtype=np.float64) for flat in (a, b))
+    with np.errstate(invalid="ignore"):
+        return (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))  # type: ignore[no-any-return]
 
 
 def statistics(images: Floats) -> Statistics:
@@ -132,7 +137,7 @@ class ImageGuarantee:
     sensitivity: float  # L2 distance of the two most different images, sqrt(pixels) for pixels in [0, 1]
     epsilon: float  # exact; inf without noise
     label_epsilon: float  # inf, since labels are passed on as they are
-    printed_epsilon: float  # sqrt(2 ln(1.25 / delta)) / sigma, equation 3.1 with the sensitivity of 1 of most examples
+    printed_epsilon: float  # by equation 3.1 with the sensitivity of 1 of most examples
 
 
 def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
@@ -144,8 +149,16 @@ def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGu
     check_delta(delta)
     sensitivity, epsilon, printed = image_sensitivity(shape), math.inf, math.inf
     if sigma:
-        epsilon, printed = gaussian_epsilon(sensitivity, sigma, delta), math.sqrt(2 * math.log(1.25 / delta)) / sigma
+        epsilon, printed = gaussian_epsilon(sensitivity, sigma, delta), printed_sigma(1.0, delta) / sigma
     return ImageGuarantee(sigma, delta, sensitivity, epsilon, math.inf, printed)
+
+
+def printed_sigma(epsilon: float, delta: float) -> float:
+    """Equations 2.12, 3.1 and 3.3 as the thesis uses them: for sensitivity 1, at any epsilon.
+
+    No guarantee from epsilon 1 on, where the theorem ends: see `edp_lab.privacy.foundations.classic_gaussian_sigma`.
+    """
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 def image_sensitivity(shape: Sequence[int]) -> float:

@@ -54,7 +54,9 @@ def test_json_is_all_of_standard_output(attack):
 def test_inversion_ends_with_the_white_box_unless_only_labels_are_told(attack):
     out, _ = attack("inversion", *QUICK, "--victims", "strangers", "--queries", "4,20")
     assert "white box" in out
-    assert "a fact about the population" in " ".join(out.split())
+    flat = " ".join(out.split())
+    assert "a fact about the population" in flat
+    assert "at 20 queries, gives images of which a judge takes" in flat
     out, _ = attack("inversion", *QUICK, "--victims", "strangers", "--queries", "4", "--labels-only", "--json")
     told = json.loads(out)
     assert [row["queries"] for row in told["rows"]] == [4]
@@ -64,7 +66,9 @@ def test_inversion_ends_with_the_white_box_unless_only_labels_are_told(attack):
 def test_options_reach_the_victims(attack):
     arguments = (*QUICK, "--victims", "understudy,dp-adam", "--queries", "4", "--labels-only", "--json")
     out, err = attack("inversion", *arguments, "--sigma", "0.6", "--vote-epsilon", "0.2", "--train-epsilon", "3")
-    rows = {row["victim"]: row for row in json.loads(out)["rows"]}
+    told = json.loads(out)
+    assert "strangers" not in told["said"]
+    rows = {row["victim"]: row for row in told["rows"]}
     assert rows["understudy"]["epsilon"] == pytest.approx(25.87, abs=0.1)  # 399 labels of epsilon 0.2
     assert rows["dp-adam"]["epsilon"] == pytest.approx(3, abs=0.01)
     assert "victim: one instructor" in err.splitlines()  # phase I took part

@@ -16,10 +16,10 @@ from edp_lab.reproduce.thesis.thesis_foundations import (
     local_and_global,
     loss_figures,
     noisy_counts,
-    printed_sigma,
     summarise_counts,
     synthetic_voters,
 )
+from edp_lab.three_phase.perturbation import printed_sigma
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from edp_lab.privacy.composition import (
     amplify_by_subsampling,
     basic_composition,
     best_composition,
-    parallel_composition,
 )
 from edp_lab.privacy.foundations import response_epsilon
 from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Schedule
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Verdict
 from edp_lab.reproduce.thesis.claims_noise import chance_of_first
-from edp_lab.reproduce.thesis.thesis_foundations import printed_sigma
+from edp_lab.three_phase.pate import partition_cost
+from edp_lab.three_phase.perturbation import printed_sigma
 
 DELTA = 1e-5
 PHASES = ((2.5, DELTA), (7.0, DELTA), (0.2, 0.0))  # pixels, training, labels: as the thesis states them
@@ -82,17 +82,15 @@ def t6_sampled_step(epsilon: float = 7.0, rate: float = 0.01, delta: float = DEL
 )  # fmt: skip
 def t9_ten_instructors(instructors: int = 10, batch: int = 250, epochs: int = 10, z: float = 1.1) -> Measured:
     """The same training, Poisson batches and noise, on all images and on a tenth of them each."""
-    sizes = MNIST, MNIST // instructors
-    one, many = (_spent(z, round(epochs * images / batch), batch / images) for images in sizes)
-    together = parallel_composition([(many, DELTA)] * instructors).epsilon
+    cost = partition_cost(MNIST, instructors, batch, epochs, z, DELTA)
     return {
         "instructors": instructors,
         "batch": batch,
         "epochs": epochs,
         "z": z,
-        "epsilon_with_one": one,
-        "epsilon_with_many": together,
-        "epsilon_claimed": one / instructors,
+        "epsilon_with_one": cost.one,
+        "epsilon_with_many": cost.together,
+        "epsilon_claimed": cost.claimed,
     }
 
 

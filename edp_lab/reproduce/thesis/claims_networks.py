@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from edp_lab.attacks.extraction import SETTINGS, ExtractionRow, InversionRow, extract, invert, share_out, train_victims
 from edp_lab.corpora.images import Images, load_images
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
+from edp_lab.reproduce.paper.runs import mean_of
 from edp_lab.reproduce.thesis.lab import Lab
 from edp_lab.reproduce.thesis.thesis_tables import DELTA, QUICK, TABLES, Network, Scale
 from edp_lab.three_phase.pate import Aggregator
@@ -184,28 +184,9 @@ def t27_layers() -> Measured:
 UNSEEING = "strangers"
 VICTIMS = ("plain", "understudy", "dp-adam", UNSEEING)
 EXTRACTION_QUERIES, INVERSION_QUERIES = 400, 1000
-BOUNDED = "Differential privacy bounds what one training example can change in a model, so membership inference"
-UNBOUNDED = {
-    "extraction": "it does not bound how well its answers can be copied",
-    "inversion": "it does not hide what a class looks like on average, which is a fact about the population; where a "
-    "class is one person, the average is theirs, and epsilon counts all their images as a group",
-}
-SHOWN = {
-    "extraction": "is copied to an agreement of {0.agreement:.1%}",
-    "inversion": "gives images of which a judge takes {0.judged:.0%} for their class",
-}
 
 
-def said(attack: str, rows: Sequence[ExtractionRow] | Sequence[InversionRow]) -> str:
-    """What differential privacy has to do with an "extraction" or "inversion", and what its `rows` show of it."""
-    text, row = f"{BOUNDED}; {UNBOUNDED[attack]}.", _at_most_queries(rows).get(UNSEEING)
-    if row is None:
-        return text
-    shown = f"The strangers' model saw no private image (epsilon 0) and, at {row.queries:,} queries, "
-    return f"{text} {shown}{SHOWN[attack].format(row)}."
-
-
-def _at_most_queries(rows: Sequence[Any]) -> dict[str, Any]:
+def at_most_queries(rows: Sequence[Any]) -> dict[str, Any]:
     """The row of each victim with the most queries; the white box has no queries."""
     asked = sorted((row for row in rows if row.queries is not None), key=lambda row: row.queries)
     return {row.victim: row for row in asked}
@@ -265,7 +246,7 @@ def t24_api_attacks(extraction: Sequence[ExtractionRow], inversion: Sequence[Inv
     nothing: it shows that the success is none that an epsilon could prevent, since it has the epsilon 0 towards every
     private image.
     """
-    copied, inverted = _at_most_queries(extraction), _at_most_queries(inversion)
+    copied, inverted = at_most_queries(extraction), at_most_queries(inversion)
     measured: dict[str, float | str | bool] = {
         "extraction_queries": copied[UNSEEING].queries,
         "inversion_queries": inverted[UNSEEING].queries or 0,
@@ -343,8 +324,8 @@ def t25_convergence(lab: Lab, epsilon: float = 3.0, repeats: int = 5) -> Measure
         curves.append([[row["accuracy"] for row in network.rows] for network in lab.train(jobs)])
     pairs = list(zip(*curves, strict=True))
     epochs = [_epochs_to(adam, sgd) for adam, sgd in pairs]
-    saved, saved_half = _mean([sgd - adam for adam, sgd in epochs])
-    gain, gain_half = _mean([100 * (adam[-1] - sgd[-1]) for adam, sgd in pairs])
+    saved, saved_half = mean_of([sgd - adam for adam, sgd in epochs])
+    gain, gain_half = mean_of([100 * (adam[-1] - sgd[-1]) for adam, sgd in pairs])
     return {
         "data": lab.scale.data,
         "epsilon": epsilon,
@@ -358,13 +339,6 @@ def t25_convergence(lab: Lab, epsilon: float = 3.0, repeats: int = 5) -> Measure
         "gain": gain,
         "gain_half_width": gain_half,
     }
-
-
-def _mean(differences: Sequence[float]) -> tuple[float, float]:
-    """Of differences between paired runs; half-width by Student's t."""
-    values = np.asarray(differences, dtype=np.float64)
-    half = stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / math.sqrt(len(values))
-    return float(values.mean()), float(half)
 
 
 def _best_rate(lab: Lab, **how: Any) -> float:

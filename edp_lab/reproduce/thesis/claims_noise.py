@@ -33,9 +33,10 @@ from edp_lab.reproduce.thesis.thesis_foundations import (
     QUASI_IDENTIFIERS,
     identified_with_month,
     loss_figures,
-    printed_sigma,
     synthetic_voters,
 )
+from edp_lab.three_phase.pate import Aggregator, Vote, label_probabilities
+from edp_lab.three_phase.perturbation import image_correlations, printed_sigma
 
 DELTA = 1e-5
 PIXEL_SIGMA, PIXEL_EPSILON = 0.6, 2.5  # section 3.1.1: said to belong together
@@ -133,7 +134,7 @@ def t3_correlation(
     if not spread.size or not spread.min() > 0:
         raise UsageError("an image of one shade has no correlation with anything: leave out such images")
     noised = gaussian_release(clean, sigma, rng)
-    claimed, found = 0.81254, _correlations(clean, noised)
+    claimed, found = 0.81254, image_correlations(clean, noised)
 
     def expected(noise: float) -> float:
         return float((spread / np.hypot(spread, noise)).mean())
@@ -145,16 +146,10 @@ def t3_correlation(
         "correlation": float(found.mean()),
         "number": len(found),
         "half_width": 1.96 * float(found.std()) / math.sqrt(len(found)),
-        "correlation_after_clipping_to_0_1": float(_correlations(clean, noised.clip(0, 1)).mean()),
+        "correlation_after_clipping_to_0_1": float(image_correlations(clean, noised.clip(0, 1)).mean()),
         "sigma_for_the_claim": float(brentq(lambda noise: expected(noise) - claimed, 1e-9, 1e9)),
-        "correlation_of_the_negative": float(_correlations(clean, 1 - clean).mean()),
+        "correlation_of_the_negative": float(image_correlations(clean, 1 - clean).mean()),
     }
-
-
-def _correlations(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of each image with its like: (n, pixels) twice -> (n)."""
-    a, b = (x - x.mean(axis=1, keepdims=True) for x in (a, b))
-    return (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
 
 
 @Claim(
@@ -302,15 +297,8 @@ def t13_noisy_votes(voters: int = 10, classes: int = 10, epsilon: float = 0.2) -
 
 
 def chance_of_first(votes: Sequence[int], scale: float) -> float:
-    """P[the first class wins after Laplace noise] = integral of f(x - first) times the product of F(x - other)."""
-    from scipy.stats import laplace  # slow to import
-
-    first, *others = votes
-
-    def density(x: float) -> float:
-        return laplace.pdf(x, loc=first, scale=scale) * math.prod(laplace.cdf(x, loc=others, scale=scale))
-
-    return float(quad(density, -40 * scale, first + 40 * scale, points=[*others, first], limit=500)[0])
+    """With what probability the first class wins after Laplace noise."""
+    return float(label_probabilities(votes, Aggregator(Vote.LAPLACE, scale))[0])
 
 
 @Claim(

@@ -23,7 +23,6 @@ from edp_lab.privacy.foundations import (
     Release,
     Text,
     anonymise,
-    classic_gaussian_sigma,
     generalise_code,
     generalise_number,
     laplace_scale,
@@ -43,14 +42,6 @@ QUASI_IDENTIFIERS = (
 )
 MOST_SUPPRESSED = 0.05  # of the records of a release
 DESCRIPTIONS = ("asthma", "diabetes", "fracture", "migraine")
-
-
-def printed_sigma(epsilon: float, delta: float) -> float:
-    """Eqs 2.12, 3.1 and 3.3 as the thesis uses them, for sensitivity 1: at any epsilon, where the theorem ends below 1.
-
-    No guarantee from epsilon 1 on: see `edp_lab.privacy.foundations.classic_gaussian_sigma`.
-    """
-    return classic_gaussian_sigma(1.0, 0.5, delta) * 0.5 / epsilon
 
 
 class NoisyCounts(NamedTuple):
