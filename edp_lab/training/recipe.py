@@ -82,7 +82,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
         Line(
             "frozen",
             frozen,
-            f"from {MANY:,} to {10 * MANY:,} heads alone learn: a third of the time (NLU-EVAL: both .306)",
+            f"from {MANY:,} to {10 * MANY:,} heads alone learn: a quarter of the time (NLU-EVAL: both .306)",
         ),
         Line("size", "medium", "every weight that is trained is noised: a third of the paper's width"),
         Line("batch_size", large, share),

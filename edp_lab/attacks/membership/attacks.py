@@ -3,7 +3,7 @@
 Four attacks score as many members as non-members, larger for "member":
 
 * loss: call those members whose loss is low (Yeom et al. 2018). The floor.
-* shadow: the paper's attack (section 4.3, after Shokri et al. 2017). A shadow model is trained on another, public
+* shadow: the paper's attack (section 4.2, after Shokri et al. 2017). A shadow model is trained on another, public
   corpus, where the attacker knows who was a member. A classifier learns to tell members from non-members by the
   shadow's sorted output scores, and is then applied to the target's. Sorting makes corpora with different labels
   comparable. It is an average-case attack.

@@ -112,7 +112,7 @@ def sorted_scores(
     intent_width: int = INTENT_WIDTH,
     slot_width: int = SLOT_WIDTH,
 ) -> Floats:
-    """The paper's features (section 4.3: "sorted IC and NER output scores"): (n, intent_width + slot_width).
+    """The paper's features (section 4.2: "sorted IC and NER output scores"): (n, intent_width + slot_width).
 
     First p(intent), largest first. Then the same for slots: at each token the CRF's marginals p(tag), largest first,
     and over the tokens of the utterance their mean. So no number depends on what labels mean, on how many there are

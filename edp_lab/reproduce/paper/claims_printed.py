@@ -346,7 +346,7 @@ def p24_no_slowdown() -> Measured:
     quote="the model error rates does not degrade significantly (except for Video)",
     rule=lambda m: Verdict.of(m.cells_as_bad_as_video == 0, m.cells_as_bad_as_video < m.cells / 2),
     said="Video's changes begin at {smallest_of_video:+.1f} %; {cells_as_bad_as_video} of {cells} cells of Health and "
-    'Communication are no better ({examples}). "Significantly" is not tested: there are no seeds.',
+    'Communication change by as much or more ({examples}). "Significantly" is not tested: there are no seeds.',
     strength="argued",
     counter={
         "none as bad": (HOLDS, {"cells_as_bad_as_video": 0}),

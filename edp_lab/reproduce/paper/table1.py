@@ -12,7 +12,7 @@ SGD for half the epochs is a control: what a method gains that learns less can b
 Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, and averaged; their
 intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings, nor what
 another sample would change: the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is
-trained by SGD for as many epochs as the target, whatever that is (section 4.3 has one), anew for each seed.
+trained by SGD for as many epochs as the target, whatever that is (section 4.2 has one), anew for each seed.
 """
 
 from __future__ import annotations
