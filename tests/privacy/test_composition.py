@@ -162,16 +162,6 @@ def test_k_published_trials_cost_root_k_mu_and_under_sampling_k_times_the_steps(
     assert composed(SAMPLED, trials, DELTA) == PrivacyLossDistribution(times).epsilon(DELTA)
 
 
-def test_privacy_loss_distributions_give_a_smaller_bound_that_is_no_smaller_than_the_truth():
-    theirs = dp.pld.PLDAccountant(value_discretization_interval=1e-4)
-    for noise, count in zip(SAMPLED.noise_multipliers, SAMPLED.counts, strict=True):
-        event = dp.PoissonSampledDpEvent(SAMPLED.sampling_rate, dp.GaussianDpEvent(float(noise)))
-        theirs.compose(event, 3 * int(count))
-    found = composed(SAMPLED, 3, DELTA)
-    assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
-    assert found < RenyiDP(Schedule(SAMPLED.noise_multipliers, 3 * SAMPLED.counts, 0.02)).epsilon(DELTA)
-
-
 @pytest.mark.parametrize("eta", SHAPES)
 @pytest.mark.parametrize("mean", [1.001, 1.5, 10.0, 70.0])
 def test_the_number_of_trials_has_the_stated_mean(eta, mean):

@@ -190,35 +190,3 @@ def test_the_grid_is_fine_and_public_and_without_noise_numbers_stay(std):
     assert math.frexp(grid(std))[0] == 0.5
     assert 32 <= std / grid(std) < 64
     assert np.isfinite(numbers).all()
-
-
-# The attack: can the released pair come from a sum without the canary?
-
-
-def reachable(pair: np.ndarray, std: float, cell: float) -> bool:
-    """Whether float32 noise on a sum of 0 gives this pair of large radius, up to half a `cell`: all bits are tried."""
-    k = np.arange(2**13)
-    rho, _ = drawn(k, np.zeros(len(k)))
-    turn = np.arctan2(abs(pair[1]), abs(pair[0])) - math.pi / 4
-    k = k[np.abs(rho * math.sqrt(2) * std - np.hypot(*pair)) < 2e-6 * std + cell]
-    reach = int((1e-6 + cell / np.hypot(*pair)) * 2**31 / math.pi) if cell == 0 else 2**9
-    j = round(turn * 2**31 / math.pi) + np.arange(-reach, reach + 1) * (1 if cell == 0 else 2**12)
-    j = j[np.abs(j) < 2**29]
-    for part in np.array_split(k, max(1, len(k) * len(j) // 2**21)):
-        first, second = drawn(np.repeat(part, len(j)), np.tile(j * 4 % 2**32, len(part)))
-        apart = [np.abs(np.float32(std) * n - np.float32(abs(x))) for n, x in zip((first, second), pair, strict=True)]
-        if (np.maximum(*apart) <= cell / 2).any():
-            return True
-    return False
-
-
-def test_pairs_of_large_radius_that_float_noise_betrays_are_possible_either_way():
-    std, canary, rng = np.float32(STD), np.float32(0.02), np.random.default_rng(1)
-    radii, angles = rng.integers(0, 2**12, 12), rng.integers(0, 2**32, 12)
-    noise = np.array(drawn(radii, angles)) * std
-    without, with_it = noise.T, (noise + canary).T
-    assert all(reachable(pair, STD, 0.0) for pair in without)
-    assert sum(reachable(pair, STD, 0.0) for pair in with_it) <= 3
-    g = grid(STD)
-    for pairs in (without, with_it):
-        assert all(reachable(np.rint(pair / g) * g, STD, g) for pair in pairs)
