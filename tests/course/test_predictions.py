@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import edp_lab
 from edp_lab.course.kit import predictions
 from edp_lab.course.kit.controls import Control
 from edp_lab.errors import UsageError
@@ -28,7 +29,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "course" / "nb77_test"
     package.mkdir(parents=True)
     (package / "predictions.toml").write_text(TOML)
-    monkeypatch.setattr(predictions.edp_lab, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(edp_lab, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -56,7 +57,7 @@ def test_what_was_said_is_kept_and_settled_with_a_sentence_for_the_wrong_answer(
 
 
 def test_bad_use_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="asks for no predictions"):
+    with pytest.raises(UsageError, match="has no predictions"):
         predictions.Predictions("78")
     with pytest.raises(UsageError, match="settle claimed, ratio, not claimed"):
         predictions.Predictions("77").settle(claimed="stays")

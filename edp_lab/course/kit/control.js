@@ -41,7 +41,7 @@ const KINDS = {
         return [[element("div", {className: "edp-options"}, ...labels)], k => radios.forEach((r, n) => { r.checked = n === k; })];
     },
     list(model, id, enter) {
-        const select = element("select", {id, size: model.get("rows")});
+        const select = element("select", {id});
         const fill = () => select.replaceChildren(...model.get("names").map(name => element("option", {}, name)));
         select.addEventListener("change", () => enter(select.selectedIndex));
         model.on("change:names", () => { fill(); select.selectedIndex = model.get("entered") ?? -1; });

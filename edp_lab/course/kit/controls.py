@@ -27,7 +27,6 @@ class Control(anywidget.AnyWidget):
         unit: of a number; of a text, what stands in its place while it is empty.
         options: (name, meaning) of a choice or list.
         tips: what each button says under the pointer.
-        rows: of a list; 0 for one that opens when it is clicked.
         rare: whether a reader seldom needs it, so that it waits behind "more".
 
     Attributes:
@@ -42,7 +41,6 @@ class Control(anywidget.AnyWidget):
     stops: Any = traitlets.List().tag(sync=True)
     names: Any = traitlets.List().tag(sync=True)
     tips: Any = traitlets.List().tag(sync=True)
-    rows = traitlets.Int().tag(sync=True)
     entered = traitlets.Any().tag(sync=True, to_json=lambda value, _: _plain(value))
     disabled = traitlets.Bool(False).tag(sync=True)
     error = traitlets.Unicode("").tag(sync=True)
@@ -57,15 +55,13 @@ class Control(anywidget.AnyWidget):
         stops: Iterable[float] = (),
         options: Iterable[tuple[str, Any]] = (),
         tips: Sequence[str] = (),
-        rows: int = 0,
         rare: bool = False,
     ) -> None:
         self.options, self.default, self.rare = list(options), value, rare
         stops = list(stops)
         self._whole = isinstance(value, Integral) and all(isinstance(stop, Integral) for stop in stops)
         names = [name for name, _ in self.options]
-        more = {"unit": unit, "stops": stops, "names": names, "tips": list(tips), "rows": rows}
-        super().__init__(kind=kind, label=label, **more)
+        super().__init__(kind=kind, label=label, unit=unit, stops=stops, names=names, tips=list(tips))
         self.value = value
 
     @property

@@ -26,7 +26,6 @@ import numpy as np
 import edp_lab
 from edp_lab.errors import UsageError
 
-_COURSE = Path(edp_lab.__file__).parent / "course"
 STATUSES = ("solved", "wrong", "open", "missing", "timeout", "crashed", "unreadable")  # the first three in a notebook
 
 
@@ -70,12 +69,18 @@ class Stopped(Exception):  # noqa: N818 (it says what happened)
     """The student's code stopped in another process; the sentence is what `stopped` has said of it there."""
 
 
+def in_room(notebook: str, name: str) -> Path:
+    """A file in the folder of a notebook ("02"). UsageError: there is no such notebook, or it has none."""
+    found = [*(Path(edp_lab.__file__).parent / "course").glob(f"nb{notebook}_*/{name}")]
+    if len(found) != 1:
+        raise UsageError(f"notebook {notebook!r} has no {Path(name).stem}")
+    return found[0]
+
+
 def exercises(notebook: str) -> dict[str, Exercise]:
     """The exercises of a notebook ("02"), by name, in their order. UsageError: there is no such notebook."""
-    rooms = [path.parent.name for path in _COURSE.glob(f"nb{notebook}_*/exercises.py")]
-    if len(rooms) != 1:
-        raise UsageError(f"notebook {notebook!r} has no exercises")
-    found = import_module(f"edp_lab.course.{rooms[0]}.exercises").EXERCISES
+    room = in_room(notebook, "exercises.py").parent.name
+    found = import_module(f"edp_lab.course.{room}.exercises").EXERCISES
     return {exercise.name: exercise for exercise in found}
 
 

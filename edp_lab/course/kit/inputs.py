@@ -30,12 +30,6 @@ def check_whole(name: str, value: int, least: int, most: int) -> None:
     require(whole, f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
 
 
-def check_positive(name: str, value: float) -> float:
-    """The value; UsageError unless it is a finite number above 0."""
-    require(0 < value < math.inf, f"the {name} is {value}: it must be a finite number greater than 0")
-    return value
-
-
 def check_share(name: str, share: float) -> None:
     """UsageError unless a share lies in [0, 1]."""
     require(0 <= share <= 1, f"the share of {name} is {share}: it must lie between 0 and 1")

@@ -17,8 +17,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-import edp_lab
 from edp_lab.course.kit.controls import Control
+from edp_lab.course.kit.exercises import in_room
 from edp_lab.course.kit.panel import Told
 from edp_lab.course.kit.text import Html, digits, html_table
 from edp_lab.course.kit.theme import Fit
@@ -38,10 +38,8 @@ class Predictions(widgets.VBox):
     """
 
     def __init__(self, notebook: str) -> None:
-        rooms = [*(Path(edp_lab.__file__).parent / "course").glob(f"nb{notebook}_*/predictions.toml")]
-        if len(rooms) != 1:
-            raise UsageError(f"notebook {notebook!r} asks for no predictions")
-        self._notebook, self.questions = notebook, tomllib.loads(rooms[0].read_text(encoding="utf-8"))
+        asked = in_room(notebook, "predictions.toml").read_text(encoding="utf-8")
+        self._notebook, self.questions = notebook, tomllib.loads(asked)
         kept = _kept().get(notebook, {})
         self.answers: dict[str, Any] = {name: kept[name] for name in self.questions if name in kept}
         rows: list[widgets.Widget] = [Fit()]

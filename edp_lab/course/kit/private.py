@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from edp_lab import training
 from edp_lab.course.kit.controls import number
-from edp_lab.course.kit.figure import Figure, figure, line
+from edp_lab.course.kit.figure import Figure, axis, figure, line
 from edp_lab.course.kit.panel import RunPanel, Tile, holds, panel
 from edp_lab.course.kit.text import Words, at_most, command, short
-from edp_lab.course.kit.theme import NOISE
+from edp_lab.course.kit.theme import NOISE, PLAIN
 
 if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
@@ -32,15 +32,14 @@ class Private(RunPanel):
     Args:
         corpus: a name or path.
         commands: so many generated ones instead.
-        given: fields of `TrainConfig` that stand in for lines of the recipe.
 
     Attributes:
         rows: of the run's record so far.
         certificate: of the last run that came to its end.
     """
 
-    def __init__(self, corpus: str = "smart-home", epsilon: float = 8.0, commands: int = 0, **given: Any) -> None:
-        self._corpus, self._commands, self._given = corpus, commands, given
+    def __init__(self, corpus: str = "smart-home", epsilon: float = 8.0, commands: int = 0) -> None:
+        self._corpus, self._commands = corpus, commands
         self.rows: list[dict[str, Any]] = []
         self.certificate: dict[str, Any] | None = None
         self.epsilon = number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
@@ -48,7 +47,7 @@ class Private(RunPanel):
             "A private model in one step",
             "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
             [self.epsilon],
-            [draw_private(self.rows)],
+            [draw_errors({"edp-sgd": self.rows})],
         )
 
     def prepare(self) -> float:
@@ -68,7 +67,7 @@ class Private(RunPanel):
                 write_jsonl(generate(self._commands, SEED), Path(corpus))
                 typed = f"edp-lab data make smart-home --utterances {self._commands} --seed {SEED} --out commands.jsonl"
             self.progress(0, 1, "the noise is sought")
-            made = plan(corpus, epsilon, **self._given)
+            made = plan(corpus, epsilon)
             self.words.value = words.planned(made)
             options = {"corpus": Path(corpus).name if typed else corpus, "epsilon": epsilon, "out": "runs/private"}
             self.command.value = "\n".join(filter(None, (typed, command("train", options))))
@@ -81,7 +80,7 @@ class Private(RunPanel):
             self.progress_of(event)
             if isinstance(event, training.EpochDone):
                 self.rows.append(event.row)
-                self.figures[0].show(draw_private(self.rows))
+                self.figures[0].show(draw_errors({"edp-sgd": self.rows}))
 
         record = training.train(made.config, folder, listen, self.stop_event)
         if record["status"] == "interrupted":
@@ -94,14 +93,24 @@ class Private(RunPanel):
         self.words.value = words.certified(self.certificate, made)
 
 
-def draw_private(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """SER on the validation set by epoch."""
-    values = [row["ser"] for row in rows]
-    on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": "epoch %{x}: SER %{y:.3f}"}
+RunRows = Mapping[str, Sequence[Mapping[str, Any]]]  # by method, the rows of its run record so far
+METHODS = {"sgd": ("without privacy", PLAIN, "solid", "circle"), "edp-sgd": ("with noise", NOISE, "dash", "diamond")}
+
+
+def draw_errors(rows: RunRows) -> Figure:
+    """SER on the validation set by epoch, without privacy and with noise."""
+    lines = []
+    for method, done in rows.items():
+        name, color, dash, symbol = METHODS[method]
+        values = [row["ser"] for row in done]
+        on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": "epoch %{x}: SER %{y:.3f}"}
+        lines.append(line(name, color, dash, symbol=symbol, size=9, **on))
+    worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
     return figure(
         "Errors by epoch",
-        line("with this epsilon", NOISE, "solid", symbol="diamond", size=7, **on),
-        height=280,
-        xaxis={"title": "epochs trained", "tickformat": "d", "rangemode": "tozero"},
-        yaxis={"title": "semantic error rate (SER)", "range": [0, 1]},
+        *lines,
+        height=330,
+        top=56,
+        xaxis=axis("epochs trained", tickformat="d", rangemode="tozero"),
+        yaxis=axis("semantic error rate (SER)", [0, 1.05 * max(worst, 1.0)]),
     )

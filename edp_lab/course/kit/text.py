@@ -176,13 +176,6 @@ def plain(config: TrainConfig, epochs: int) -> TrainConfig:
     return replace(config, method="sgd", epochs=epochs, **{name: getattr(defaults, name) for name in MECHANISM})
 
 
-def settings(config: TrainConfig) -> str:
-    """What a figure's caption says of the mechanism."""
-    decay = "no decay" if config.decay == Decay.NONE else f"{config.decay} decay τ = {config.tau:g}"
-    variant = "as printed" if config.as_printed else "sound"
-    return f"{variant}, N = {config.num_devices}, C = {config.clip_norm:g}, z0 = {config.z0:g}, {decay}"
-
-
 def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
     """The call of `edp-lab train` that makes this very run."""
     options = options_of(config, type(config)(config.corpus), ALWAYS, FLAGS)

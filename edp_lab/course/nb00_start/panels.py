@@ -4,7 +4,7 @@ and a claim put to the test."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,14 +18,15 @@ from edp_lab.course.kit.controls import choice, decades, decay_of, devices, numb
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, panel
 from edp_lab.course.kit.private import Private as Private
-from edp_lab.course.kit.text import Html, Words, at_least, columns, command, count, settings, short, train_command
+from edp_lab.course.kit.private import draw_errors
+from edp_lab.course.kit.text import Html, Words, at_least, columns, command, count, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
 from edp_lab.course.nb00_start.compute import Challenge, Secret, SmallModel, StepResult, challenge, one_step
 from edp_lab.privacy import Decay, Guarantee, Variant, judge
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Event
 
-words = Words(__file__, settings=settings)
+words = Words(__file__)
 figure = partial(fig.figure, height=430)
 
 
@@ -187,9 +188,6 @@ def draw_secret(result: Secret) -> Figure:
 
 # ---- A short run ---------------------------------------------------------------------------------------------------
 
-RunRows = Mapping[str, Sequence[Mapping[str, Any]]]  # by method, the rows of its run record so far
-METHODS = {"sgd": ("without privacy", PLAIN, "solid", "circle"), "edp-sgd": ("with noise", NOISE, "dash", "diamond")}
-
 
 @panel("00")
 class Training(RunPanel):
@@ -211,7 +209,7 @@ class Training(RunPanel):
         super().__init__(
             "Train with this noise, and read again",
             "The same training with the values of the sliders above: what it learns, and what it gives away.",
-            figures=[draw_training(self.rows), draw_secret(self.secret)],
+            figures=[draw_errors(self.rows), draw_secret(self.secret)],
         )
         self._say()
 
@@ -229,7 +227,7 @@ class Training(RunPanel):
 
         while run.progress.epoch < config.epochs:
             run.epoch(listen)
-            self.figures[0].show(draw_training(self.rows))
+            self.figures[0].show(draw_errors(self.rows))
         bill = partial(judge, run.mechanism, config.epochs, run.delta)
         self.guarantee, self.together = bill(), bill(utterances_per_person=self.secret.times)
         self.secret = self._model.read(run)[self.secret.times]
@@ -250,25 +248,6 @@ class Training(RunPanel):
                 told = f"The noise does not hide the number: an attacker needs {needed}. More noise costs more errors."
             self.words.value = words.trained(held, self.together, self.secret.times, self._model.config.epochs)
         self.tiles.show(errors, rank, told)
-
-
-def draw_training(rows: RunRows) -> Figure:
-    """SER on the validation set by epoch, without privacy and with noise."""
-    epochs = len(rows["sgd"])
-    lines = []
-    for method, (name, color, dash, symbol) in METHODS.items():
-        values = [row["ser"] for row in rows[method]]
-        on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": "epoch %{x}: SER %{y:.3f}"}
-        lines.append(line(name, color, dash, symbol=symbol, size=9, **on))
-    worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
-    return figure(
-        "Errors by epoch",
-        *lines,
-        height=330,
-        top=56,
-        xaxis=axis("epochs trained", [0.5, epochs + 0.5], tickformat="d"),
-        yaxis=axis("semantic error rate (SER)", [0, 1.05 * max(worst, 1.0)]),
-    )
 
 
 # ---- A claim, put to the test ----------------------------------------------------------------------------------------

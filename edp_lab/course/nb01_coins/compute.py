@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
-from edp_lab.course.kit.inputs import Array, check_positive, check_share, check_whole, rng_of
+from edp_lab.course.kit.inputs import Array, check_share, check_whole, rng_of
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
@@ -166,7 +166,8 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
 
     UsageError: epsilon negative or infinite, sigma or sensitivity not positive and finite.
     """
-    mu = check_positive("sensitivity", sensitivity) / check_positive("standard deviation sigma", sigma)
+    mu = basic.check_positive("the sensitivity", sensitivity)
+    mu /= basic.check_positive("the standard deviation sigma", sigma)
     if epsilon == math.inf:
         raise UsageError("epsilon is inf: it must be a finite number, 0 or more")
     with np.errstate(over="ignore"):  # e^loss, which is not used here
@@ -225,8 +226,8 @@ def composed(epsilon: float, releases: int, delta: float, budget: float) -> Comp
     UsageError: epsilon or budget not positive and finite, releases no whole number from 1 to 10^9, delta outside
     (0, 1).
     """
-    check_positive("epsilon of one release", epsilon)
-    check_positive("budget", budget)
+    basic.check_positive("the epsilon of one release", epsilon)
+    basic.check_positive("the budget", budget)
     check_whole("number of releases", releases, 1, COUNTABLE)
     check_delta(delta)
     numbers, countable, of = spread(1, releases), range(1, COUNTABLE + 1), accounts(epsilon, delta)

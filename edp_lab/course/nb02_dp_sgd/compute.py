@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit import inputs
-from edp_lab.course.kit.inputs import Array, check_option, check_positive, check_whole, require, rng_of
+from edp_lab.course.kit.inputs import Array, check_option, check_whole, require, rng_of
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.privacy.foundations import check_positive
 from edp_lab.three_phase.clipping import RULES
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import noise_stds, release
@@ -234,8 +235,8 @@ def training(
     check_option("optimizer", optimizer, OPTIMIZERS)
     require(sampling in SAMPLINGS, f"unknown sampling {sampling!r}: choose {' or '.join(SAMPLINGS)}")
     inputs.check_seed(seed)
-    check_positive("learning rate", lr)
-    check_positive("floor gamma'", gamma)
+    check_positive("the learning rate", lr)
+    check_positive("the floor gamma'", gamma)
     recipe = Recipe(batch_size, optimizer, lr, sampling, seed, gamma if optimizer == "dp-adambc" else 0.0)
     mechanism = recipe.mechanism(clip_norm, z)
     settings = {"plain": None, "clipped": recipe.mechanism(clip_norm, 0.0), "private": mechanism}
@@ -379,7 +380,7 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Denom
     UsageError: noise negative or not finite, steps none from 1 to 1,000, gamma not positive, seed negative.
     """
     check_whole("number of steps", steps, 1, 1000)
-    check_positive("floor gamma'", gamma)
+    check_positive("the floor gamma'", gamma)
     gradient = torch.logspace(-3, 0, COORDINATES, dtype=torch.float64)
     noise = torch.from_numpy(rng_of(seed, 2).standard_normal((steps, COORDINATES)))
     weights = [nn.Parameter(torch.zeros_like(gradient)) for _ in range(2)]

@@ -377,7 +377,7 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
 
 
 @panel("06")
-def tuning(z0: float, epochs: int, trials: int, delta: float) -> Panel:
+def tuning(z0: float = 1.0, epochs: int = 8, trials: int = 20, delta: float = 2e-4) -> Panel:
     """What trying costs; `result` is a `Tuning`."""
     stops = [1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000]
     return Panel(

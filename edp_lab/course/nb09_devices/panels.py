@@ -353,7 +353,7 @@ def measure_command(task: Task) -> str:
 
 
 @panel("09")
-def scaling(num_devices: int) -> Panel:
+def scaling(num_devices: int = 8) -> Panel:
     """What N devices would give: `result` is a `Scaling`."""
     return Panel(
         "What would N GPUs give?",
