@@ -93,6 +93,23 @@ def allocation_at_least(noise_multiplier: float, batches: int, passes: int, delt
     return max(total, best)
 
 
+def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta: float) -> float:
+    """An epsilon that `passes` shuffled passes exceed: no smaller one holds at `delta`, whoever proves it (zero-out).
+
+    Take a corpus in which every other utterance pulls by -C and ours by +C. Each batch's sum, less what it would be
+    with -C throughout, then is noise, but for our batch: 2C with the utterance, C where its slot contributes nothing.
+    An attacker who only asks whether the largest of these sums exceeds c is right with probabilities P and Q, so
+    epsilon >= ln((P - delta) / Q) for every c; the best of a grid is taken.
+    Source: the lower bound of Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang 2024 (arXiv 2403.17673), section
+    3, for one pass.
+    """
+    c = np.linspace(0, 2 + 12 * noise_multiplier, 400)
+    others = (batches - 1) * log_ndtr(c / noise_multiplier)
+    p, q = (-np.expm1(passes * (others + log_ndtr((c - pull) / noise_multiplier))) for pull in (2.0, 1.0))
+    seen = (p > delta) & (q > 0)
+    return float(np.log((p[seen] - delta) / q[seen]).max(initial=0.0))
+
+
 def _check_batches(batches: int) -> None:
     if not isinstance(batches, Integral) or not 1 <= batches <= MOST_BATCHES:
         raise UsageError(f"number of batches is {batches}: it must be a whole number from 1 to {MOST_BATCHES:,}")

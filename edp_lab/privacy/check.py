@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import (
@@ -25,7 +24,7 @@ from edp_lab.privacy.accountants import (
     gdp_epsilon,
     zcdp_epsilon,
 )
-from edp_lab.privacy.allocation import MOST_BATCHES, RandomAllocation, allocation_at_least
+from edp_lab.privacy.allocation import MOST_BATCHES, RandomAllocation, allocation_at_least, shuffled_at_least
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
@@ -249,9 +248,8 @@ def _truncated(s: Setting) -> float:
 def at_least(s: Setting) -> float:
     """An epsilon below which no accountant can truthfully go at this delta, zero-out; 0 where none is known here.
 
-    In the same order each epoch the Gaussian account is exact. Shuffled: all other examples push one way, and one looks
-    for the batch that is moved least (Chua, Ghazi, Kamath et al. 2024, section 3; here over all epochs). Poisson:
-    privacy losses rounded down. Allocation: one adds up all steps; a bin that is drawn once: `allocation_at_least`.
+    In the same order each epoch the Gaussian account is exact. Shuffled: `shuffled_at_least`. Poisson: privacy losses
+    rounded down. Allocation: one adds up all steps; a bin that is drawn once: `allocation_at_least`.
     """
     batches = math.ceil(s.n / s.batch_size)
     epochs, z = s.steps // batches, s.noise_multiplier  # whole ones
@@ -270,11 +268,7 @@ def at_least(s: Setting) -> float:
         return _sampled_at_least(s)
     if s.sampler is not Sampler.SHUFFLE:
         return 0.0
-    above = np.linspace(0.0, 12 * z + 2, 400)
-    others = (batches - 1) * log_ndtr(above / z)
-    there, gone = (-np.expm1(epochs * (log_ndtr((above - move) / z) + others)) for move in (2, 1))
-    seen = (there > s.delta) & (gone > 0)
-    return float(np.log((there[seen] - s.delta) / gone[seen]).max(initial=0.0))
+    return shuffled_at_least(z, batches, epochs, s.delta)
 
 
 def _sampled_at_least(s: Setting) -> float:

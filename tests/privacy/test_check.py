@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Schedule, gdp_epsilon
-from edp_lab.privacy.allocation import RandomAllocation
+from edp_lab.privacy.allocation import RandomAllocation, shuffled_at_least
 from edp_lab.privacy.check import Sampler, Setting, Status, at_least, bound, check, poisson_noise
 
 MNIST = Setting(Sampler.SHUFFLE, n=60_000, batch_size=256, steps=2_350, epochs=10, noise_multiplier=1.0, delta=1e-5)
@@ -41,6 +41,23 @@ def test_no_bound_lies_below_what_an_attack_reaches(sampler):
         assert at_least(setting) <= found, setting
         if sampler is Sampler.FIXED_ORDER:
             assert at_least(setting) == pytest.approx(found)
+
+
+def test_lower_bound_on_shuffling_is_the_attack_that_it_describes():
+    """The attack, played: the largest of the sums, with the utterance (2C) and without it (C, where its slot is)."""
+    z, batches, delta = 0.7, 20, 0.01
+    rng, runs = np.random.default_rng(0), 100_000
+    noise = z * rng.standard_normal((runs, batches), dtype=np.float32)
+    where = rng.integers(batches, size=runs)
+    largest = {}
+    for pull in (2, 1):
+        noise[np.arange(runs), where] += pull
+        largest[pull] = noise.max(axis=1)
+        noise[np.arange(runs), where] -= pull
+    grid = np.linspace(1, 4, 61)
+    p, q = (np.array([(largest[pull] > c).mean() for c in grid]) for pull in (2, 1))
+    played = np.max(np.log((p - delta)[p > delta] / np.maximum(q[p > delta], 1e-4)))
+    assert shuffled_at_least(z, batches, 1, delta) == pytest.approx(played, rel=0.1)
 
 
 def test_bounds_agree_with_dp_accounting():

@@ -20,21 +20,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtri
+from scipy.special import ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
 from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy import accountants
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
-from edp_lab.privacy.allocation import RandomAllocation, allocation_at_least
+from edp_lab.privacy.allocation import RandomAllocation, allocation_at_least, shuffled_at_least
 from edp_lab.privacy.calibration import LARGEST_Z, Budget, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
-from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, claimed_accountant, judge
+from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, judge
 from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee, Schedule
 from edp_lab.reproduce.paper import printed
-from edp_lab.reproduce.paper.printed import MAX_EPOCHS, Z0_RANGE, ExplainedEpsilon, Setting, Table1Row
+from edp_lab.reproduce.paper.printed import MAX_EPOCHS, ExplainedEpsilon, Setting, Table1Row
 
 POINTS = 40  # of a curve
 SEEN = 5  # of them, where an account takes milliseconds
@@ -130,8 +130,9 @@ def needed(
         mechanism = replace(mechanism, z0=float(z0[-1]))
     weights = np.divide(factors.min(), factors, out=np.ones_like(factors), where=factors > factors.min()) ** 2
     share = weights / weights.sum()
+    claimed = np.sqrt(spent / 2) * math.exp(-printed.log_rho(math.log10(target), delta) / 2)
     return Needed(
-        mechanism, budget, epochs, np.sqrt(spent / (2 * _rho_of(target, delta))), z0, share,
+        mechanism, budget, epochs, claimed, z0, share,
         int(np.searchsorted(np.cumsum(share[::-1]), 0.5 - 1e-9)) + 1,
     )  # fmt: skip
 
@@ -281,7 +282,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     return Sampled(
         rate, noise_multiplier, delta, steps, passes[-1], after, everyone, shuffled, now_and_then,
         sampled=np.array([PrivacyLossDistribution(schedule).epsilon(delta) for schedule in samples]),
-        at_least=shuffled_at_least(noise_multiplier, whole, delta) if steps >= whole else 0.0,
+        at_least=shuffled_at_least(noise_multiplier, whole, 1, delta) if steps >= whole else 0.0,
         output=output,
         without=without,
         with_it=with_it,
@@ -292,22 +293,6 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
 def steps_of_a_pass(rate: float) -> int:
     """After how many steps of disjoint batches everyone has been in one."""
     return math.ceil(1 / rate - 1e-9)
-
-
-def shuffled_at_least(noise_multiplier: float, batches: int, delta: float) -> float:
-    """An epsilon that one shuffled pass exceeds: no smaller one holds at `delta`, whoever proves it.
-
-    Take a corpus in which every other utterance pulls by -C and ours by +C. Each batch's sum, less what it would be
-    with -C throughout, then is noise, but for our batch: 2C with the utterance, C where its slot contributes nothing
-    (zero-out). An attacker who only asks whether the largest of these sums exceeds c is right with probabilities P and
-    Q, so epsilon >= ln((P - delta) / Q) for every c; the best of a grid is taken.
-    Source: the lower bound of Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang 2024 (arXiv 2403.17673).
-    """
-    c = np.linspace(0, 2 + 10 * noise_multiplier, 2000)
-    nothing_else = (batches - 1) * log_ndtr(c / noise_multiplier)
-    p, q = (-np.expm1(log_ndtr((c - pull) / noise_multiplier) + nothing_else) for pull in (2.0, 1.0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return max(0.0, float(np.nanmax(np.where(p > delta, np.log(p - delta) - np.log(q), -np.inf))))
 
 
 def tight_accounts(result: Sampled) -> Iterator[Account]:
@@ -404,37 +389,16 @@ def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
     cells = [c for c in table1().rows if (c.model, c.corpus, c.decay) == (model, corpus, decay)]
     require(cells, f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
     [cell] = cells
-    taus, rho = printed.TAUS.get(cell.decay, (0.0,)), _rho_by_epochs(cell.decay)
-    most, z0, least = (
-        np.sqrt(rho / _rho_of(10 ** (cell.log10_epsilon + shift), cell.delta))
-        for shift in (-printed.HALF_DIGIT, 0, printed.HALF_DIGIT)
-    )
-    low = np.maximum(least[:, epochs - 1], Z0_RANGE[0]).tolist()
-    high = np.minimum(most[:, epochs - 1], Z0_RANGE[1]).tolist()
-    fits, setting = [fit for fit in zip(taus, low, high, strict=True) if fit[1] <= fit[2]], cell.closest
+    [row] = [row for row in printed.TABLE_1 if (row.model, row.corpus) == (model, corpus)]
+    taus, (low, z0, high) = printed.TAUS.get(cell.decay, (0.0,)), (10**log for log in printed.search(row, cell.decay))
+    here = zip(taus, low[:, epochs - 1].tolist(), high[:, epochs - 1].tolist(), strict=True)
+    fits, setting = [(tau, least, most) for tau, least, most in here if least <= most], cell.closest
     if fits:
         tau, *span = fits[0]
         value = float(np.clip(z0[taus.index(tau), epochs - 1], *span))
         tau_told = None if cell.decay is Decay.NONE else tau
         setting = Setting(tau_told, epochs, value, (span[0], span[1]), cell.log10_epsilon)
     return Behind(cell, epochs, taus, z0, fits, setting, table1().epochs[epochs - 1].reachable)
-
-
-@cache
-def _rho_by_epochs(decay: Decay) -> Array:
-    """(taus, 120), the paper's rho of 1 ... 120 epochs at z0 = 1; it falls as 1 / z0^2."""
-
-    def rho(tau: float, epochs: int) -> float:
-        mechanism = Mechanism.as_printed(1.0, 1.0, printed.NUM_GPUS, 2, decay, tau)
-        return claimed_accountant(mechanism, mechanism.bill(epochs)).rho
-
-    return np.array([[rho(tau, t) for t in range(1, MAX_EPOCHS + 1)] for tau in printed.TAUS.get(decay, (0.0,))])
-
-
-def _rho_of(epsilon: float, delta: float) -> float:
-    """The rho that the paper's conversion, epsilon = rho + 2 sqrt(rho ln(1/delta)), turns into epsilon."""
-    root = math.sqrt(math.log(1 / delta))
-    return (epsilon / (root + math.sqrt(root**2 + epsilon))) ** 2
 
 
 def fallen_by_decay() -> list[tuple[Table1Row, Decay]]:

@@ -176,11 +176,11 @@ def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
 
     No guarantee: the claimed epsilons take z at face value; see `ExplainedEpsilon` for what the true ones assume.
     """
-    cells = [(row, decay, _search(row, decay)) for row in table for decay in row.changes]
+    cells = [(row, decay, search(row, decay)) for row in table for decay in row.changes]
     reachable = np.sum([(low <= high).any(axis=0) for _, _, (low, _, high) in cells], axis=0)  # (T)
     chosen = np.flatnonzero(reachable == reachable.max()) + 1
     return Table1Epsilon(
-        tuple(_explain(row, decay, search, chosen) for row, decay, search in cells),
+        tuple(_explain(row, decay, found, chosen) for row, decay, found in cells),
         tuple(Reach(epochs, int(count)) for epochs, count in enumerate(reachable, start=1)),
         tuple(int(epochs) for epochs in chosen if reachable[epochs - 1] == len(cells)),
         NUM_GPUS,
@@ -188,31 +188,33 @@ def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
     )
 
 
-def _search(row: Table1Row, decay: Decay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log10 z0 by tau and T, each (taus, T): the interval that explains a value, around the best fit in [1e-6, 1]."""
+def search(row: Table1Row, decay: Decay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """log10 z0 by tau and T, each (taus, T): the interval in [1e-6, 1] that explains a value within rounding, least and
+    largest, and between them, in [1e-6, 1] or not, what gives it exactly."""
     printed, (least, most) = row.changes[decay].log10_epsilon, np.log10(Z0_RANGE)
     factors = np.array([decay.factors(np.arange(MAX_EPOCHS), tau) for tau in TAUS.get(decay, (0.0,))])
     log_sums = np.logaddexp.accumulate(-2 * np.log(factors), axis=1)  # ln S_T: it reaches e^120
     low, exact, high = (
-        (log_sums - math.log(2) - _log_rho(value, row.delta)) / (2 * math.log(10))
+        (log_sums - math.log(2) - log_rho(value, row.delta)) / (2 * math.log(10))
         for value in (printed + HALF_DIGIT, printed, printed - HALF_DIGIT)
     )
-    return np.maximum(low, least), np.clip(exact, least, most), np.minimum(high, most)
+    return np.maximum(low, least), exact, np.minimum(high, most)
 
 
-def _log_rho(log10_epsilon: float, delta: float) -> float:
+def log_rho(log10_epsilon: float, delta: float) -> float:
     """ln rho with eps = rho + 2 sqrt(rho L): sqrt(rho) = sqrt(L + eps) - sqrt(L) = eps / (sqrt(L + eps) + sqrt(L))."""
     log_epsilon, log_l = log10_epsilon * math.log(10), math.log(math.log(1 / delta))
     return float(2 * (log_epsilon - np.logaddexp(np.logaddexp(log_l, log_epsilon) / 2, log_l / 2)))
 
 
 def _explain(
-    row: Table1Row, decay: Decay, search: tuple[np.ndarray, np.ndarray, np.ndarray], epochs: np.ndarray
+    row: Table1Row, decay: Decay, found: tuple[np.ndarray, np.ndarray, np.ndarray], epochs: np.ndarray
 ) -> ExplainedEpsilon:
     printed, tried = row.changes[decay].log10_epsilon, []
     for count in map(int, epochs):
         for k, tau in enumerate(TAUS.get(decay, (None,))):
-            low, z0, high = (10.0 ** float(log[k, count - 1]) for log in search)
+            low, exact, high = (10.0 ** float(log[k, count - 1]) for log in found)
+            z0 = min(max(exact, Z0_RANGE[0]), Z0_RANGE[1])
             claimed = math.log10(claimed_epsilon(_mechanism(decay, tau, z0), count, row.delta))
             tried.append(Setting(tau, count, z0, (low, high) if low <= high else None, claimed))
     settings = [setting for setting in tried if setting.z0_range]
@@ -221,7 +223,7 @@ def _explain(
     else:
         closest = min(tried, key=lambda one: abs(one.log10_epsilon - printed))
     mechanism = _mechanism(decay, closest.tau, closest.z0)
-    fits = np.flatnonzero((search[0] <= search[2]).any(axis=0)) + 1
+    fits = np.flatnonzero((found[0] <= found[2]).any(axis=0)) + 1
     return ExplainedEpsilon(
         row.corpus,
         row.model,
