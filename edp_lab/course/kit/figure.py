@@ -151,19 +151,20 @@ def bar(name: str, color: str, hatch: Any = None, **more: Any) -> Trace:
     return trace(name, {"type": "bar", "marker": {"color": color, **pattern}}, **more)
 
 
-def histograms(edges: Any, shares: Iterable[Any], looks: Iterable[tuple[str, str, str]], of: str = "") -> list[Trace]:
-    """Histograms of the same bins (B + 1), each with its shares (B), that are seen through each other.
+def histograms(edges: Any, samples: Iterable[Any], looks: Iterable[tuple[str, str, str]], of: str = "") -> list[Trace]:
+    """Histograms of samples with the same `edges` of bins, which hold what lies beyond them; each is seen through.
 
     Args:
         looks: name, colour and hatch of each.
-        of: before its name, what the shares are shares of.
+        of: before its name, what the bars are shares of.
     """
     bins: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "width": edges[1] - edges[0]}
     sheer = {"opacity": 0.6, "pattern": {"size": 6}, "line": {"width": 0}}
-    return [
-        bar(name, color, hatch, marker=sheer, y=100 * own, hover=f"%{{x:.3g}}: %{{y:.2f}} % of {of}{name}", **bins)
-        for (name, color, hatch), own in zip(looks, shares, strict=True)
-    ]
+    bars = []
+    for (name, color, hatch), own in zip(looks, samples, strict=True):
+        y = 100 * np.histogram(np.clip(own, edges[0], edges[-1]), edges)[0] / len(own)
+        bars.append(bar(name, color, hatch, marker=sheer, y=y, hover=f"%{{x:.3g}}: %{{y:.2f}} % of {of}{name}", **bins))
+    return bars
 
 
 def trace(name: str, look: Trace, *, hover: Any = "", **more: Any) -> Trace:

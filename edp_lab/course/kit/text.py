@@ -17,6 +17,7 @@ from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant
 from edp_lab.privacy.guarantee import upward
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
+    from edp_lab.attacks.audit.step_audit import StepAudit
     from edp_lab.training import TrainConfig
 
 # ---- Read-outs -----------------------------------------------------------------------------------------------------
@@ -226,6 +227,17 @@ def account_of(mechanism: Mechanism, **options: Any) -> str:
     if m.alpha is not Alpha.NONE:
         options["alpha-source"] = m.alpha
     return account_command(options, *printed, precision=12)
+
+
+def step_command(result: StepAudit, **_: Any) -> str:
+    """The call of `edp-lab audit mechanism` that draws the same."""
+    audit, m = result.audit, result.audit.mechanism
+    options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm}
+    if m.alpha_max != 1:
+        options["alpha-max"] = m.alpha_max
+    options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}
+    printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
+    return command("audit mechanism", options, *printed, precision=12)
 
 
 def python(function: Callable[..., object], *arguments: object, **values: object) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
+from edp_lab.attacks.audit.step_audit import StepAudit, StepNoise
 from edp_lab.attacks.memorisation import AROUND, DIGITS, draw_canaries, filling_losses
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.exercises import moved
@@ -30,8 +30,8 @@ from edp_lab.course.kit.inputs import attacked_mechanism, require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, judge
-from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.privacy import Alpha, Guarantee, Mechanism, judge
+from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import layer_scales, noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, stacked_gradients
@@ -194,41 +194,18 @@ ROUNDS = 5_000  # draws of a step without the sentence, and as many with it
 DELTA = 1e-5
 
 
-class Challenge(NamedTuple):
-    """What one step releases along one sentence's pull, drawn many times without the sentence and with it."""
-
-    audit: MechanismAudit  # what the draws prove; layer scales are taken as public (as printed) or 1 (sound)
-    absent: np.ndarray  # (ROUNDS)
-    present: np.ndarray  # (ROUNDS)
-
-    @property
-    def right(self) -> float:
-        """The share of right guesses, "with" above the middle and "without" below."""
-        return float(np.mean(self.absent <= 0) + np.mean(self.present > 0)) / 2
-
-
-def challenge(as_printed: bool, z0: float, num_devices: int) -> Challenge:
+def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:
     """Test the epsilon that is claimed for one step at clip norm 1 and delta 1e-5, as `edp-lab audit mechanism` does.
 
     Guarantee: the lower bound on epsilon holds with probability 95 % if the noise is as good as random. UsageError: no
     finite claim; as `Mechanism`.
     """
-    mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)
-    held = judge(mechanism, 1, DELTA, seed_published=False)
-    told = f"there is no claim to test ({held.reason}): choose a larger z0"
-    require(held.epsilon_if_alpha_public is not None, told)
-    half, std = mechanism.sensitivity() / num_devices / 2, mechanism.noise_std(0) / num_devices
-    noise = std * _noise_along(mechanism.variant)
-    absent, present = noise[:ROUNDS] - half, noise[ROUNDS:] + half
-    return Challenge(audit_draws(mechanism, DELTA, absent, present), absent, present)
+    return _step_noise().audit(attacked_mechanism(as_printed, 1.0, z0, num_devices), DELTA, ROUNDS)
 
 
 @cache
-def _noise_along(variant: Variant) -> np.ndarray:
-    """The standard normal noise of many steps along the sentence's pull: (2 ROUNDS), as training would draw it."""
-    draws = [standard_noise(key_from_seed(0), step, LAYOUT.size, Share()) for step in range(2 * ROUNDS)]
-    along: np.ndarray = (torch.stack(draws).double() @ DIRECTIONS[variant].double()).numpy()
-    return along
+def _step_noise() -> StepNoise:
+    return StepNoise(0, ROUNDS)
 
 
 def moves(before: Sequence[float | None], after: Sequence[float | None]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.attacks.audit.bounds import Finding
+from edp_lab.attacks.audit.step_audit import StepAudit
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
@@ -19,10 +20,10 @@ from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_ran
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, panel
 from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.private import draw_errors
-from edp_lab.course.kit.text import Html, Words, at_least, columns, command, count, short, train_command
+from edp_lab.course.kit.text import Html, Words, at_least, columns, count, short, step_command, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
-from edp_lab.course.nb00_start.compute import Challenge, Secret, SmallModel, StepResult, challenge, one_step
-from edp_lab.privacy import Decay, Guarantee, Variant, judge
+from edp_lab.course.nb00_start.compute import Secret, SmallModel, StepResult, challenge, one_step
+from edp_lab.privacy import Decay, Guarantee, judge
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Event
 
@@ -255,14 +256,14 @@ class Training(RunPanel):
 
 @panel("00")
 def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Panel:
-    """One step, drawn without a sentence and with it: `result` is a `Challenge`."""
+    """One step, drawn without a sentence and with it: `result` is a `StepAudit`."""
     return Panel(
         "Put the claim to the test",
         "What one step releases, drawn 5,000 times without one sentence and 5,000 times with it.",
         challenge,
         [draw_refute],
         words.refute,
-        refute_command,
+        step_command,
         tiles=tell_refute,
         views={
             "as printed, 1 GPU": {"num_devices": 1},
@@ -276,13 +277,14 @@ def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Pa
     )
 
 
-def tell_refute(result: Challenge) -> tuple[Tile, Tile, str]:
+def tell_refute(result: StepAudit) -> tuple[Tile, Tile, str]:
     """The epsilon that is claimed, and the one that the draws prove to be too small."""
     audit = result.audit
     proven, at = audit.bounds.gaussian, f"ε of one step at δ = {short(audit.delta)}"
     role = "printed" if audit.verdict is Finding.REFUTED else "plain"
     tile = Tile("proven", f"at least {at_least(proven)}", "ε at this δ: 95 % sure, for Gaussian noise", role)
-    right = f"{100 * result.right:.1f} % of the guesses “with” or “without” are right"
+    wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
+    right = f"{100 * (1 - wrong / (2 * audit.draws)):.1f} % of the guesses “with” or “without” are right"
     verdict = {
         Finding.REFUTED: "the claim is refuted",
         Finding.CONSISTENT: "these draws do not refute the claim",
@@ -291,15 +293,15 @@ def tell_refute(result: Challenge) -> tuple[Tile, Tile, str]:
     return claimed(short(audit.epsilon_claimed), at), tile, f"{right}: {verdict}."
 
 
-def draw_refute(result: Challenge) -> Figure:
+def draw_refute(result: StepAudit) -> Figure:
     """Histograms of what is released, without the sentence and with it; the guess changes in the middle."""
     reach = float(np.abs([result.absent, result.present]).max())
     edges = np.linspace(-reach, reach, 61)
-    shares = [np.histogram(side, edges)[0] / len(side) for side in (result.absent, result.present)]
     looks = (("without the sentence", PLAIN, ""), ("with it", NOISE, "/"))
+    bars = fig.histograms(edges, (result.absent, result.present), looks, "the draws ")
     return figure(
         "One step, without a sentence and with it",
-        *fig.histograms(edges, shares, looks, "the draws "),
+        *bars,
         fig.vline(0),
         fig.beside("guess: without", 0, left=True),
         fig.beside("guess: with", 0, left=False),
@@ -308,13 +310,5 @@ def draw_refute(result: Challenge) -> Figure:
         barmode="overlay",
         bargap=0,
         xaxis=axis("released, along the sentence's pull (C = 1)", [-reach, reach]),
-        yaxis=axis("share of the draws (%)", [0, 120 * max(map(max, shares))]),
+        yaxis=axis("share of the draws (%)", [0, 1.2 * max(float(trace["y"].max()) for trace in bars)]),
     )
-
-
-def refute_command(result: Challenge, **_: Any) -> str:
-    """The call of `edp-lab audit mechanism` that draws the same."""
-    audit, m = result.audit, result.audit.mechanism
-    printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
-    options = {"gpus": m.num_devices, "z0": m.z0, "clip": 1, "delta": audit.delta, "draws": audit.draws, "seed": 0}
-    return command("audit mechanism", options, *printed)

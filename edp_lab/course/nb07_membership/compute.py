@@ -84,8 +84,8 @@ class Shown(NamedTuple):
     hits: Rate  # TPR there, with its Clopper-Pearson interval
     alarms: Rate  # FPR there
     curve: Array  # (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis
-    edges: Array  # (BINS + 1), of the histograms of `view(attack, scores)`
-    shares: Array  # (2, BINS), of members and of non-members
+    views: list[Array]  # `view(attack, scores)` of members, and of non-members
+    edges: Array  # (BINS + 1), of their histograms
     mark: float  # the threshold's place among the edges
     mechanism: Mechanism
     guarantee: Guarantee  # of a run against replacing one utterance; void, as its seed is published
@@ -129,7 +129,6 @@ def show_roc(
     views = [view(attack, side) for side in sides]
     least, largest = np.percentile(np.concatenate(views), TAILS)
     edges = np.linspace(least, max(largest, least + 1e-9), BINS + 1)
-    shares = np.array([np.histogram(np.clip(side, least, largest), edges)[0] / people for side in views])
     mark = float(np.clip(view(attack, np.array([threshold]))[0], edges[0], edges[-1]))
 
     mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # C does not matter to a bound
@@ -139,7 +138,7 @@ def show_roc(
     beyond = tuple(bool((low > bound.tpr(most)).any()) for bound in bounds)
     curve, seed = np.array([fpr, tpr, low, high]), target.config.seed
     about = result, seed, threshold, hits, alarms
-    return Shown(*about, curve, edges, shares, mark, mechanism, held, *bounds, beyond)
+    return Shown(*about, curve, views, edges, mark, mechanism, held, *bounds, beyond)
 
 
 def people_delta(target: Target) -> float:

@@ -133,15 +133,16 @@ def draw_scores(result: Shown) -> Figure:
     attack, ends = result.result.attack, result.edges[[0, -1]]
     right = result.mark < ends.sum() / 2
     told = fig.beside("called members →" if right else "← others", result.mark, left=not right)
+    bars = fig.histograms(result.edges, result.views, (("members", NOISE, "/"), ("strangers", PLAIN, "")))
     return figure(
         "What the attack sees",
-        *fig.histograms(result.edges, result.shares, (("members", NOISE, "/"), ("strangers", PLAIN, ""))),
+        *bars,
         fig.vline(result.mark),
         told,
         barmode="overlay",
         bargap=0,
         xaxis=fig.axis(SCORES[attack], ends.tolist()),
-        yaxis=fig.axis("share of that side (%)", [0, 115 * float(result.shares.max())]),
+        yaxis=fig.axis("share of that side (%)", [0, 1.15 * max(float(trace["y"].max()) for trace in bars)]),
     )
 
 

@@ -15,7 +15,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
@@ -23,77 +22,35 @@ from scipy.stats import binom
 from edp_lab.attacks.audit.bits import BitsAudit, audit_bits
 from edp_lab.attacks.audit.bounds import OneRunBounds, Tally, one_run_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import OneRunAudit
-from edp_lab.attacks.audit.step_audit import DIRECTIONS, LAYOUT, MechanismAudit, audit_draws
+from edp_lab.attacks.audit.step_audit import StepAudit, StepNoise
 from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_seed, check_whole, require
-from edp_lab.errors import UsageError
-from edp_lab.privacy import judge
 from edp_lab.privacy.accountants import check_delta
-from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
-from edp_lab.training.noise import Share, standard_noise
 
 CONFIDENCE = 0.95
 DELTA = 1e-5
 MOST_DRAWS = 10_000  # a side
-BINS = 48
-REACH = 4.5  # standard deviations that a histogram shows beyond the means
 
 
 # ---- One step, drawn again and again -------------------------------------------------------------------------------
 
 
-class StepNoise:
-    """The standard normal noise of many steps, as training with this seed adds it, along each canary's direction.
-
-    `along`: by variant, (2 x `MOST_DRAWS`). A step is linear in its noise, so one draw serves every C, z0, N and alpha.
-    """
-
-    def __init__(self, seed: int) -> None:
-        check_seed(seed)
-        key, self.seed = key_from_seed(seed), seed
-        steps = torch.stack([standard_noise(key, step, LAYOUT.size, Share()) for step in range(2 * MOST_DRAWS)])
-        self.along = {variant: (steps.double() @ e.double()).numpy() for variant, e in DIRECTIONS.items()}
-
-
-class StepAudit(NamedTuple):
-    """One step of the first epoch, drawn many times without a canary and as often with it."""
-
-    seed: int
-    audit: MechanismAudit  # what the draws prove; layer scales alpha are public (as printed) or 1 (sound)
-    absent: Array  # (draws), the released gradient along the canary's direction, from the midpoint of both means
-    present: Array
-    distance: float  # between the means
-    std: float  # of either side
-    edges: Array  # (BINS + 1), of the histograms
-    shares: list[Array]  # by side, (BINS)
-
-
 def audit_step(
     noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float, draws: int
 ) -> StepAudit:
-    """Test the claimed epsilon of one step; the very draws of `edp_lab.attacks.audit.step_audit.audit_mechanism`.
+    """Test the claimed epsilon of one step; layer scales alpha are public (as printed) or 1 (sound).
 
     Args:
         alpha_max: largest layer scale; matters only as printed, where noise comes after scaling back.
         draws: a side.
 
-    Guarantee: as there, epsilon is at least `epsilon_lower_bound` with probability 95 % if the noise is as good as
-    random.
+    Guarantee: as `StepNoise.audit`, epsilon is at least `epsilon_lower_bound` with probability 95 % if the noise is as
+    good as random.
     """
     check_whole("number of draws", draws, 1, MOST_DRAWS)
     mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
-    distance, std = mechanism.sensitivity() / num_devices, mechanism.noise_std(0) / num_devices
-    along = std * noise.along[mechanism.variant]
-    absent, present = along[:draws] - distance / 2, along[draws : 2 * draws] + distance / 2
-    audit = audit_draws(mechanism, DELTA, absent, present, CONFIDENCE)
-    if audit.epsilon_holds is None:
-        reason = judge(mechanism, 1, DELTA, seed_published=False).reason
-        raise UsageError(f"there is no claim to audit ({reason}): choose a larger z0")
-    edges = np.linspace(-1, 1, BINS + 1) * (distance / 2 + REACH * std)
-    inside = (np.clip(side, edges[0], edges[-1]) for side in (absent, present))
-    shares = [np.histogram(side, edges)[0] / draws for side in inside]
-    return StepAudit(noise.seed, audit, absent, present, distance, std, edges, shares)
+    return noise.audit(mechanism, DELTA, draws, CONFIDENCE)
 
 
 # ---- What guesses can prove ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from scipy.stats import norm
 
 from edp_lab.attacks.audit.bits import NOISES, BitsAudit
@@ -17,7 +18,7 @@ from edp_lab.course.kit.controls import DEVICES, choice, decades, delta_of, devi
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, panel
-from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, percent, short
+from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, percent, short, step_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb08_audit import compute
@@ -79,13 +80,18 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
     return claimed(d(audit.epsilon_claimed), at), proven, told
 
 
+BINS = 48
+REACH = 4.5  # standard deviations that a histogram shows beyond the means
+
+
 def draw_step(result: StepAudit) -> Figure:
     """Both histograms of what a step releases along the canary's direction, and the threshold between them."""
+    edges = np.linspace(-1, 1, BINS + 1) * (result.distance / 2 + REACH * result.std)
     looks = (("without it", PLAIN, ""), ("with the canary", NOISE, "/"))
-    bars, bells = fig.histograms(result.edges, result.shares, looks, "the draws "), []
+    bars, bells = fig.histograms(edges, (result.absent, result.present), looks, "the draws "), []
     for color, dash, side in ((PLAIN, "solid", -1), (NOISE, "dash", 1)):
-        density = norm.pdf(result.edges, side * result.distance / 2, result.std)
-        on = {"x": result.edges, "y": 100 * (result.edges[1] - result.edges[0]) * density}
+        density = norm.pdf(edges, side * result.distance / 2, result.std)
+        on = {"x": edges, "y": 100 * (edges[1] - edges[0]) * density}
         bells.append(line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
     return figure(
@@ -97,7 +103,7 @@ def draw_step(result: StepAudit) -> Figure:
         fig.beside("guess: present", 0, left=False),
         barmode="overlay",
         bargap=0,
-        xaxis=fig.axis("released along the canary", result.edges[[0, -1]].tolist()),
+        xaxis=fig.axis("released along the canary", edges[[0, -1]].tolist()),
         yaxis=fig.axis("share of the draws (%)", [0, top]),
     )
 
@@ -110,7 +116,7 @@ def draw_scale(result: StepAudit) -> Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
     said, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
-    assert audit.epsilon_holds is not None  # see `audit_step`
+    assert audit.epsilon_holds is not None  # see `StepNoise.audit`
     ranges = ((gaussian, PLAIN, "solid", bounds.gaussian), (free, OTHER, "dot", bounds.distribution_free))
     numbers = (
         (said, CLAIMED, "square", audit.epsilon_claimed),
@@ -150,16 +156,6 @@ def table(results: Mapping[str, StepAudit]) -> str:
         said, true = d(audit.epsilon_claimed), at_most(audit.epsilon_holds)
         rows.append((label, said, true, *map(at_least, bounds), str(audit.verdict)))
     return columns(rows)
-
-
-def step_command(result: StepAudit, **_: Any) -> str:
-    """The call of `edp-lab audit mechanism` that draws the same."""
-    audit, m = result.audit, result.audit.mechanism
-    printed = m.variant is Variant.AS_PRINTED
-    alpha = f"{m.alpha_max:g}" if printed else None
-    options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm, "alpha-max": alpha}
-    options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}
-    return command("audit mechanism", options, *(["--as-printed"] if printed else []))
 
 
 # ---- Guesses -------------------------------------------------------------------------------------------------------
