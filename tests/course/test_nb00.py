@@ -126,16 +126,6 @@ def test_a_number_said_often_is_read_out_of_a_model_and_one_never_said_is_not(mo
         assert (read.likeliest == read.number) == (read.rank == 1)
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
-    monkeypatch: pytest.MonkeyPatch, run_notebook: Any
-) -> None:
-    monkeypatch.setattr(compute, "SmallModel", lambda config, epochs: SmallModel(config, 1))  # a test, not a class
-    mechanism = {"z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "seed": 1}
-    space = run_notebook("00", corpus="smart-home", C=0.5, **mechanism)
-    assert space["panel"].result.config == replace(SMALL, clip_norm=0.5, epochs=6, **mechanism)
-    assert f"--z0 {mechanism['z0']}" in space["live"].command.value
-
-
 WRONG: dict[str, dict[str, Any]] = {
     "clip": {
         "clips every number": Wrong(lambda gradient, limit: np.clip(gradient, -limit, limit), "cuts each number"),

@@ -105,26 +105,6 @@ def test_figures_drawn_once_say_what_they_show() -> None:
         assert "pure" in figure.layout.title.subtitle.text
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
-    capsys: pytest.CaptureFixture[str], run_notebook: Any
-) -> None:
-    values = {
-        "epsilon": 0.5, "epsilon_count": 0.2, "sensitivity": 3, "queries": 20, "budget": 2.0,
-        "sigma": 3.0, "epsilon_each": 0.05, "releases": 400, "delta": 1e-6, "seed": 4,
-    }  # fmt: skip
-    space = run_notebook("01", **values)
-    asked = {"epsilon": 0.2, "sensitivity": 3, "queries": 20, "budget": 2.0, "seed": 4}
-    panels = {name: space[f"{name}_panel"] for name in ("coin", "averaging", "delta", "composition")}
-    assert {name: panel.values for name, panel in panels.items()} == {
-        "coin": {"epsilon": 0.5, "people": 1000, "share": 0.3, "seed": 4},
-        "averaging": asked,
-        "delta": {"epsilon": 0.5, "sigma": 3.0, "sensitivity": 3.0},
-        "composition": {"epsilon": 0.05, "releases": 400, "delta": 1e-6, "budget": 2.0},
-    }
-    assert repr(panels["averaging"].result) == repr(averaging(**asked))
-    assert "44 answers cost ε = 31" in capsys.readouterr().out
-
-
 def corrected(of: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:
     """From the share of yes among the responses and the chance of a lie, an estimate."""
     return lambda responses, epsilon: of(np.mean(responses), 1 / (math.exp(epsilon) + 1))

@@ -134,15 +134,6 @@ def test_tuned_finds_the_best_of_the_rates_for_each_optimizer() -> None:
     assert "DP-AdamBC" in panels.optimizers(rows)
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:
-    space = run_notebook("02", corpus="smart-home", C=0.5, z0=3.0, batch_size=40, optimizer="adam", seed=2)
-    assert space["cloud_panel"].values["clip_norm"] == 0.5
-    given = {"clip_norm": 0.5, "z": 3.0, "batch_size": 40, "optimizer": "adam", "lr": 0.2, "seed": 2}
-    assert space["training_panel"].values.items() >= given.items()
-    assert repr(space["training_panel"].result) == repr(trained(**given))
-    assert space["batch"].config.seed == 2
-
-
 def step(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A released mean, from gradients, C and the noise that is due on it."""
     return lambda gradients, C, z, noise: of(gradients, C, C * z / len(gradients) * noise)

@@ -2,7 +2,6 @@
 and what students get wrong is found. What holds for all panels is in `test_contract`."""
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from edp_lab.privacy import (
     true_epsilon,
 )
 from edp_lab.privacy.correlated import in_cyclic_order, in_cyclic_samples
-from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
 from tests.course.examples import Wrong, gradient_history
@@ -156,22 +154,6 @@ def test_command_of_a_decay_is_that_of_its_values(history: GradientHistory, trai
     panel = panels.decay(history, **DECAY)
     panel.set(decay="linear", as_printed=False)
     assert trained(panel.command.value.splitlines()[1]) == panel.result.config
-
-
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
-    history: GradientHistory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_notebook: Any
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(compute, "GradientHistory", lambda config, epochs: asked.append((config, epochs)) or history)
-    space = run_notebook("03", corpus="smart-home", C=0.5, z0=2.0, tau=0.1, decay="linear", num_devices=4, seed=3)
-    assert asked == [(TrainConfig("smart-home", size="small", lr=0.02, seed=3), 6)]
-    assert space["stage_panel"].values | {"as_printed": True, "pull": 0.0} == {
-        **STEP, "clip_norm": 0.5, "z": 2.0, "num_devices": 4, "pull": 0.0, "seed": 3
-    }  # fmt: skip
-    decay = {"as_printed": True, "clip_norm": 0.5, "z0": 2.0, "decay": "linear", "tau": 0.1, "num_devices": 4}
-    assert space["decay_panel"].values == decay
-    assert (space["promise_panel"].values["z"], space["promise_panel"].result.num_devices) == (2.0, 4)
-    assert re.search(r"largest difference [0-9]e-0[6-9]", capsys.readouterr().out)
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -196,22 +196,6 @@ def test_tight_accounts_follow_the_panel_and_only_run_on_demand() -> None:
     assert drawn(panel)[0].data[0].x[-1] == tight
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
-    capsys: pytest.CaptureFixture[str], run_notebook: Any
-) -> None:
-    values = {"C": 0.5, "z0": 3.0, "tau": 0.2, "decay": "linear", "num_devices": 4, "epochs": 7, "delta": 1e-6}
-    space = run_notebook("04", corpus="smart-home", seed=3, **values)
-    assert space["bill_panel"].values == {
-        "variant": AS_PRINTED, "clip_norm": 0.5, "z0": 3.0, "decay": "linear", "tau": 0.2, "num_devices": 4,
-        "epochs": 7, "delta": 1e-6, "utterances": 1,
-    }  # fmt: skip
-    assert space["needed_panel"].values.items() >= {"target": 8.0, "tau": 0.2, "epochs": 7, "delta": 1e-6}.items()
-    assert space["loss_panel"].values["seed"] == 3
-    assert space["sampling_panel"].values["delta"] == 1e-6
-    claimed = run_bill(**space["bill_panel"].values).claimed[-1]
-    assert f"ε = {claimed:.6g} by hand, {claimed:.6g} by the library" in capsys.readouterr().out
-
-
 def billed(z: Callable[[float, int], float], kind: Any = GaussianDP, sampled: bool = False, steps: bool = False) -> Any:
     """Epsilon for this noise multiplier of z0 and N, for epochs or, sampled or not, for their steps."""
 

@@ -129,14 +129,6 @@ def test_what_was_moved_is_not_remembered() -> None:
     assert (view.transitions == compute.toy_crf().transitions.detach().double().numpy()).all()
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(home: str, run_notebook: Any) -> None:
-    space = run_notebook("05", corpus=home, seed=2)
-    panel = space["corpus_panel"]
-    assert panel.values == {"corpus": home, "utterance": 0, "labels": "intents", "seed": 2}
-    assert panel.result.look is look_at(home, 2)
-    assert space["config"].corpus == home
-
-
 Slots = list[tuple[str, str]]
 Meanings = Sequence[tuple[str, Slots]]
 

@@ -245,17 +245,6 @@ def test_a_run_becomes_a_star_and_says_what_holds(live: panels.Live) -> None:
     assert live.tiles.tiles[1][1] == "no guarantee"
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(small: TrainConfig, run_notebook: Any) -> None:
-    values = {"C": 0.5, "z0": 0.2, "tau": 0.3, "decay": "linear", "num_devices": 4, "epochs": 1, "seed": 2}
-    space = run_notebook("06", corpus=small.corpus, **values)
-    explorer = {"method": "sound", "micro_batch": 8, "z0": 0.2, "decay": "linear", "epochs": 1}
-    assert space["explorer"].values == explorer
-    config = space["live"].points[0].config
-    assert (config.corpus, config.clip_norm, config.num_devices, config.seed) == (small.corpus, 0.5, 4, 2)
-    assert (config.tau, config.decay, config.epochs) == (0.3, "linear", 1)
-    assert {"z": 0.2, "num_devices": 4, "epochs": 1}.items() <= space["ladder"].values.items()
-
-
 def test_full_mode_measures_the_runs_anew(grid: Grid) -> None:
     asked: list[Path] = []
     space = {"mode": "full", "Path": Path, "measure": lambda path, say: asked.append(path) or grid}

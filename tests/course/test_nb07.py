@@ -201,18 +201,6 @@ def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
     assert "--as-printed" in panel.command.value
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:
-    own = {"corpus": CORPUS, "C": 0.5, "z0": 20.0, "z0_trained": 0.03, "num_devices": 4, "epochs": 1, "seed": 1}
-    space = run_notebook("07", **own)
-    assert list(space["attacks"]) == ["loss", "shadow"]  # no shadow models are kept for this corpus
-    told = space["roc"].values
-    assert (told["z0"], told["num_devices"], told["epochs"], told["as_printed"]) == (20.0, 4, 1, True)
-    assert space["roc"].result.seed == 1
-    assert space["canaries"].values["z0"] == 0.03
-    noise = {"method": "edp-sgd", "as_printed": True, "z0": 0.03, "num_devices": 4, "clip_norm": 0.5}
-    assert space["defence"].prepare() == replace(target_config(CORPUS, 1, 1), **noise)  # type: ignore[arg-type]
-
-
 def test_numbers_that_the_notebook_states_were_measured() -> None:
     text, kept = prose("07"), measured()
     plain, *noised = kept.defended

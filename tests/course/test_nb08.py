@@ -119,16 +119,6 @@ def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> No
     assert "No ε holds" in panel.tiles.sentence
 
 
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(run_notebook: Any) -> None:
-    own = {"C": 0.5, "z0": 2.0, "z0_run": 3.0, "num_devices": 4, "draws": 50, "canaries": 100, "seed": 2}
-    space = run_notebook("08", **own)
-    step = {"as_printed": True, "clip_norm": 0.5, "z0": 2.0, "num_devices": 4, "alpha_max": 1.0, "draws": 50}
-    assert space["step"].values == step
-    assert space["guesses"].values["canaries"] == 100
-    assert list(space["one_run"].audits) == [2, 3, 4, 5, 6]
-    assert space["one_run"].audits[2].mechanism.z0 == 3.0
-
-
 def test_numbers_that_the_notebook_states_are_computed() -> None:
     noise, text = StepNoise(0), prose("08")
     hundred, ten = (audit_step(noise, True, 1.0, z0, 8, 1.0, draws).audit for z0, draws in ((1.0, 100), (0.3, 10)))

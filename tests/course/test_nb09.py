@@ -205,27 +205,19 @@ def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureF
     assert told == pytest.approx([1000 * r.step[r.here], r.speed_up[r.here], r.ratio[r.here]], rel=0.01)
 
 
-def test_executed_notebook_follows_its_parameters_and_starts_two_ranks(run_notebook: Any) -> None:
-    values = {"C": 0.5, "z0": 0.8, "num_devices": 4, "processes": 2, "delta": 1e-6, "seed": 3}
-    space = run_notebook("09", corpus="smart-home", **values)
+def test_the_notebook_starts_two_ranks_which_train_the_model_of_one(run_notebook: Any) -> None:
+    space = run_notebook("09", corpus="smart-home", C=0.5, z0=0.8, num_devices=4, processes=2, delta=1e-6, seed=3)
     real = space["real_panel"]
-    assert space["noise_panel"].values == {
-        "variant": AS_PRINTED, "num_devices": 4, "clip_norm": 0.5, "z0": 0.8, "epochs": 10,
-        "parameters": panels.SMALL, "delta": 1e-6, "seed": 3,
-    }  # fmt: skip
-    assert space["scaling_panel"].result.devices == 4
     assert [run.record["devices"] for run in real.runs] == [
         "4 devices: 1 process, 3 simulated",
         "4 devices: 2 processes, 2 simulated",
     ]
     assert [run.record["world_size"] for run in real.runs] == [1, 2]
-    assert real.runs[1].config.z0 == 0.8
     assert compute.difference(*real.runs) < 1e-9
     assert real.runs[0].losses == pytest.approx(real.runs[1].losses, rel=1e-9)
     assert "<b>4 devices: 2 processes, 2 simulated</b>" in real.words.value
     assert real.tiles.sentence == "It is the same model, up to the order of sums."
     assert list(drawn(real)[0].data[1].y) == list(real.runs[1].losses)
-    assert_readable(drawn(real)[0])
 
 
 def draws(seed: Callable[[int, int, int], Any], scale: Callable[[int], float] = lambda n: 1 / math.sqrt(n)) -> Any:

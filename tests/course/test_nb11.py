@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,19 +164,6 @@ def test_the_papers_settings_have_the_ledgers_verdicts_and_four_claims_hold_with
     assert turned.evidence["P22"].measured["epsilon"] == pytest.approx(turned.epsilon)  # of the same micro-batches
     assert max(turned.times.values()) < 1.05
     assert panels.tell_turned(compute.turn(**{**PAPER, "micro_batch": 1}))[2] == "1 of the 4 claims holds as said: P5."
-
-
-def test_notebook_follows_its_parameters_and_fails_on_a_hidden_error(
-    capsys: pytest.CaptureFixture[str], run_notebook: Any
-) -> None:
-    values = {"row": "P5", "num_devices": 1, "z0": 0.5, "micro_batch": 1, "training": 6517, "delta": 1e-6, "seed": 2}
-    space = run_notebook("11", **values)
-    assert space["turned"].values == {name: values[name] for name in PAPER}
-    assert {one.verdict for one in space["turned"].result.evidence.values()} == {Verdict.HOLDS}
-    assert space["rows"].result.selected.id == space["again"].entry.id == "P5"
-    assert space["evidence"].measured["devices"] == 1
-    out = capsys.readouterr().out
-    assert re.search(r"other verdicts than before: (none|\[\('P23')", out)  # P23 counts in corpora, if they are at hand
 
 
 def test_everything_in_full_mode_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
