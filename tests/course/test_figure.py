@@ -8,18 +8,15 @@ from base64 import b64decode
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from edp_lab.course.kit.figure import (
     LiveFigure,
-    axis,
     error_bars,
     figure,
     gaps,
     line,
     log_axis,
-    plots,
     points,
     vline,
 )
@@ -60,14 +57,7 @@ def test_what_is_sent_is_json_and_an_array_the_bytes_of_its_numbers():
 
 
 def test_drawing_helpers_give_what_plotly_takes():
-    layout = plots(2, 1, ["above", "below"], [({}, {}), (axis("x", [0, 1]), {"title": "y"})], vertical_spacing=0.3)
-    drawn = go.Figure(figure("two plots", top=90, **layout)).layout
-    assert (drawn.annotations[1].text, drawn.xaxis2.title.text, drawn.yaxis2.title.text) == ("below", "x", "y")
-    assert drawn.yaxis.domain[0] == pytest.approx(0.65)
-    assert drawn.margin.t == 90
-    curve = line("l", "red", symbol="circle", size=9, width=4, x=[1], y=[1])
-    assert (curve["mode"], curve["marker"]["size"]) == ("lines+markers", 9)
-    assert curve["line"] == {"color": "red", "dash": "solid", "width": 4}
+    curve = line("l", "red", x=[1], y=[1])
     told = figure("hover", curve, {**curve, "hovertemplate": "own"}, {**curve, "hoverinfo": "skip"}, hover="all")
     assert [trace.get("hovertemplate") for trace in told["data"]] == ["all", "own", None]
     assert gaps([1, 2], [3, 4], "ab") == {"x": [1, 3, None, 2, 4, None], "y": ["a", "a", None, "b", "b", None]}

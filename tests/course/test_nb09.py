@@ -59,12 +59,6 @@ def test_drawn_noise_has_the_deviation_that_is_said(variant: str, num_devices: i
     assert abs(np.corrcoef(result.aggregate, result.per_device)[0, 1]) < 0.1
 
 
-def test_printed_noise_falls_short_by_the_root_and_a_factor_of_two_and_sound_noise_does_not() -> None:
-    printed, sound = noise(), noise(variant=SOUND)
-    assert printed.wanted / printed.on_mean == pytest.approx(2 * np.sqrt(printed.counts))
-    assert sound.wanted == pytest.approx(sound.on_mean)
-
-
 @given(st.integers(1, 10**9), st.integers(1, 1000))
 def test_ring_sends_less_than_twice_the_gradient(parameters: int, count: int) -> None:
     sent = ring_bytes(parameters, count)
