@@ -224,6 +224,10 @@ def account_of(mechanism: Mechanism, **options: Any) -> str:
     options = {**own, **options}
     if m.decay is not Decay.NONE:
         options |= {"decay": m.decay, "tau": m.tau}
+    if m.alpha_max != 1:
+        options["alpha-max"] = m.alpha_max
+    if m.sampling_rate is not None:
+        options["sampling-rate"] = m.sampling_rate
     if m.alpha is not Alpha.NONE:
         options["alpha-source"] = m.alpha
     return account_command(options, *printed, precision=12)

@@ -14,7 +14,7 @@ from edp_lab.course.kit.controls import choice, decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Words, account_command, at_most, columns, count, percent, short
+from edp_lab.course.kit.text import Words, account_of, at_most, columns, count, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb02_dp_sgd import compute
@@ -39,7 +39,7 @@ def _account(result: compute.Cloud | compute.Training, **bill: Any) -> str:
     """The call of `edp-lab account` for per-example DP-SGD, if it has an epsilon: that of "what holds"."""
     if result.guarantee is None or result.guarantee.epsilon is None:
         return ""
-    return account_command({"z0": result.mechanism.z0, "gpus": 1, "micro_batch_size": 1, "delta": DELTA, **bill})
+    return account_of(result.mechanism, delta=DELTA, **bill)
 
 
 def _held(guarantee: Guarantee | None, of: str) -> Tile:
@@ -188,9 +188,8 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
     """A whole training of two weights: `result` is a `Training`."""
 
     def account(result: compute.Training) -> str:
-        if result.mechanism.sampling_rate is None:
-            return _account(result, epochs=result.recipe.epochs)
-        return _account(result, sampling_rate=result.mechanism.sampling_rate, steps=STEPS)
+        sampled = result.mechanism.sampling_rate is not None
+        return _account(result, **{"steps": STEPS} if sampled else {"epochs": result.recipe.epochs})
 
     return Panel(
         "Thirty private steps",

@@ -270,10 +270,8 @@ MANY = (1, 2, 4, 8, 16, 32, 64, 128)
 class Promise(NamedTuple):
     """What the same z stands for: in the paper's accounting, as printed, and in the sound variant; alpha public."""
 
-    z: float
-    num_devices: int
-    alpha_max: float
-    micro_batch_size: int
+    printed: Mechanism  # Algorithm 1
+    sound: Mechanism
     epochs: int
     delta: float
     multiplier: Mapping[str, float]  # by name, noise over sensitivity of what one step releases
@@ -301,8 +299,8 @@ def promise(z: float, num_devices: int, alpha_max: float, micro_batch_size: int,
     multiplier = {CLAIMED: z, PRINTED: printed.noise_multiplier(0), SOUND: sound.noise_multiplier(0)}
     others = [epsilons(devices) for devices in MANY]
     curves = {name: [epsilon[name] for epsilon in others] for name in multiplier}
-    given = z, num_devices, alpha_max, micro_batch_size, epochs, delta
-    return Promise(*given, multiplier, epsilons(num_devices), curves, judge(printed, epochs, delta))
+    held = judge(printed, epochs, delta)
+    return Promise(printed, sound, epochs, delta, multiplier, epsilons(num_devices), curves, held)
 
 
 # ---- Correlated noise ----------------------------------------------------------------------------------------------

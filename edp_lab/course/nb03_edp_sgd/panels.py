@@ -14,7 +14,7 @@ from edp_lab.course.kit.controls import decades, decay_of, delta_of, devices, nu
 from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import Words, account_command, at_least, at_most, percent, short, train_command
+from edp_lab.course.kit.text import Words, account_of, at_least, at_most, percent, short, train_command
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb03_edp_sgd import compute
 from edp_lab.course.nb03_edp_sgd.compute import (
@@ -31,19 +31,12 @@ from edp_lab.course.nb03_edp_sgd.compute import (
     Promise,
     Stages,
 )
-from edp_lab.privacy import Decay, Variant
+from edp_lab.privacy import Decay
 
 words = Words(__file__)
 figure = partial(fig.figure, height=380)
 ALPHAS = decades(-2, 1)
 clip_norm_of = partial(number, "clip norm C", stops=[stop for stop in decades(-2, 2) if stop <= 20], rare=True)
-
-
-def _account(z: float, devices: int, size: int, epochs: int, delta: float, alpha_max: float | None = None) -> str:
-    """The call of `edp-lab account`: as printed with a public alpha where its maximum is given, else sound."""
-    numbers = {"z0": z, "gpus": devices, "micro-batch-size": size, "epochs": epochs, "delta": delta}
-    printed = [] if alpha_max is None else ["--as-printed", "--alpha-max", f"{alpha_max:g}", "--alpha-source", "public"]
-    return account_command(numbers, *printed)
 
 
 # ---- Sound or printed ----------------------------------------------------------------------------------------------
@@ -55,8 +48,8 @@ def promise(z: float = 1.0, num_devices: int = 8, epochs: int = 1) -> Panel:
 
     def command(result: Promise, **_: Any) -> str:
         """Two calls of `edp-lab account`: as printed, with what is claimed, and sound."""
-        given = result.z, result.num_devices, result.micro_batch_size, result.epochs, result.delta
-        return f"{_account(*given, result.alpha_max)}\n{_account(*given)}"
+        of = (result.printed, result.sound)
+        return "\n".join(account_of(one, epochs=result.epochs, delta=result.delta) for one in of)
 
     return Panel(
         "Sound or printed?",
@@ -120,7 +113,7 @@ def draw_by_devices(result: Promise) -> Figure:
         line("claimed", theme.CLAIMED, "dash", symbol="square-open", x=MANY, y=said),
         line("as printed, α public", PRINTED, symbol="diamond", x=MANY, y=printed),
         line("sound", HOLDS, "dot", symbol="circle", x=MANY, y=sound),
-        fig.vline(result.num_devices),
+        fig.vline(result.printed.num_devices),
         hover="N = %{x}: %{y:.3g}",
         xaxis=axis("GPUs N, at equal micro-batches", type="log", tickvals=MANY),
         yaxis=log_axis(f"ε (at δ = {short(result.delta)})", [*said, *printed, *sound], labels=6),
@@ -136,9 +129,8 @@ def stages(clip_norm: float = 1.0, z: float = 1.0, num_devices: int = 8, seed: i
 
     def account(result: Stages) -> str:
         """What the numbers say "if α is public" or of the sound variant."""
-        m, largest = result.mechanism, float(result.alpha.max())
-        given = m.z0, m.num_devices, m.micro_batch_size, 1, DELTA, largest if m.variant is Variant.AS_PRINTED else None
-        return _account(*given) if result.guarantee.epsilon is not None else ""
+        none = result.guarantee.epsilon is None
+        return "" if none else account_of(result.mechanism, epochs=1, delta=DELTA)
 
     pulls = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0]
     return Panel(

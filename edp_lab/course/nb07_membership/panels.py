@@ -148,13 +148,11 @@ def draw_scores(result: Shown) -> Figure:
 
 def roc_command(result: Shown, attacked: Attacked) -> str:
     """The calls that train the target, make this attack, and account for the lines drawn in."""
-    run, mechanism, held = "runs/target", result.mechanism, result.guarantee
+    run, held = "runs/target", result.guarantee
     attack = f"{result.result.attack.partition('-')[0]} --run {run}"
     if "shadows" in attacked.about or result.result.attack == "lira-online":
         attack += f" --shadows {attacked.about.get('shadows')}"
-    flags = ["--as-printed", "--alpha-source", "public"] if mechanism.variant is Variant.AS_PRINTED else []
-    options = {"z0": repr(mechanism.z0), "gpus": mechanism.num_devices, "epochs": held.epochs, "delta": held.delta}
-    account = text.account_command({**options, "adjacency": "replace_one"}, *flags)
+    account = text.account_of(result.mechanism, epochs=held.epochs, delta=held.delta, adjacency="replace_one")
     return f"{train_command(attacked.target.config, run)}\nedp-lab attack {attack}\n{account}"
 
 
