@@ -2,6 +2,7 @@
 and what students get wrong is found. What holds for all panels is in `test_contract`."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from edp_lab.privacy import (
 from edp_lab.privacy.correlated import in_cyclic_order, in_cyclic_samples
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
+from tests.course.conftest import prediction
 from tests.course.examples import Wrong, gradient_history
 
 STEP: dict[str, Any] = {
@@ -156,6 +158,7 @@ def test_command_of_a_decay_is_that_of_its_values(history: GradientHistory, trai
     assert trained(panel.command.value.splitlines()[1]) == panel.result.config
 
 
+guess = partial(prediction, "03", "devices")
 WRONG: dict[str, dict[str, Any]] = {
     "noise": {
         "believes the accountant": Wrong(lambda C, z, N: C * z / N, "all devices added the same y"),
@@ -165,12 +168,11 @@ WRONG: dict[str, dict[str, Any]] = {
         "takes the variance": Wrong(lambda C, z, N: (C * z) ** 2 / N**3, "That is the variance"),
     },
     "devices": {
-        "believes the paper": Wrong(("stays", "stays"), "The ε that holds, at z = "),
-        "more noise sources hide more": Wrong(("falls", "falls"), "The claimed ε does not know N: at z = "),
-        "the share of a sentence falls": ("stays", "falls"),
-        "claim and truth move together": ("rises", "rises"),
-        "one word for both": Wrong("stays", "Give two words"),
-        "in words of one's own": Wrong(("stays", "grows"), "'grows' is none of the answers: choose from rises, falls"),
+        "believes the paper": Wrong(guess("stays", "stays"), "the ε that holds: you said 'stays', but it "),
+        "more noise sources hide more": Wrong(guess("falls", "falls"), "the ε that is claimed: you said 'falls'"),
+        "the share of a sentence falls": guess("stays", "falls"),
+        "claim and truth move together": guess("rises", "rises"),
+        "in words of one's own": guess("stays", "grows"),
     },
     "accountant": {
         "takes z at face value": lambda z, N, alpha: z,
@@ -188,9 +190,6 @@ WRONG: dict[str, dict[str, Any]] = {
         "takes alpha for a number (crash)": lambda z, N, alpha: z / (2 * math.sqrt(N) * alpha),
     },
 }
-
-
-RIGHT = {"devices": (["Stays", "RISES "],)}  # in any case
 
 
 def test_correlated_noise_is_compared_at_equal_epsilon_and_its_bands_end_where_a_sentence_returns() -> None:
