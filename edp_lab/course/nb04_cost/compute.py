@@ -308,7 +308,7 @@ def tight_accounts(result: Sampled) -> Iterator[Account]:
 # ---- Random allocation ---------------------------------------------------------------------------------------------
 
 SHUFFLED, SAMPLED, ALLOTTED, AT_LEAST = "shuffled", "Poisson", "allotted, at most", "allotted, at least"
-NOISES = np.geomspace(0.01, 1000, 51)
+NOISES = np.geomspace(0.01, 1000, 26)
 
 
 class Allotted(NamedTuple):
