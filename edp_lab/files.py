@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import tempfile
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -150,15 +149,9 @@ def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
     return {**content, key: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-def unsealed(content: Mapping[str, Any], path: Path, key: str = "sha256") -> dict[str, Any]:
-    """Without the checksum that `sealed` put there; earlier versions put none, which is said by a warning.
-
-    Raises:
-        ValueError: the checksum differs.
-    """
+def unsealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
+    """Without the checksum that `sealed` put there; ValueError where there is none, or it differs."""
     own = {name: value for name, value in content.items() if name != key}
-    if key not in content:
-        warnings.warn(f"{path} is of an earlier version, without a checksum: damage would not show", stacklevel=1)
-    elif sealed(own, key) != content:
+    if sealed(own, key) != content:
         raise ValueError("its checksum differs")
     return own

@@ -301,7 +301,7 @@ def load_packed(path: str | Path) -> Corpus:
         meta = read_json(folder / META)
         if meta["format"] != FORMAT:
             raise ValueError(f"its format is {meta['format']!r}")
-        meta = unsealed(meta, folder / META, SEAL)
+        meta = unsealed(meta, SEAL)
         for name in FILES:
             if _checksum(regular(folder / name)) != meta["files"][name]:
                 raise ValueError(f"{name} has another checksum")

@@ -114,9 +114,9 @@ def save_start(model: CLC, folder: Path, made_of: Sequence[str], texts: Iterable
 def load_start(name: str) -> CLC:
     """The CLC that `save_start` wrote, whose CRF is new; UsageError where the folder is damaged."""
     folder = start_folder(name)
-    weights, path = read_bytes(folder / WEIGHTS), folder / ABOUT
+    weights = read_bytes(folder / WEIGHTS)
     try:
-        about = unsealed(read_json(path), path)
+        about = unsealed(read_json(folder / ABOUT))
         if hashlib.sha256(weights).hexdigest() != about["weights"]:
             raise ValueError("other weights")
         labels = Labels(tuple(about["intents"]), tuple(about["tags"]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency
 from edp_lab.privacy.guarantee import HOLDS, IDEAL, VOID
-from edp_lab.training.run_folder import RECORD, bill, read_record, run_ledger
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_folder import bill, read_record, run_config, run_ledger
 
 IN_OWN_COLUMN = ("corpus", "model", "method", "epochs", "delta")
-PER_EXAMPLE = ("dp-sgd", "dp-sgd-naive")
 NOT_FOR_SGD = (
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "as_printed", "alpha", "noise",
 )  # fmt: skip
@@ -67,14 +66,14 @@ def _counting(run: Row) -> dict[str, Any]:
 
 
 def _differing(runs: Sequence[Row]) -> tuple[str, ...]:
-    """Names of settings with two values or more, unless they count in no run; a record that lacks one has no say."""
+    """Names of settings with two values or more, unless they count in no run."""
 
     def differs(name: str) -> bool:
-        given = [run["settings"][name] for run in runs if name in run["settings"]]
+        given = [run["settings"][name] for run in runs]
         counting = [_counting(run).get(name) for run in runs]
         return all(any(value != values[0] for value in values) for values in (given, counting))
 
-    return tuple(filter(differs, dict.fromkeys(name for run in runs for name in run["settings"])))
+    return tuple(filter(differs, runs[0]["settings"]))
 
 
 def _notes(runs: Sequence[Row]) -> list[str]:
@@ -84,7 +83,7 @@ def _notes(runs: Sequence[Row]) -> list[str]:
         return f"{', '.join(most)} and {last}" if most else ""
 
     def setting(name: str, among: Sequence[Row] = runs) -> str:
-        return several(run["settings"].get(name) for run in among)
+        return several(run["settings"][name] for run in among)
 
     private, notes = [run for run in runs if run["delta"] is not None], []
     if unfinished := [run["folder"] for run in runs if run["status"] == "running"]:
@@ -115,101 +114,56 @@ def _notes(runs: Sequence[Row]) -> list[str]:
 
 
 def _read(folder: Path) -> Row:
-    path = folder / RECORD
-    try:
-        record = read_record(folder)
-        billed = None
-        if record["status"] == "running" and record.get("ledger") is not None:
-            # A private run that has not ended has released more than its record knows.
-            ledger = run_ledger(folder)
-            billed = bill(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))
-        return _row(folder, record, billed)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): leave it out, or mend that") from error
-    except UsageError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
-        raise UsageError(f"{path} is damaged: train again, or restore it from a copy") from None
+    record, billed = read_record(folder), None
+    if record["status"] == "running" and record["ledger"] is not None:
+        # A private run that has not ended has released more than its record knows.
+        ledger = run_ledger(folder)
+        billed = bill(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))
+    return _row(folder, record, billed)
 
 
-def _row(folder: Path, record: Mapping[str, Any], billed: Mapping[str, Any] | None) -> Row:
-    config, corpus, guarantee = record["config"], record["corpus"], record["guarantee"]
-    epochs, final = record["epochs"], record.get("final") or {}
+def _row(folder: Path, record: dict[str, Any], billed: Mapping[str, Any] | None) -> Row:
+    config, guarantee, epochs = run_config(record), record["guarantee"], record["epochs"]
+    final = record["final"] or {}
     bill = billed or final or (epochs[-1] if epochs else {})
-    method, status = _text(config, "method"), _text(guarantee, "status", "none")
-    epsilon, if_public = _number(bill, "epsilon"), _number(bill, "epsilon_if_alpha_public")
-    seconds = [_number(row, "seconds") or 0.0 for row in epochs]
-    device, threads = _text(record, "device", "unknown device").partition(":")[0], _number(record, "threads")
-    counted = "" if threads is None else f" with {threads:g} thread{'' if threads == 1 else 's'}"
-    neighbours = _text(guarantee, "adjacency", "")
+    status, epsilon, if_public = guarantee["status"], bill.get("epsilon"), bill.get("epsilon_if_alpha_public")
+    threads, neighbours = record["threads"], guarantee["adjacency"]
     return {
         "name": "",  # filled in by `compare`, as are the time beside others and the choice of settings
         "folder": str(folder),
-        "status": _text(record, "status"),  # of a run that was killed "running", too
-        "corpus": Path(_text(config, "corpus")).name,
-        "corpus_sha256": _text(corpus, "sha256"),
-        "model": _text(config, "model"),
-        "method": method,
+        "status": record["status"],  # of a run that was killed "running", too
+        "corpus": Path(config.corpus).name,
+        "corpus_sha256": record["corpus"]["sha256"],
+        "model": config.model,
+        "method": config.method,
         "settings": _settings(config),
         "epochs": len(epochs),  # trained in full
-        "epochs_planned": int(config["epochs"]),
-        "test_ser": _number(final, "ser"),  # scores are on the test set, as fractions
-        **{name: _number(final, name) for name in ("intent_accuracy", "slot_f1", "exact_match")},
-        "seconds": sum(seconds) if seconds else None,  # of training; validation is not in it
+        "epochs_planned": config.epochs,
+        "test_ser": final.get("ser"),  # scores are on the test set, as fractions
+        **{name: final.get(name) for name in ("intent_accuracy", "slot_f1", "exact_match")},
+        "seconds": sum(row["seconds"] for row in epochs) if epochs else None,  # of training; validation is not in it
         "times_reference": None,  # seconds per epoch over those of `Comparison.reference`
-        "epsilon_claimed": _number(bill, "epsilon_claimed"),  # by the paper's accounting, z_t taken at face value
+        "epsilon_claimed": bill.get("epsilon_claimed"),  # by the paper's accounting, z_t taken at face value
         "epsilon_that_holds": epsilon if status == HOLDS else None,
         "epsilon_if_seed_secret": epsilon if status == VOID else None,
         "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # its noise is a float
         "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and words, and the seed secret
         "guarantee": status,
-        "delta": None if method == "sgd" else _number(guarantee, "delta"),
-        "neighbours": NEIGHBOURS.get(neighbours, neighbours) + (" speaker" if config.get("unit") == "speaker" else ""),
-        "batches": _text(guarantee, "sampling", ""),
-        "hardware": device + counted,
-        "validation_ser": [_number(row, "ser") for row in epochs],
+        "delta": None if config.method == "sgd" else guarantee["delta"],
+        "neighbours": NEIGHBOURS.get(neighbours, neighbours) + (" speaker" if config.speakers else ""),
+        "batches": guarantee["sampling"],
+        "hardware": f"{record['device'].partition(':')[0]} with {threads} thread{'' if threads == 1 else 's'}",
+        "validation_ser": [row["ser"] for row in epochs],
     }
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings, those left to a default that depends on others filled in as `TrainConfig` does; None is "none"."""
-    method = config["method"]
-    older: dict[str, Any] = {
-        "intent_weight": 1.0,
-        "unit": None,
-        "cap": None,
-        "keep_speakers_together": False,
-    }  # what records lacked
-    config = {**older, **config}
-    settings = {name: value for name, value in config.items() if name not in IN_OWN_COLUMN}
-    settings["alpha"] = config.get("alpha") or ("private" if config.get("as_printed") else "none")
-    sampled = method in PER_EXAMPLE or (config["unit"] == "speaker" and method != "sgd")
-    settings["sampling"] = config.get("sampling") or ("poisson" if sampled else "shuffle")
-    shared = 1 if method in PER_EXAMPLE else math.ceil(config["batch_size"] / config["num_devices"])
-    settings["micro_batch_size"] = config.get("micro_batch_size") or shared
-    if config.get("decay") == "none":
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """All settings, those left to a default filled in; None is "none"."""
+    settings = asdict(config) | {
+        "alpha": config.alpha or str(config.alpha_source),
+        "sampling": "poisson" if config.poisson else "shuffle",
+        "micro_batch_size": config.largest_micro_batch,
+    }
+    if config.decay == "none":
         settings["tau"] = None
-    for name, value in settings.items():
-        if value is None:
-            settings[name] = "none"
-        elif isinstance(value, list | dict):
-            settings[name] = json.dumps(value)
-        elif not isinstance(value, int):  # nor a bool
-            settings[name] = _number(settings, name) if isinstance(value, float) else _text(settings, name)
-    return settings
-
-
-def _number(part: Mapping[str, Any], name: str) -> float | None:
-    value = part.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}")
-    return float(value)
-
-
-def _text(part: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = part[name] if default is None else part.get(name, default)
-    if not isinstance(value, str) or not value.isprintable():
-        raise ValueError(f"{name} is {value!r}")
-    return value
+    return {name: "none" if value is None else value for name, value in settings.items() if name not in IN_OWN_COLUMN}

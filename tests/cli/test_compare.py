@@ -93,6 +93,12 @@ def test_any_terminal_is_wide_enough_and_shows_every_number(compare, trained, mo
 # ---- Files ---------------------------------------------------------------------------------------------------------
 
 
+def test_json_names_the_runs_and_the_one_that_others_are_timed_by(compare, trained):
+    told = json.loads(compare(*SETTINGS, "--json"))
+    assert told["reference"] == "plain"
+    assert {run["name"]: run["test_ser"] for run in told["runs"]} == {n: final(trained, n)["ser"] for n in SETTINGS}
+
+
 def test_files_are_written_and_named(compare, tmp_path):
     table, tex, page = (str(tmp_path / name) for name in ("runs.csv", "runs.tex", "runs.html"))
     Path(table).write_text("old")

@@ -142,15 +142,6 @@ def test_a_description_that_was_changed_or_does_not_fit_is_refused(folder, tmp_p
         load_packed(copy)
 
 
-def test_a_corpus_of_an_earlier_version_is_of_use_with_a_word_about_it(folder, tmp_path) -> None:
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    meta = json.loads((copy / META).read_text())
-    del meta[SEAL]
-    (copy / META).write_text(json.dumps(meta))
-    with pytest.warns(UserWarning, match="of an earlier version, without a checksum"):
-        assert load_packed(copy).sha256 == load_packed(folder).sha256
-
-
 def test_nothing_is_left_of_a_corpus_that_could_not_be_written(tmp_path) -> None:
     utterances = [Utterance(("a",), ("O",), "x"), Utterance(("b",), ("B-city",), "x")]
     for some, name, says in (
