@@ -109,8 +109,6 @@ def test_copies_of_a_text_are_protected_together(trains, tmp_path):
 
 
 def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
-    with pytest.raises(UsageError, match="holds no run"):
-        load_target(tmp_path)
     with pytest.raises(UsageError, match=f"it takes {LEAST_MEMBERS}"):
         equal_sides(split(generate(100, 1), 0), 0)
     own = load_target(overfitted).config.corpus

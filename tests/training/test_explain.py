@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from edp_lab.corpora import Utterance
-from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig, train
 from edp_lab.training import explain as module
 from edp_lab.training.explain import Cause, explain, followed
@@ -81,10 +80,3 @@ def test_more_steps_keep_epsilon_and_a_ceiling_excuses_noise(run):
     assert beside.plain_ser is not None
     if beside.plain_ser > 0.8 * beside.ser:
         assert "too much noise" not in [cause.name for cause in beside.causes]
-
-
-def test_what_cannot_be_explained_is_said_in_a_sentence(run):
-    with pytest.raises(UsageError, match="holds no run"):
-        explain(run.parent)
-    with pytest.raises(UsageError, match="no --method sgd on the same corpus"):
-        explain(run, run)

@@ -11,7 +11,7 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edp_lab.corpora import Corpus, Utterance, load_corpus, split
+from edp_lab.corpora import Utterance, load_corpus, split
 from edp_lab.corpora.corpus import cap_speakers
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Mechanism, NoGuarantee, Unit, accountant_for
@@ -172,14 +172,9 @@ def test_a_run_says_whom_it_protects(corpus, tmp_path: Path):
 
 
 def test_what_has_no_guarantee_is_refused():
-    with pytest.raises(UsageError, match="as printed knows utterances only"):
-        TrainConfig("x", unit="speaker", as_printed=True)
     shuffled = TrainConfig("x", unit="speaker", sampling="shuffle").mechanism()
     assert shuffled.adjacency is Adjacency.ZERO_OUT
     with pytest.raises(NoGuarantee, match="one speaker shifts every later batch"):
         shuffled.sensitivity(Adjacency.ADD_OR_REMOVE_ONE)
     with pytest.raises(UsageError, match="unknown unit 'household'"):
         Mechanism.sound(1.0, 1.0, 1, 1, unit="household")
-    alone = Corpus("own", tuple(Utterance((str(k),), None, "a", "me") for k in range(50)), ("a",), ())
-    with pytest.raises(UsageError, match="all utterances of own are of one speaker"):
-        split(alone, 0, keep_speakers_together=True)
