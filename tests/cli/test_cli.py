@@ -29,6 +29,7 @@ from edp_lab.cli.train import advice, report
 from edp_lab.corpora.readers import text_lines
 from edp_lab.training import TrainConfig
 from edp_lab.training.explain import Cause, explain
+from tests.test_docs import check_command
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
 ALL_OF_PRIVACY = (
@@ -208,11 +209,7 @@ def test_commands_of_committed_results_exist():
                 module = arguments[1] if program == "python" else command.partition("(")[0].rpartition(".")[0]
                 assert importlib.util.find_spec(module), command
                 continue
-            tree = typer.main.get_command(main_app)
-            while arguments[0] in getattr(tree, "commands", {}):
-                tree = tree.commands[arguments.pop(0)]
-            known = {option for parameter in tree.params for option in parameter.opts}
-            assert {word for word in arguments if word.startswith("--")} <= known, command
+            check_command(typer.main.get_command(main_app), arguments)
 
 
 # ---- Explanations ----------------------------------------------------------------------------------------------------

@@ -150,9 +150,8 @@ def test_sources_without_ids_or_that_are_no_notebooks_are_refused(tmp_path: Path
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 READ = [*NOTEBOOKS, *sorted((ROOT / "notebooks/instructor").glob("*.ipynb"))]
-READ += [
-    path for place in (".", "notebooks", "docs", "data", "data/results") for path in sorted((ROOT / place).glob("*.md"))
-]
+PAGES = (".", "notebooks", "docs", "docs/teaching", "data", "data/results")
+READ += [path for place in PAGES for path in sorted((ROOT / place).glob("*.md"))]
 CODE = re.compile(r"^(```|~~~)[\s\S]*?^\1|`[^`\n]*`", re.MULTILINE)
 ELSEWHERE = re.compile(r"https://[a-z0-9.-]+\.[a-z]+(/\S*)?")
 REFERENCE = re.compile(
