@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from edp_lab.cli.options import CORES, App
-from edp_lab.cli.output import csv_cell, echo, fitted, output_folder, print_json, shown
+from edp_lab.cli.output import csv_cell, echo, fitted, output_folder, print_json, shown, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with
 
@@ -142,7 +141,7 @@ def run(
     values = dict(_name_and_value(text) for text in parameter or ())
     names = [*(notebooks or ()), *names_in(only)]
     how = {"parameters": values, "jobs": jobs, "timeout": timeout, "resume": resume}
-    course = _run_course(notebooks_dir, out, "--out", mode, names, quiet=as_json, **how)
+    course = _run_course(notebooks_dir, out, "--out", mode, names, **how)
     if as_json:
         print_json([run.row for run in course.runs])
     else:
@@ -295,20 +294,16 @@ def dashboard(context: typer.Context, only: Only = None, notebooks_dir: Notebook
 
 def _executed(notebooks_dir: Path, executed: Path, mode: Mode, only: str | None, jobs: int) -> CourseRun:
     """The executed notebooks; those that are unchanged since an earlier run are taken from there."""
-    course = _run_course(
-        notebooks_dir, executed, "--executed", mode, names_in(only), quiet=True, jobs=jobs, resume=True
-    )
+    course = _run_course(notebooks_dir, executed, "--executed", mode, names_in(only), jobs=jobs, resume=True)
     if not course.ok:
         raise typer.Exit(1)
     return course
 
 
-def _run_course(
-    notebooks_dir: Path, out: Path, option: str, mode: Mode, names: list[str], quiet: bool, **how: Any
-) -> CourseRun:
+def _run_course(notebooks_dir: Path, out: Path, option: str, mode: Mode, names: list[str], **how: Any) -> CourseRun:
     from edp_lab.course.publish.runner import course_notebooks, run_course
 
-    with listening(len(course_notebooks(notebooks_dir, names)), quiet) as listen:
+    with listening(len(course_notebooks(notebooks_dir, names))) as listen:
         return run_course(notebooks_dir, output_folder(out, option), mode.value, names, listen=listen, **how)
 
 
@@ -316,29 +311,23 @@ def _run_course(
 
 
 @contextmanager
-def listening(total: int, quiet: bool = False) -> Iterator[Callable[[CellBegun | NotebookRun], None]]:
-    """A listener for `run_course`: a bar per running notebook on a terminal, a line per finished one everywhere.
-
-    `quiet`: both go to standard error, because standard output is for JSON.
-    """
+def listening(total: int) -> Iterator[Callable[[CellBegun | NotebookRun], None]]:
+    """A listener for `run_course`: says on a terminal which cells are running, and everywhere what has ended."""
     from edp_lab.course.publish.runner import NotebookRun
 
-    console, ended = Console(stderr=quiet), 0
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        running: dict[Path, TaskID] = {}
+    running: dict[Path, str] = {}
+    ended = 0
+    with telling("starting") as tell:
 
         def listen(event: CellBegun | NotebookRun) -> None:
             nonlocal ended
             if isinstance(event, NotebookRun):
                 ended += 1
-                if event.path in running:
-                    bars.remove_task(running.pop(event.path))
-                console.print(shown(_line(event, ended, total)), markup=False, highlight=False, soft_wrap=True)
+                running.pop(event.path, None)
+                tell(_line(event, ended, total), True)
             else:
-                if event.path not in running:
-                    running[event.path] = bars.add_task(f"{event.path.stem}, cell")
-                bars.update(running[event.path], completed=event.done + 1, total=event.of)
+                running[event.path] = f"{event.path.stem}, cell {event.done + 1} of {event.of}"
+                tell("; ".join(running.values()), False)
 
         yield listen
 

@@ -346,13 +346,14 @@ def test_notebooks_are_chosen_by_name_in_course_order(tmp_path: Path) -> None:
     assert [path.stem for path in course_notebooks(tmp_path, ["02", "01"])] == ["01_b", "02_c"]
 
 
-def test_command_line_runs_prints_the_index_last_and_tells_failure_by_its_status(tmp_path: Path) -> None:
+def test_command_line_runs_prints_the_index_and_tells_failure_by_its_status(tmp_path: Path) -> None:
     write(tmp_path / "00_good.ipynb", "assert clip_norm == 0.5 and mode == 'full'")
     folders = ["--notebooks", str(tmp_path), "--out", str(tmp_path / "out")]
     options = ["run", *folders, "--mode", "full", "--parameter", "clip_norm=0.5"]
     result = CliRunner().invoke(course_app, options)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1] == str((tmp_path / "out" / "index.html").resolve())
+    assert result.stdout == f"{(tmp_path / 'out' / 'index.html').resolve()}\n"
+    assert re.match(r"\[1/1\] 00_good +ok", result.stderr)
 
     failed = CliRunner().invoke(course_app, ["run", *folders, "--json"])
     assert failed.exit_code == 1
