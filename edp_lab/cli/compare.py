@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from edp_lab.cli.options import Json
 from edp_lab.cli.output import (
@@ -29,6 +28,7 @@ from edp_lab.cli.output import (
     print_json,
     prose,
     shown,
+    table,
     write_text,
 )
 from edp_lab.errors import UsageError
@@ -93,7 +93,7 @@ class Column(NamedTuple):
     """One property of the runs for people."""
 
     title: str  # with a new line where it may break
-    group: str  # neighbours in a table that has to be cut
+    group: str  # neighbours in a table with a column per run
     value: Callable[[Row], Any]  # of a row; None where it has none
     spec: str = ""  # by which a float is written
     folds: bool = False  # said once where it is the same in all runs
@@ -125,7 +125,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
     fastest = "SGD" if comparison.reference is not None and comparison.reference["method"] == "sgd" else "fastest"
     every = [
-        column("run", "name", "name", number=False),
+        column("run", "run", "name", number=False),
         *(column(name, "run", name, folds=True, number=False) for name in ("status", "corpus", "model", "method")),
         *map(setting, comparison.settings),
         Column("epochs", "run", epochs, folds=True),
@@ -163,46 +163,25 @@ def fold(comparison: Comparison) -> tuple[list[Column], str]:
 
 def _show(comparison: Comparison) -> None:
     """One row per run if that fits into a line, else one column per run, else several tables of rows."""
-    console, runs = Screen(shutil.get_terminal_size((80, 0)).columns), comparison.runs
-    kept, same = fold(comparison)
-    rows, turned = _by_run(runs, kept), _by_property(runs, columns(comparison))
-    blocks: list[Table | str] = [same] if same else []
-    if console.fits(rows):
-        blocks.append(rows)
-    elif console.fits(turned):
-        blocks = [turned]
+    console, (kept, same) = Screen(shutil.get_terminal_size((80, 0)).columns), fold(comparison)
+
+    def lines(some: Sequence[Column]) -> list[list[str]]:
+        cells = [[textwrap.fill(column.text(run), LONGEST) for column in some] for run in comparison.runs]
+        return [[column.title for column in some], *cells]
+
+    rows, turned = lines(kept), []
+    for _, members in groupby(columns(comparison), lambda column: column.group):
+        turned += [[title.replace("\n", " "), *values] for title, *values in zip(*lines([*members]), strict=True)]
+        turned.append([""] * (1 + len(comparison.runs)))
+    if not console.fits(table(rows)) and console.fits(table(turned)):
+        console.table(turned[:-1])
     else:
-        name, *properties = kept
-        groups = [[*members] for _, members in groupby(properties, lambda column: column.group)]
-        blocks += console.cut(groups, lambda part: _by_run(runs, [name, *part]))
-    for block in blocks:
-        console.print(block)
-        console.print()
-    console.print(prose("compared", comparison), style="dim")
+        if same:
+            console.print(f"{same}\n")
+        console.table(rows)
+    console.print(f"\n{prose('compared', comparison)}", style="dim")
     for reason in comparison.notes:
         console.print(NOTE(reason))
-
-
-def _by_run(runs: Sequence[Row], columns: Sequence[Column]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.number else "left", max_width=LONGEST, overflow="fold")
-    for run in runs:
-        table.add_row(*(column.text(run) for column in columns))
-    return table
-
-
-def _by_property(runs: Sequence[Row], columns: Sequence[Column]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    name, *properties = columns
-    table.add_column(name.title)
-    for run in runs:
-        table.add_column(name.text(run), justify="right", max_width=LONGEST, overflow="fold")
-    for _, members in groupby(properties, lambda column: column.group):
-        table.add_section()
-        for column in members:
-            table.add_row(column.title.replace("\n", " "), *(column.text(run) for run in runs))
-    return table
 
 
 # ---- As files --------------------------------------------------------------------------------------------------------

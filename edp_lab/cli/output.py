@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,7 +27,6 @@ from rich.text import Text
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import regular, writable, write_whole
 
-T = TypeVar("T")
 WIDTH = 120  # of what is printed to a file
 # Characters that command a terminal, and those that turn the direction of writing.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -207,32 +206,23 @@ class Screen(Console):
         self, lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, kept: int = 1, **look: Any
     ) -> None:
         """See `table`; where it is too wide, several tables below each other, each with the first columns."""
-        first = range(max(kept, groups))
+        first = max(kept, groups)
 
         def part(places: Sequence[int]) -> Table:
-            return table([[line[place] for place in (*first, *places)] for line in lines], groups, wrap, **look)
+            return table([[line[place] for place in (*range(first), *places)] for line in lines], groups, wrap, **look)
 
-        for number, made in enumerate(self.cut([[place] for place in range(len(first), len(lines[0]))], part, wrap)):
+        parts: list[list[int]] = [[]]
+        for place in range(first, len(lines[0])):
+            if parts[-1] and not self.fits(part([*parts[-1], place]), wrap):
+                parts.append([])
+            parts[-1].append(place)
+        for number, made in enumerate(map(part, parts)):
             if number:
                 super().print()
             if not self.fits(made, wrap):
                 for column in made.columns:
                     column.no_wrap = False
             super().print(made)
-
-    def cut(
-        self, units: Sequence[Sequence[T]], part: Callable[[Sequence[T]], Table], wrap: bool = False
-    ) -> Iterator[Table]:
-        """Tables of columns, as wide as fits; a unit of columns is cut only where it does not fit by itself."""
-        some: list[T] = []
-        for unit in units:
-            whole = self.fits(part(unit), wrap)
-            for columns in [unit] if whole else [[column] for column in unit]:
-                if some and not self.fits(part([*some, *columns]), wrap):
-                    yield part(some)
-                    some = []
-                some += columns
-        yield part(some)
 
 
 def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, **look: Any) -> Table:
