@@ -438,13 +438,10 @@ def pretrain(
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     check_new(out)
-    before = time.monotonic()
+    begun = time.monotonic()
 
     def show(p: PretrainingEpoch) -> None:
-        nonlocal before
-        now = time.monotonic()
-        echo(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  {now - before:.1f} s", error=True)
-        before = now
+        echo(f"epoch {p.epoch:>3}/{p.epochs}  loss {p.loss:.3f}  after {time.monotonic() - begun:.1f} s", error=True)
 
     if model == "start":
         named, more = (
