@@ -151,6 +151,8 @@ def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
 
 def unsealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
     """Without the checksum that `sealed` put there; ValueError where there is none, or it differs."""
+    if not isinstance(content, Mapping):
+        raise ValueError("it holds no fields")
     own = {name: value for name, value in content.items() if name != key}
     if sealed(own, key) != content:
         raise ValueError("its checksum differs")

@@ -99,7 +99,7 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     content = read_bytes(path)
     try:
         return unsealed(json.loads(content))
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         cure = "train again, or restore it from a copy"
         raise UsageError(f"{path} is damaged or was edited ({error}): {cure}") from None
 
