@@ -241,3 +241,10 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 RIGHT = {"bill": (billed(right, ReshufflingZCDP),)}  # a bound that holds
+
+
+def test_sampling_can_need_more_noise_than_one_shuffled_pass() -> None:
+    """An utterance may come up in several of ten sampled batches; the bracket of the search must hold that, too."""
+    told = compute.allotted(10, 1, 8.0, 1e-5)
+    assert told.needed["Poisson"] > 1.05 * told.needed["shuffled"]
+    assert compute._sampled(told.needed["Poisson"], 10, 0.1).epsilon(1e-5) <= 8.0

@@ -308,7 +308,7 @@ def tight_accounts(result: Sampled) -> Iterator[Account]:
 # ---- Random allocation ---------------------------------------------------------------------------------------------
 
 SHUFFLED, SAMPLED, ALLOTTED, AT_LEAST = "shuffled", "Poisson", "allotted, at most", "allotted, at least"
-NOISES = np.geomspace(0.01, 1000, 26)
+NOISES = np.geomspace(0.01, 1000, 36)
 
 
 class Allotted(NamedTuple):
@@ -344,14 +344,17 @@ def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotte
 
     def meets(name: str, low: float, side: float) -> float:
         """Within a thousandth, rounded to the `side` on which what is said of it is true."""
-        ends = math.log(low), math.log(known * 1.01)  # epsilon is nearly a power of the noise, so a line in logarithms
+        high = known * 1.01
+        while accounts[name](high) > epsilon:  # in a sampled pass an utterance may take part more than once
+            high *= 1.5
+        ends = math.log(low), math.log(high)  # epsilon is nearly a power of the noise, so a line in logarithms
         return side * math.exp(
             brentq(lambda x: math.log(max(accounts[name](math.exp(x)), 1e-9) / epsilon), *ends, xtol=5e-4)
         )
 
     least = meets(AT_LEAST, known / 1000, 0.999)
     sampled = meets(SAMPLED, known / 1000, 1.001) if batches > 1 else known
-    noise = NOISES[(sampled / 2.2 <= NOISES) & (known * 1.3 >= NOISES)]
+    noise = NOISES[(min(sampled, known) / 2.2 <= NOISES) & (max(sampled, known) * 1.3 >= NOISES)]
     needed = {SHUFFLED: known, SAMPLED: sampled, ALLOTTED: meets(ALLOTTED, least, 1.001), AT_LEAST: least}
     cost = {name: np.array([account(z) for z in noise.tolist()]) for name, account in accounts.items()}
     return Allotted(batches, passes, epsilon, delta, needed, noise, cost)
