@@ -83,7 +83,7 @@ def _p7_rule(m: Any) -> Verdict:
     "steps (+-{whole_half_width:.2f}); by layer, as the scales have it, one reaches {layer:.1f} times "
     "(+-{layer_half_width:.1f}). Where training goes on from trained weights, as in fine-tuning, a layer reaches "
     "{tuned:.1f} times its first norm (+-{tuned_half_width:.1f}; small CLC, measured now). Up to {rough:g} times is "
-    '"rough" for us: by layer it does not hold from random weights, and of the whole gradient the interval decides.',
+    '"rough" for us; the whole gradient decides, and an interval that includes {rough:g} leaves the claim open.',
     strength="measured ({seeds} seeds, {whole:.2f} +-{whole_half_width:.2f} times)",
     counter={
         "norms that only fall": (
