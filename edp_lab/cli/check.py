@@ -129,10 +129,8 @@ def settings_of(content: Any, where: str = "the settings") -> dict[str, Any]:
     """
     flat = _flat(content, where)
     known = sorted(FIELDS.keys() | SPECIAL)
-    for name in sorted(flat.keys() - {*known}):
-        if close := difflib.get_close_matches(
-            name, known, n=1, cutoff=0.9
-        ):  # what is overlooked may decide the verdict
+    for name in sorted(flat.keys() - {*known}):  # what is overlooked may decide the verdict
+        if close := difflib.get_close_matches(name, known, n=1, cutoff=0.9):
             raise UsageError(f"{where} has {name}, which nothing reads: did you mean {close[0]}? Mend it, or drop it")
     read: dict[str, Any] = {}
     for name, value in flat.items():

@@ -119,7 +119,10 @@ def _read(folder: Path) -> Row:
         # A private run that has not ended has released more than its record knows.
         ledger = run_ledger(folder)
         billed = bill(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))
-    return _row(folder, record, billed)
+    try:
+        return _row(folder, record, billed)
+    except (KeyError, TypeError, AttributeError):  # it was edited and sealed again, or another version wrote it
+        raise UsageError(f"{folder} has a record of another version of edp_lab: leave it out, or train again") from None
 
 
 def _row(folder: Path, record: dict[str, Any], billed: Mapping[str, Any] | None) -> Row:

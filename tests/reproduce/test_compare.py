@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edp_lab.cli.compare import columns, csv_of, fold, latex_of
+from edp_lab.errors import UsageError
 from edp_lab.reproduce.compare import compare
 from edp_lab.training import train
 from edp_lab.training.config import TrainConfig
@@ -216,3 +217,10 @@ def test_what_is_the_same_in_all_runs_is_said_once_and_what_nobody_has_not_at_al
     scores = ["test SER", "intent accuracy", "exact match"]
     assert titles == ["run", "lr", *scores, "training seconds", "time (SGD = 1)", "epsilon that holds"]
     assert fold(compare(runs(a=plain, b=record())))[1].endswith("delta 1e-05")  # the plain run has none
+
+
+def test_a_sealed_record_that_lacks_what_is_compared_is_refused_in_one_sentence(runs):
+    lacking = record()
+    del lacking["guarantee"]
+    with pytest.raises(UsageError, match=r"^[^\n]*bad has a record of another version[^\n]*$"):
+        compare(runs(good=record(), bad=lacking))
