@@ -292,19 +292,19 @@ def log_moments(z: np.ndarray, q: float) -> np.ndarray:
 
 def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
     """Whole orders: the binomial theorem, sum_j C(a,j) (1-q)^(a-j) q^j e^((j^2-j)/(2 z^2)), all terms positive."""
-    half = 1 / (2 * z**2)
+    half, few = 1 / (2 * z**2), orders < 64
     rows = []
-    for order in orders.tolist():
-        j = np.arange(order + 1.0)
-        weights = _log_binomials(order) + (order - j) * math.log1p(-q) + j * math.log(q)
-        rows.append(log_sum_exp(weights[:, None] + (j * j - j)[:, None] * half, axis=0))
-    return np.array(rows)
+    for some in (*np.array_split(orders[few], 4), *orders[~few, None]):  # of similar size: little of a table is empty
+        j = np.arange(some[-1] + 1.0)
+        weights = _log_binomials(*some.tolist()) + (some[:, None] - j) * math.log1p(-q) + j * math.log(q)
+        rows.append(log_sum_exp(weights[:, :, None] + (j * j - j)[:, None] * half, axis=1))
+    return np.concatenate(rows)
 
 
 @cache
-def _log_binomials(order: int) -> np.ndarray:
-    """ln C(order, j) for j = 0 ... order, to the last digit: ln Gamma would lose some."""
-    return np.array([math.log(math.comb(order, j)) for j in range(order + 1)])
+def _log_binomials(*orders: int) -> np.ndarray:
+    """ln C(a, j) for rising orders a and j = 0 ... the last, to the last digit: ln Gamma would lose some."""
+    return np.array([[math.log(math.comb(a, j)) if j <= a else -math.inf for j in range(orders[-1] + 1)] for a in orders])
 
 
 def _by_quadrature(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:

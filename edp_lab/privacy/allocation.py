@@ -27,8 +27,7 @@ from numbers import Integral
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.special import gammaln, log_ndtr
-from scipy.stats import binom
+from scipy.special import bdtr, bdtrc, gammaln, log_ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import ORDERS, GaussianDP, RenyiDP, check_everyone, gdp_epsilon, log_sum_exp
@@ -84,12 +83,11 @@ def allocation_at_least(noise_multiplier: float, batches: int, passes: int, delt
     count = np.unique(np.geomspace(1, passes, 30).round().astype(int))
     best = 0.0
     for member, other in (
-        (binom.logsf(count - 1, passes, p), binom.logsf(count - 1, passes, q)),
-        (binom.logcdf(passes - count, passes, q), binom.logcdf(passes - count, passes, p)),
+        (bdtrc(count - 1, passes, p), bdtrc(count - 1, passes, q)),
+        (bdtr(passes - count, passes, q), bdtr(passes - count, passes, p)),
     ):
-        sure = np.exp(member) - delta
-        seen = (sure > 0) & np.isfinite(other)
-        best = max(best, float((np.log(sure[seen]) - other[seen]).max(initial=0.0)))
+        seen = (member > delta) & (other > 1e-290)  # smaller floats lose digits
+        best = max(best, float((np.log(member[seen] - delta) - np.log(other[seen])).max(initial=0.0)))
     return max(total, best)
 
 

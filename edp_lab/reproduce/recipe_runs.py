@@ -7,8 +7,8 @@
 FILE gets a row for each corpus, epsilon and seed as soon as it is there; after an interruption the same command goes
 on, with a broken run, too. Everything but the noise is a function of the seed; its key is secret, so a row is not
 repeated exactly. Beside the rows stands what the start alone reaches (target 0), and what it reaches without privacy
-(null): SGD, whose learning rate is chosen on the validation split of the first seed. All `seconds` are expected from
-single steps: of the largest epsilon, of that SGD, and of the paper's.
+(null): SGD, whose learning rate and epochs are chosen on the validation split of the first seed (see `_next_trial`).
+All `seconds` are expected from single steps: of the largest epsilon, of that SGD, and of the paper's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Trainer
 
 SEEDS = (206, 207, 208)  # fresh, but that 206 was scored once with this recipe; earlier forms had 200 to 205
-RATES = (0.002, 0.005, 0.01, 0.02)  # SGD's
+RATES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)  # that SGD may have
 SCORES = ("ser", "intent_accuracy", "slot_f1")
 COMMAND = "python -m edp_lab.reproduce.recipe_runs FILE EPSILONS CORPUS ..."
 
@@ -63,18 +63,17 @@ def measure(corpus: str, epsilon: float, seed: int, folder: Path) -> Row:
     return {**_scores(corpus, epsilon, seed, record), **told, "settings": settings}
 
 
-def without_privacy(corpus: str, seed: int, rate: float, folder: Path) -> Row:
+def without_privacy(config: TrainConfig, folder: Path) -> Row:
     """The same network from the same start under SGD."""
-    config = _sgd_here(corpus, seed, rate)
     with _ran(config, folder) as record:
         settings = {name: getattr(config, name) for name in ("pretrained", "size", "batch_size", "epochs", "lr")}
-        row = _scores(corpus, None, seed, record)
+        row = _scores(config.corpus, None, config.seed, record)
         return {**row, "validation_ser": record["epochs"][-1]["ser"], "settings": settings}
 
 
 def untrained(corpus: str, seed: int) -> Row:
     """The start alone, which has read no utterance, only label names: epsilon 0."""
-    whole, config = load_corpus(corpus), _sgd_here(corpus, seed, RATES[0])
+    whole, config = load_corpus(corpus), _sgd_here(corpus, seed)[0]
     data = split(whole, seed, **config.split)
     found = evaluate_model(Trainer(config, whole, data).model.eval(), data.test)
     return _scores(corpus, 0.0, seed, {"final": asdict(found)})
@@ -85,20 +84,36 @@ def _scores(corpus: str, epsilon: float | None, seed: int, record: Row) -> Row:
     return {"corpus": Path(corpus).name, "target": epsilon, "seed": seed, **found}
 
 
-def _sgd_here(corpus: str, seed: int, rate: float) -> TrainConfig:
-    """For 12 epochs, or as many as the private run has where utterances abound."""
+def _sgd_here(corpus: str, seed: int) -> tuple[TrainConfig, int]:
+    """The first trial of SGD, and how many epochs it may have at most: as many as the private run."""
     whole = load_corpus(corpus)
-    start, asked = start_for(whole.name), TrainConfig(corpus, method="sgd", size="medium", lr=rate, seed=seed)
+    start, asked = start_for(whole.name), TrainConfig(corpus, method="sgd", size="medium", lr=0.005, seed=seed)
     private = {line.setting: line.value for line in recipe(len(split(whole, seed, **asked.split).train), start)}
-    return replace(asked, pretrained=start, epochs=min(12, private["epochs"]))
+    return replace(asked, pretrained=start, epochs=min(12, private["epochs"])), private["epochs"]
 
 
-def expected(corpus: str, epsilon: float) -> dict[str, float]:
+def _best(tried: list[Row]) -> Row:
+    return min(tried, key=lambda row: row["validation_ser"])
+
+
+def _next_trial(tried: list[Row], first: TrainConfig, most: int) -> TrainConfig | None:
+    """What stands beside the best trial so far: a rate higher or lower, twice the epochs. None if all were tried."""
+    done = [(row["settings"]["lr"], row["settings"]["epochs"]) for row in tried]
+    wanted = [(first.learning_rate, first.epochs)]
+    if tried:
+        rate, epochs = (_best(tried)["settings"][name] for name in ("lr", "epochs"))
+        at = RATES.index(rate)
+        wanted = [(other, epochs) for other in (*RATES[at + 1 : at + 2], *RATES[max(at - 1, 0) : at])]
+        wanted += [(rate, 2 * epochs)] if 2 * epochs <= most else []
+    return next((replace(first, lr=rate, epochs=epochs) for rate, epochs in wanted if (rate, epochs) not in done), None)
+
+
+def expected(corpus: str, epsilon: float, sgd: TrainConfig) -> dict[str, float]:
     """Seconds of the private run, of SGD beside it, and of SGD as in `edp_lab.reproduce.pareto` at the paper's size."""
     whole, seed = load_corpus(corpus), SEEDS[0]
     paper = TrainConfig(corpus, method="sgd", size="paper", epochs=12, seed=seed)
     found = {"private": plan(corpus, epsilon, seed=seed).seconds}
-    for name, config in (("sgd", _sgd_here(corpus, seed, RATES[0])), ("sgd_paper_size", paper)):
+    for name, config in (("sgd", sgd), ("sgd_paper_size", paper)):
         data = split(whole, seed, **config.split)
         steps = config.epochs * math.ceil(len(data.train) / config.batch_size)
         found[name] = steps * seconds_of_step(config, whole, data)
@@ -120,23 +135,25 @@ def main(file: Path, epsilons: list[float], corpora: list[str]) -> None:
 
     for corpus in corpora:
         name = Path(corpus).name
-        if name not in made["seconds"]:
-            made["seconds"][name] = expected(corpus, max(epsilons))
         done = {(row["target"], row["seed"]) for row in made["rows"] if row["corpus"] == name}
         for seed, epsilon in product(SEEDS, [0.0, *epsilons]):
             if (epsilon, seed) not in done:
                 path = folder(name, epsilon, seed)
                 keep(made["rows"], measure(corpus, epsilon, seed, path) if epsilon else untrained(corpus, seed))
         tried = [row for row in made["trials"] if row["corpus"] == name]
-        for rate in RATES[len(tried) :]:
-            tried.append(without_privacy(corpus, SEEDS[0], rate, folder(name, rate, SEEDS[0])))
+        first, most = _sgd_here(corpus, SEEDS[0])
+        while config := _next_trial(tried, first, most):
+            tried.append(without_privacy(config, folder(name, config.lr, config.epochs, config.seed)))
             keep(made["trials"], tried[-1])
-        best = min(tried, key=lambda row: row["validation_ser"])
+        best = _best(tried)
+        chosen = replace(first, lr=best["settings"]["lr"], epochs=best["settings"]["epochs"])
+        if name not in made["seconds"]:
+            made["seconds"][name] = expected(corpus, max(epsilons), chosen)
         for seed in SEEDS:
             if (None, seed) not in done:
-                rate = best["settings"]["lr"]
-                first = seed == SEEDS[0]
-                keep(made["rows"], best if first else without_privacy(corpus, seed, rate, folder(name, rate, seed)))
+                config = replace(chosen, seed=seed)
+                path = folder(name, config.lr, config.epochs, seed)
+                keep(made["rows"], best if seed == SEEDS[0] else without_privacy(config, path))
 
 
 if __name__ == "__main__":

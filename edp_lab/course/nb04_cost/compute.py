@@ -37,7 +37,7 @@ from edp_lab.reproduce.paper import printed
 from edp_lab.reproduce.paper.printed import MAX_EPOCHS, ExplainedEpsilon, Setting, Table1Row
 
 POINTS = 40  # of a curve
-SEEN = 5  # of them, where an account takes milliseconds
+SEEN = 4  # of them, where an account takes milliseconds
 LIMIT = 100_000  # draws: beyond it a slider would stall
 
 
@@ -308,7 +308,7 @@ def tight_accounts(result: Sampled) -> Iterator[Account]:
 # ---- Random allocation ---------------------------------------------------------------------------------------------
 
 SHUFFLED, SAMPLED, ALLOTTED, AT_LEAST = "shuffled", "Poisson", "allotted, at most", "allotted, at least"
-NOISES = np.geomspace(0.01, 1000, 36)
+A_DECADE = 7  # noise multipliers on the curves
 
 
 class Allotted(NamedTuple):
@@ -337,25 +337,31 @@ def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotte
     known = calibrate_z0(Mechanism.sound(1.0, 1.0, 1, 1), passes, budget)
     accounts: dict[str, Callable[[float], float]] = {
         SHUFFLED: lambda z: GaussianDP(releases_of(z, passes)).epsilon(delta),
-        SAMPLED: lambda z: _sampled(z, steps, rate).epsilon(delta),
-        ALLOTTED: lambda z: RandomAllocation(releases_of(z, passes), batches).epsilon(delta),
-        AT_LEAST: lambda z: allocation_at_least(z, batches, passes, delta),
+        SAMPLED: cache(lambda z: _sampled(z, steps, rate).epsilon(delta)),
+        ALLOTTED: cache(lambda z: RandomAllocation(releases_of(z, passes), batches).epsilon(delta)),
+        AT_LEAST: cache(lambda z: allocation_at_least(z, batches, passes, delta)),
     }
 
-    def meets(name: str, low: float, side: float) -> float:
-        """Within a thousandth, rounded to the `side` on which what is said of it is true."""
-        high = known * 1.01
-        while accounts[name](high) > epsilon:  # in a sampled pass an utterance may take part more than once
-            high *= 1.5
-        ends = math.log(low), math.log(high)  # epsilon is nearly a power of the noise, so a line in logarithms
-        return side * math.exp(
-            brentq(lambda x: math.log(max(accounts[name](math.exp(x)), 1e-9) / epsilon), *ends, xtol=5e-4)
-        )
+    def place(z: float) -> int:
+        return math.floor(A_DECADE * math.log10(z))
 
-    least = meets(AT_LEAST, known / 1000, 0.999)
-    sampled = meets(SAMPLED, known / 1000, 1.001) if batches > 1 else known
-    noise = NOISES[(min(sampled, known) / 2.2 <= NOISES) & (max(sampled, known) * 1.3 >= NOISES)]
-    needed = {SHUFFLED: known, SAMPLED: sampled, ALLOTTED: meets(ALLOTTED, least, 1.001), AT_LEAST: least}
+    def meets(name: str, side: float) -> float:
+        """Within a thousandth, rounded to the `side` on which what is said of it is true."""
+
+        def excess(x: float) -> float:  # epsilon is nearly a power of the noise, so a line in logarithms
+            return math.log(max(accounts[name](10 ** (x / A_DECADE)), 1e-9) / epsilon)
+
+        k = place(known)  # the curve's points around the noise that is looked for
+        while excess(k + 1) > 0:
+            k += 1
+        while excess(k) <= 0:
+            k -= 1
+        return float(side * 10 ** (brentq(excess, k, k + 1, xtol=1e-3) / A_DECADE))
+
+    sampled = meets(SAMPLED, 1.001) if batches > 1 else known
+    low, high = place(min(sampled, known) / 2.2) + 1, place(max(sampled, known) * 1.3)
+    noise = np.array([10 ** (k / A_DECADE) for k in range(low, high + 1)])
+    needed = {SHUFFLED: known, SAMPLED: sampled, ALLOTTED: meets(ALLOTTED, 1.001), AT_LEAST: meets(AT_LEAST, 0.999)}
     cost = {name: np.array([account(z) for z in noise.tolist()]) for name, account in accounts.items()}
     return Allotted(batches, passes, epsilon, delta, needed, noise, cost)
 
