@@ -304,7 +304,9 @@ def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
 @cache
 def _log_binomials(*orders: int) -> np.ndarray:
     """ln C(a, j) for rising orders a and j = 0 ... the last, to the last digit: ln Gamma would lose some."""
-    return np.array([[math.log(math.comb(a, j)) if j <= a else -math.inf for j in range(orders[-1] + 1)] for a in orders])
+    return np.array(
+        [[math.log(math.comb(a, j)) if j <= a else -math.inf for j in range(orders[-1] + 1)] for a in orders]
+    )
 
 
 def _by_quadrature(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
