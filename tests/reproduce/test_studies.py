@@ -1,5 +1,4 @@
-"""Long studies in short: rows are kept as soon as they are there, runs that compare decays cost the same epsilon, and
-advice of `edp-lab explain`, which can fail on runs with one deliberate fault each, does not."""
+"""Long studies in short: rows are kept as soon as they are there, and runs that compare decays cost the same."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import pytest
 
 from edp_lab.privacy import judge
 from edp_lab.reproduce.decay import ARMS, changes, config
-from edp_lab.reproduce.explained import FAULTS, measure
 from edp_lab.reproduce.results_io import grow, read_kept
 
 
@@ -46,19 +44,3 @@ def test_changes_are_paired_by_seed() -> None:
     ]
     [change] = changes(rows).values()
     assert (change.mean, change.half_width) == (pytest.approx(10), pytest.approx(0, abs=1e-9))
-
-
-# ---- Is advice good --------------------------------------------------------------------------------------------------
-
-SMALL = {"pooled": 800, "batch_size": 12, "epochs": 7, "lr_schedule": "constant", "z0": 0.01}
-
-
-def test_first_advice_names_the_fault_and_following_it_lowers_the_error():
-    """With few utterances and steps; docs/training.md has larger runs."""
-    faults = FAULTS | {"one epoch of 48": ({"epochs": 1, "batch_size": 48}, "too few steps")}
-    del faults["one epoch of 256"]
-    _, *rows = measure("smart-home", faults, **SMALL)
-    assert len(rows) == 6
-    for row in rows:
-        assert row["causes"][0]["name"] == row["expected"], row
-        assert row["followed"] < row["ser"] - 0.02, row

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 
-from edp_lab.corpora import Utterance
+from edp_lab.corpora import Utterance, load_corpus
+from edp_lab.corpora.smart_home import write_jsonl
 from edp_lab.training import TrainConfig, train
 from edp_lab.training import explain as module
 from edp_lab.training.explain import Cause, explain, followed
@@ -80,3 +82,48 @@ def test_more_steps_keep_epsilon_and_a_ceiling_excuses_noise(run):
     assert beside.plain_ser is not None
     if beside.plain_ser > 0.8 * beside.ser:
         assert "too much noise" not in [cause.name for cause in beside.causes]
+
+
+# ---- Is advice good? -------------------------------------------------------------------------------------------------
+
+# What is changed, and the cause that must come first; docs/training.md has such a table.
+FAULTS = {
+    "clip norm too small": {"clip_norm": 2e-6},
+    "clip norm too large": {"clip_norm": 300.0},
+    "too much noise": {"z0": 3.0},
+    "learning rate too small": {"lr": 2e-4},
+    "too few steps": {"epochs": 1, "batch_size": 48},
+    "too few utterances": {},  # but a smaller corpus, and as many steps
+}
+
+
+@pytest.fixture(scope="module")
+def smart_home(tmp_path_factory):
+    """Generated corpora, by how many utterances they have."""
+    folder, corpus = tmp_path_factory.mktemp("smart-home"), load_corpus("smart-home")
+    everyone = Random(0).sample(list(corpus.utterances), 1000)
+
+    def of(count):
+        path = folder / f"{count}.jsonl"
+        if not path.exists():
+            write_jsonl(replace(corpus, utterances=everyone[:count]), path)
+        return str(path)
+
+    return of
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_first_advice_names_the_fault_and_following_it_lowers_the_error(fault, smart_home, tmp_path):
+    base = {"method": "dp-sgd", "sampling": "shuffle", "num_devices": 1, "size": "small", "lr_schedule": "constant"}
+    config = TrainConfig(smart_home(800), z0=0.01, batch_size=12, epochs=7, **base)
+    config = replace(config, **FAULTS[fault])
+    if fault == "too few utterances":
+        config = replace(config, corpus=smart_home(60), epochs=70)
+    train(config, tmp_path / "run")
+    found = explain(tmp_path / "run")
+    cause = found.causes[0]
+    assert cause.name == fault
+    better, _ = followed(found, cause)
+    if cause.utterances is not None:
+        better = replace(better, corpus=smart_home(min(1000, round(cause.utterances / 0.45))))
+    assert train(better, tmp_path / "better")["final"]["ser"] < found.ser - 0.02
