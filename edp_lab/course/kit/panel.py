@@ -65,7 +65,7 @@ class Tile(NamedTuple):
         label: what it is, in a word or two.
         value: the number, "no guarantee".
         unit: what it is a number of, in a few words.
-        role: "claimed", "holds", "printed" or "plain": its colour, the same as in the figures.
+        role: "claimed", "holds", "printed" (what fails) or "plain": its colour, the same as in the figures.
     """
 
     label: str
@@ -91,7 +91,8 @@ def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     if held.epsilon is not None:
         return said, holds(at_most(held.epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public
-    return said, holds("no guarantee", f"with a public α: ε = {at_most(public)}" if public is not None else at)
+    told = at if public is None else f"with a public α: ε = {at_most(public)}"
+    return said, Tile("holds", "no guarantee", told, "printed")
 
 
 class Tiles(anywidget.AnyWidget):

@@ -44,7 +44,7 @@ STATE = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 TEMPLATES = jinja2.FileSystemLoader(HERE / "templates")
 _templates = jinja2.Environment(loader=TEMPLATES, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-ABOUT = "Panels stand still here: “edp-lab course lab” opens live ones."
+ABOUT = "Panels are still pictures on this page: “edp-lab course lab” opens live ones."
 ANCHOR = re.compile(r'<a\b([^>]*?)href="([^"]*)"([^>]*)>(.*?)</a>', re.DOTALL)
 HEADING = re.compile(r"(#+) ")
 FENCE = re.compile(r"(```|~~~|\$\$)")
@@ -201,14 +201,16 @@ def place(output: NotebookNode) -> tuple[str, int]:
 
 def _whole(outputs: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
     """Outputs with the parts of each panel in one piece of HTML, and figures as HTML."""
-    for panel, own in groupby(outputs, lambda output: place(output)[0]):
+    for panel, some in groupby(outputs, lambda output: place(output)[0]):
+        own = list(some)
         if not panel:
             yield from map(_drawn, own)
             continue
+        names = [_name(one.data[PLOTLY]) for one in own if place(one)[1] == -1]
         texts = {part: "".join(text_of(_drawn(one)) for one in some) for (_, part), some in groupby(own, place)}
         parts = {part: Markup(text) for part, text in texts.items()}  # noqa: S704
         head, more = parts.pop(0, ""), parts.pop(-1, "")
-        yield as_output(filled("panel.html.j2", head=head, views=parts.values(), more=more))
+        yield as_output(filled("panel.html.j2", head=head, views=parts.values(), more=more, names=names))
 
 
 def text_of(output: NotebookNode) -> str:
@@ -222,12 +224,15 @@ def _drawn(output: NotebookNode) -> NotebookNode:
     return NotebookNode(output, data=NotebookNode({**output.data, "text/html": str(_drawing(output.data[PLOTLY]))}))
 
 
+def _name(figure: Mapping[str, Any]) -> str:
+    return Markup(figure.get("layout", {}).get("title", {}).get("text") or "figure").striptags()  # noqa: S704
+
+
 def _drawing(figure: Mapping[str, Any], kind: str = "") -> Markup:
     """The place of a figure. The course's template is in ``course.js``, once."""
     layout = {name: value for name, value in figure.get("layout", {}).items() if name != "template" or value != _OURS}
-    name = Markup(layout.get("title", {}).get("text") or "figure").striptags()  # noqa: S704
     code = json.dumps({"data": figure["data"], "layout": layout}, separators=(",", ":")).replace("<", "\\u003c")
-    return filled("figure.html.j2", kind=kind, name=name, code=Markup(code), height=layout.get("height", 450))  # noqa: S704
+    return filled("figure.html.j2", kind=kind, name=_name(figure), code=Markup(code), height=layout.get("height", 450))  # noqa: S704
 
 
 _OURS = TEMPLATE.to_plotly_json()

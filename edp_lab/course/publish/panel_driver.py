@@ -22,6 +22,7 @@ from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Fold, Frame, Panel
 from edp_lab.course.kit.predictions import Predictions
+from edp_lab.course.kit.text import short
 from edp_lab.errors import UsageError
 
 DRAWN = ("x", "y", "z")  # what a trace draws
@@ -115,7 +116,7 @@ def _numbers(trace: Any) -> dict[str, list[float | None]]:
 def stills() -> dict[str, Still]:
     """By model id: of a figure ``figure``, of predictions ``questions``, of a panel ``heading``, ``views``, ``more``.
 
-    A view has what was ``moved``, ``tiles``, ``sentence``, ``figures``, and folded away ``words`` and ``command``;
+    A view has what was ``moved``, ``settings``, ``tiles``, ``sentence``, ``figures``, and folded ``words`` and ``command``;
     ``more`` are figures that change less of what one is to see.
     """
     made = list(_instances.items())
@@ -133,10 +134,13 @@ def stills() -> dict[str, Still]:
 def _panel(frame: Any) -> Still:
     heading = frame.children[1].value
     if isinstance(frame, Panel):
-        views = [view for moved, values in (frame.views or {"": {}}).items() if (view := _view(frame, moved, values))]
+        telling = frame.views
+        if all({**frame.start, **values} != frame.start for values in telling.values()):  # what they differ from
+            telling = {"as the panel starts": {}, **telling}
+        views = [view for moved, values in telling.items() if (view := _view(frame, moved, values))]
         return {"heading": heading, "views": views, "more": list(map(slim, frame.view().figures[1:]))}
     folded = {"words": frame.words.value, "command": frame.command.value}
-    view = {"moved": "", "tiles": frame.tiles.tiles, "sentence": frame.tiles.sentence, **folded}
+    view = {"moved": "", "settings": "", "tiles": frame.tiles.tiles, "sentence": frame.tiles.sentence, **folded}
     figures = [slim(live.figure) for live in frame.figures]
     return {"heading": heading, "views": [{**view, "figures": figures}], "more": []}
 
@@ -148,7 +152,16 @@ def _view(panel: Panel, moved: str, values: Mapping[str, Any]) -> Still | None:
     except UsageError:
         return None
     words, figures = str(escape(view.words)), list(map(slim, view.figures[:1]))
-    return {**view._asdict(), "moved": moved, "words": words, "figures": figures}
+    settings = " · ".join(filter(None, map(_setting, panel.controls.values(), {**panel.start, **values}.values())))
+    return {**view._asdict(), "moved": moved, "settings": settings, "words": words, "figures": figures}
+
+
+def _setting(control: Control, value: Any) -> str:
+    """A control and its value, as a caption; nothing of one that a reader seldom needs."""
+    if control.rare or control.kind == "text" or control.label == "seed":
+        return ""
+    told = next((name for name, meaning in control.options if meaning == value), None)
+    return f"{control.label} {(f'{value:,}' if isinstance(value, int) else short(value)) if told is None else told}"
 
 
 def slim(figure: Any) -> dict[str, Any]:
