@@ -1,7 +1,13 @@
-"""The panel that trains a private model in front of the reader, by the recipe, and shows its certificate."""
+"""The panel that trains a private model in front of the reader, by the recipe, and shows its certificate.
+
+Before that it shows a run that was made earlier:
+
+    python -m edp_lab.course.kit.private data/results/course_private.json
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +18,8 @@ from edp_lab.course.kit.controls import number
 from edp_lab.course.kit.figure import Figure, axis, figure, line
 from edp_lab.course.kit.panel import RunPanel, Tile, holds, panel
 from edp_lab.course.kit.text import Words, at_most, command, short
-from edp_lab.course.kit.theme import NOISE, PLAIN
+from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN
+from edp_lab.reproduce.results_io import RESULTS, read_kept, write_kept
 
 if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
@@ -22,6 +29,7 @@ words = Words(__file__)
 
 
 SEED = 45  # of the commands
+KEPT, COMMAND = RESULTS / "course_private.json", "python -m edp_lab.course.kit.private PATH"
 
 
 @panel("00")
@@ -42,13 +50,28 @@ class Private(RunPanel):
         self._corpus, self._commands = corpus, commands
         self.rows: list[dict[str, Any]] = []
         self.certificate: dict[str, Any] | None = None
+        self.settings = {"corpus": corpus, "commands": commands, "epsilon": epsilon}
+        kept = read_kept(KEPT, "runs")["runs"] if KEPT.exists() else []
+        self.kept = next((one for one in kept if one["settings"] == self.settings), None)
         self.epsilon = number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
         super().__init__(
             "A private model in one step",
             "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
             [self.epsilon],
-            [draw_errors({"edp-sgd": self.rows})],
+            [self._drawn()],
         )
+        if self.kept is not None:
+            self._tell(**self.kept["told"])
+            self.tiles.sentence = "This run was made earlier, with another secret key. Press Run for your own."
+
+    def _drawn(self) -> Figure:
+        before = {} if self.kept is None else {"kept": self.kept["rows"]}
+        return draw_errors(before | ({"edp-sgd": self.rows} if self.rows or not before else {}))
+
+    def _tell(self, ser: float, epsilon: float, delta: float) -> None:
+        told = "Every number of the certificate is computed from the run's ledger."
+        held = holds(at_most(epsilon), f"ε at δ = {short(delta)}")
+        self.tiles.show(held, Tile("errors (SER)", f"{ser:.2f}", "on the test set"), told)
 
     def prepare(self) -> float:
         return float(self.epsilon.value)
@@ -80,21 +103,24 @@ class Private(RunPanel):
             self.progress_of(event)
             if isinstance(event, training.EpochDone):
                 self.rows.append(event.row)
-                self.figures[0].show(draw_errors({"edp-sgd": self.rows}))
+                self.figures[0].show(self._drawn())
 
         record = training.train(made.config, folder, listen, self.stop_event)
         if record["status"] == "interrupted":
             self.words.value = "Stopped: no certificate, though what was released is spent."
             return
         self.certificate = check_certificate(folder)
-        ser = Tile("errors (SER)", f"{record['final']['ser']:.2f}", "on the test set")
-        held = holds(at_most(record["final"]["epsilon"]), f"ε at δ = {short(made.delta)}")
-        self.tiles.show(held, ser, "Every number of the certificate is computed from the run's ledger.")
+        self.told = {"ser": record["final"]["ser"], "epsilon": record["final"]["epsilon"], "delta": made.delta}
+        self._tell(**self.told)
         self.words.value = words.certified(self.certificate, made)
 
 
 RunRows = Mapping[str, Sequence[Mapping[str, Any]]]  # by method, the rows of its run record so far
-METHODS = {"sgd": ("without privacy", PLAIN, "solid", "circle"), "edp-sgd": ("with noise", NOISE, "dash", "diamond")}
+METHODS = {
+    "sgd": ("without privacy", PLAIN, "solid", "circle"),
+    "edp-sgd": ("with noise", NOISE, "dash", "diamond"),
+    "kept": ("an earlier run, with noise", OTHER, "dot", "diamond-open"),
+}
 
 
 def draw_errors(rows: RunRows) -> Figure:
@@ -114,3 +140,18 @@ def draw_errors(rows: RunRows) -> Figure:
         xaxis=axis("epochs trained", tickformat="d", rangemode="tozero"),
         yaxis=axis("semantic error rate (SER)", [0, 1.05 * max(worst, 1.0)]),
     )
+
+
+def measure(path: Path) -> None:
+    """Make the runs of notebooks 00 and 06 that the panels show before the reader's own."""
+    runs = []
+    for given in ({"epsilon": 3.0, "commands": 45_000}, {"epsilon": 8.0}):
+        made = Private(**given)  # type: ignore[arg-type]
+        made.run(wait=True)
+        made.check()
+        runs.append({"settings": made.settings, "told": made.told, "rows": [{"ser": row["ser"]} for row in made.rows]})
+    write_kept(path, COMMAND, runs=runs)
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]))

@@ -17,13 +17,13 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
 from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.private import draw_errors
-from edp_lab.course.kit.text import Html, Words, at_least, columns, count, short, step_command, train_command
+from edp_lab.course.kit.text import Html, Words, at_least, at_most, columns, count, short, step_command, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
 from edp_lab.course.nb00_start.compute import Secret, SmallModel, StepResult, challenge, one_step
-from edp_lab.privacy import Decay, Guarantee, judge
+from edp_lab.privacy import Decay, Guarantee, Variant, judge
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Event
 
@@ -125,7 +125,7 @@ def draw_privacy(result: StepResult) -> Figure:
 
 def table(results: Mapping[str, StepResult]) -> str:
     """Steps of runs of one length and delta in plain text, one a line, under what their epsilons are."""
-    rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε if α public")]
+    rows: list[tuple[str, ...]] = [("", "noise where α = 1", "noise/signal", "ε claimed", "ε if α public")]
     for label, r in results.items():
         numbers = (r.mechanism.noise_std(r.epoch) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
         rows.append((label, *map(short, numbers)))
@@ -144,7 +144,7 @@ def read(model: SmallModel) -> Panel:
     times = {"0": 0, "1": 1, "4": 4, "16": 16}
     return Panel(
         "Read a number out of a model",
-        "Ten thousand numbers for “call my doctor at …”, six of them trained on, by the loss the model gives each.",
+        "Ten thousand numbers in “call my doctor at …”. The smaller its loss, the likelier the model finds a number.",
         lambda times: model.secrets[times],
         [draw_secret],
         words.secret,
@@ -163,7 +163,7 @@ def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
     if result.rank == 1:
         return own, place._replace(role="printed"), "The model gives the number away: it prefers it to all others."
     if 20 * result.rank <= len(result.losses):
-        told = f"An attacker needs about {result.rank:,} guesses instead of {len(result.losses) // 2:,}."
+        told = f"An attacker needs about {result.rank:,} guesses, not {len(result.losses) // 2:,} as by chance."
         return own, place._replace(role="printed"), told
     return own, place, "This attack does not find the number."
 
@@ -183,7 +183,7 @@ def draw_secret(result: Secret) -> Figure:
         bargap=0,
         showlegend=False,
         xaxis=axis("loss (small: the model knows the number)"),
-        yaxis=axis("numbers", [0, 1.2 * float(shares.max())]),
+        yaxis=axis("how many numbers", [0, 1.2 * float(shares.max())]),
     )
 
 
@@ -287,10 +287,13 @@ def tell_refute(result: StepAudit) -> tuple[Tile, Tile, str]:
     right = f"{100 * (1 - wrong / (2 * audit.draws)):.1f} % of the guesses “with” or “without” are right"
     verdict = {
         Finding.REFUTED: "the claim is refuted",
-        Finding.CONSISTENT: "these draws do not refute the claim",
-        Finding.NO_POWER: "so few draws could not refute the claim",
+        Finding.CONSISTENT: "these draws do not refute it",
+        Finding.NO_POWER: "so few draws could not refute it",
     }[audit.verdict]
-    return claimed(short(audit.epsilon_claimed), at), tile, f"{right}: {verdict}."
+    first = claimed(short(audit.epsilon_claimed), at)
+    if audit.mechanism.variant is Variant.SOUND:  # nobody claims another one
+        first = holds(at_most(audit.epsilon_holds), at)
+    return first, tile, f"{right}: {verdict}."
 
 
 def draw_refute(result: StepAudit) -> Figure:

@@ -13,7 +13,7 @@ from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import decades, decay_of, delta_of, devices, number, seed_of, variant
 from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import Array
-from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, panel
 from edp_lab.course.kit.text import Words, account_of, at_least, at_most, percent, short, train_command
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb03_edp_sgd import compute
@@ -31,7 +31,7 @@ from edp_lab.course.nb03_edp_sgd.compute import (
     Promise,
     Stages,
 )
-from edp_lab.privacy import Decay
+from edp_lab.privacy import Decay, Variant
 
 words = Words(__file__)
 figure = partial(fig.figure, height=380)
@@ -79,7 +79,7 @@ def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     said, public = epsilons(result.guarantee)[0], at_most(result.epsilon[compute.PRINTED])
     claim, printed = (percent(result.right(name)) for name in (compute.CLAIMED, compute.PRINTED))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z allows {claim}."
-    held = Tile("holds", "no guarantee", f"with a public α, in real numbers: ε = {public}", "printed")
+    held = Tile("holds", "no guarantee", f"with a public α: ε = {public}", "printed")
     return said, held, sentence
 
 
@@ -161,21 +161,22 @@ def stages(clip_norm: float = 1.0, z: float = 1.0, num_devices: int = 8, seed: i
 def tell_stages(result: Stages) -> tuple[Tile, Tile, str]:
     """The two meanings of z, and what they are made of."""
     mechanism, meant = result.mechanism, "noise over sensitivity"
+    role = "printed" if mechanism.variant is Variant.AS_PRINTED else "holds"
     large, small = map(short, result.noise)
     spread = large if large == small else f"{large} on the large layer and {small} on the small one"
     return (
         claimed(short(mechanism.z0), f"{meant}, by the claim", "z claimed"),
-        holds(at_least(mechanism.noise_multiplier(0)), f"{meant}, in truth", "z that holds"),
+        Tile("z that holds", at_least(mechanism.noise_multiplier(0)), f"{meant}, in truth", role),
         f"One sentence can move the mean by {short(2 * result.half_axes.max())}. The noise on the mean is {spread}.",
     )
 
 
 TITLES = {
     "gradient": "gradients",
-    "scale": "scale: ÷ α",
-    "clip": "clip: to C",
-    "rescale": "rescale: × α",
-    "noise": "add noise",
+    "scale": "line 1: ÷ α",
+    "clip": "line 2: clip to C",
+    "rescale": "line 3: × α",
+    "noise": "line 4: add noise",
 }
 SHAPE = np.array([1.5, 1.0])  # a picture is about so much wider than high
 
@@ -198,7 +199,7 @@ def draw_stages(result: Stages) -> Figure:
             dash = {"name": "allowed by C", "line": {"color": INK, "dash": "dash", "width": 1.5}}
             marks.append(_ellipse(np.zeros(2), allowed, place, showlegend=place == 2, **dash))
     reach, sides = result.reach, np.stack([result.half_axes, result.noise])
-    _show(layout, 6, "mean of the devices", _window(reach - 1.5 * sides, reach + 1.5 * sides))
+    _show(layout, 6, "line 5: mean of the devices", _window(reach - 1.5 * sides, reach + 1.5 * sides))
     one = {"name": "one sentence", "line": {"color": PRINTED}, "fillcolor": PRINTED, "opacity": 0.25}
     noise = {"name": "noise", "line": {"color": NOISE, "dash": "dot", "width": 3}}
     (x, y), (u, v) = result.silent[:, None], result.released[:, None]
@@ -222,7 +223,7 @@ def _window(*corners: Any) -> Array:
 
 def _show(layout: Figure, place: int, heading: str, window: Array) -> None:
     """Give the picture its title and its axes. Many axes are slow: nothing to measure, nothing to drag."""
-    layout["annotations"][place - 1] |= {"text": f"{place}. {heading}", "font": {"size": 13}}
+    layout["annotations"][place - 1] |= {"text": heading, "font": {"size": 13}}
     fixed = {"automargin": False, "fixedrange": True, "nticks": 4, "tickfont": {"size": 11}, "constrain": "domain"}
     ends = str(place) if place > 1 else ""
     for side, layer, span in zip("xy", ("large", "small"), window.tolist(), strict=True):
@@ -249,7 +250,7 @@ def alpha_figure(history: compute.GradientHistory) -> fig.Still:
         points("first step: α", INK, "diamond", 10, x=norms[0] / largest, y=rows),
         points("largest later", PLAIN, "circle-open", 10, x=norms[1:].max(0) / largest, y=rows),
         hover="%{y}: %{x:.3g}",
-        xaxis=logs("length of the gradient, over the largest layer's at first"),
+        xaxis=logs("length of the gradient (1: the largest layer in the first step)"),
         yaxis=axis("layer", categoryorder="array", categoryarray=order[::-1]),
     )
 
@@ -377,14 +378,18 @@ def correlated(batches: int = 20, passes: int = 12, epsilon: float = 8.0, delta:
 
 
 def tell_correlated(result: Correlated) -> tuple[Tile, Tile, str]:
-    """Error at the end in a known order and under secret sampling, and what has the least."""
+    """The least error at the end, in a known order and under secret sampling."""
     last = {name: float(error[-1]) for name, error in result.errors.items()}
-    least, told = min(last, key=last.__getitem__), "times what one sentence moves"
-    return (
-        Tile("correlated", short(last[CORRELATED]), f"{told}; fixed order of batches", "holds"),
-        Tile("constant, sampled", short(last[CONSTANT_SAMPLED]), f"{told}; secret samples"),
-        f"After the last step the noise has moved the model least where it is {least}: by {short(last[least])}.",
-    )
+    secret = {name for name in last if name.endswith(", sampled")}
+    fixed, sampled = (min(names, key=last.__getitem__) for names in (last.keys() - secret, secret))
+    best, unit = min(fixed, sampled, key=last.__getitem__), "times what one sentence moves a step"
+
+    def tile(label: str, name: str) -> Tile:
+        return Tile(label, short(last[name]), unit, "holds" if name == best else "plain")
+
+    kind = sampled.partition(",")[0]
+    told = f"In a fixed order {fixed} noise has moved the model least, with secret samples {kind} noise."
+    return tile("fixed order, at best", fixed), tile("sampled, at best", sampled), told
 
 
 def draw_correlated(result: Correlated) -> Figure:
@@ -398,5 +403,5 @@ def draw_correlated(result: Correlated) -> Figure:
         *lines,
         hover="step %{x}: %{y:.3g}",
         xaxis=axis("step", [0, len(steps) + 1]),
-        yaxis=axis("standard deviation (1: a sentence's most)", rangemode="tozero"),
+        yaxis=axis("noise (1: one sentence)", rangemode="tozero"),
     )

@@ -201,8 +201,8 @@ def place(output: NotebookNode) -> tuple[str, int]:
 
 def _whole(outputs: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
     """Outputs with the parts of each panel in one piece of HTML, and figures as HTML."""
-    for panel, some in groupby(outputs, lambda output: place(output)[0]):
-        own = list(some)
+    for panel, together in groupby(outputs, lambda output: place(output)[0]):
+        own = list(together)
         if not panel:
             yield from map(_drawn, own)
             continue

@@ -116,8 +116,8 @@ def _numbers(trace: Any) -> dict[str, list[float | None]]:
 def stills() -> dict[str, Still]:
     """By model id: of a figure ``figure``, of predictions ``questions``, of a panel ``heading``, ``views``, ``more``.
 
-    A view has what was ``moved``, ``settings``, ``tiles``, ``sentence``, ``figures``, and folded ``words`` and ``command``;
-    ``more`` are figures that change less of what one is to see.
+    A view has what was ``moved``, all ``settings``, ``tiles``, ``sentence``, ``figures``, and folded away ``words`` and
+    ``command``; ``more`` are figures that change less of what one is to see.
     """
     made = list(_instances.items())
     shown: dict[str, Still] = {}
@@ -160,8 +160,8 @@ def _setting(control: Control, value: Any) -> str:
     """A control and its value, as a caption; nothing of one that a reader seldom needs."""
     if control.rare or control.kind == "text" or control.label == "seed":
         return ""
-    told = next((name for name, meaning in control.options if meaning == value), None)
-    return f"{control.label} {(f'{value:,}' if isinstance(value, int) else short(value)) if told is None else told}"
+    told = next((name for name, meaning in control.options if meaning == value), value)
+    return f"{control.label} {short(told) if isinstance(told, float) else told}"
 
 
 def slim(figure: Any) -> dict[str, Any]:
