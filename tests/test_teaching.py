@@ -24,6 +24,7 @@ from edp_lab.corpora import metrics
 from edp_lab.course.nb01_coins.compute import belief
 from edp_lab.course.nb05_models.compute import look_at
 from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
+from edp_lab.course.nb09_devices.compute import table2
 from edp_lab.course.publish.grading import Grade
 from edp_lab.privacy import Mechanism, composition
 from edp_lab.privacy import foundations as basic
@@ -66,7 +67,13 @@ def sound(num_devices: int, z0: float = 1.0, m: int = 8, clip_norm: float = 1.0,
     return Mechanism.sound(clip_norm, z0, num_devices, m, **more)
 
 
-NAMES: dict[str, Any] = {}
+def slower(model: str, method: str) -> float:
+    """The time of a step, as a multiple of SGD's."""
+    (ratio,) = [row["ratio_to_sgd"] for row in table2(model) if row["method"] == method]
+    return float(ratio)
+
+
+NAMES: dict[str, Any] = {"slower": slower}
 for module in (privacy, statistics, bounds, pate, perturbation):
     NAMES |= vars(module)
 NAMES |= {"math": math, "np": np, "basic": basic, "composition": composition, "metrics": metrics, "belief": belief}
