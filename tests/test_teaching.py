@@ -19,9 +19,13 @@ from typer.main import get_command
 from edp_lab import privacy
 from edp_lab.attacks import statistics
 from edp_lab.attacks.audit import bounds
+from edp_lab.attacks.audit.step_audit import MechanismAudit
 from edp_lab.cli import app
 from edp_lab.corpora import metrics
+from edp_lab.course.kit.text import at_least, at_most, digits, short
+from edp_lab.course.nb00_start.compute import TIMES, challenge
 from edp_lab.course.nb01_coins.compute import belief
+from edp_lab.course.nb04_cost.compute import table1
 from edp_lab.course.nb05_models.compute import look_at
 from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
 from edp_lab.course.nb09_devices.compute import table2
@@ -73,7 +77,18 @@ def slower(model: str, method: str) -> float:
     return float(ratio)
 
 
-NAMES: dict[str, Any] = {"slower": slower}
+def drawn(z0: float, num_devices: int, as_printed: bool = True) -> MechanismAudit:
+    return challenge(as_printed, z0, num_devices).audit
+
+
+def right(audit: MechanismAudit) -> float:
+    """The share of right guesses."""
+    return 1 - (audit.false_positive_rate.errors + audit.false_negative_rate.errors) / (2 * audit.draws)
+
+
+NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": table1}
+NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": short}
+NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
 for module in (privacy, statistics, bounds, pate, perturbation):
     NAMES |= vars(module)
 NAMES |= {"math": math, "np": np, "basic": basic, "composition": composition, "metrics": metrics, "belief": belief}
@@ -97,21 +112,35 @@ def test_one_option_is_right_and_every_wrong_one_says_what_it_means(one: Questio
         assert bool(meaning) != right
 
 
+def confirm(check: str, page: str) -> None:
+    """Fail unless what a comment says is so, and stands on the page."""
+    said, expression = re.split(r": | = ", check, maxsplit=1)
+    value = eval(expression, dict(NAMES))
+    if said == "true":
+        assert value, expression
+        return
+    if not isinstance(value, str):
+        number, percent = re.fullmatch(r"([\d,.]+)( %)?", said).groups()  # type: ignore[union-attr]
+        value = f"{value * (100 if percent else 1):,.{len(number.partition('.')[2])}f}{percent or ''}"
+    assert value == said, expression
+    assert said in page
+
+
 @pytest.mark.parametrize("one", QUIZ, ids=lambda one: one.id)
 def test_right_answers_are_what_the_library_says(one: Question) -> None:
     for check in one.checks:
-        said, expression = re.split(r": | = ", check, maxsplit=1)
-        value = eval(expression, dict(NAMES))
-        if said == "true":
-            assert value, expression
-            continue
-        number, percent = re.fullmatch(r"([\d,.]+)( %)?", said).groups()  # type: ignore[union-attr]
-        digits = len(number.partition(".")[2])
-        assert f"{value * (100 if percent else 1):,.{digits}f}" == number, expression
-        assert said in " ".join([one.text, *(" ".join(option[1:]) for option in one.options)])
+        confirm(check, " ".join([one.text, *(" ".join(option[1:]) for option in one.options)]))
     (right,) = [option for is_right, option, _ in one.options if is_right]
     for number in re.findall(r"\d[\d,.]*", right):
         assert number.rstrip(".,") in one.text + " ".join(one.checks), f"nothing computes {number}"
+
+
+def test_the_key_of_the_lesson_is_what_the_library_says() -> None:
+    page, comments = (FOLDER / "lesson.md").read_text(encoding="utf-8").split("\n<!-- ", maxsplit=1)
+    checks = re.findall(r"<!-- (.+?) -->", f"<!-- {comments}")
+    assert len(checks) > 20
+    for check in checks:
+        confirm(check, page)
 
 
 def rows(page: str, cells: int) -> list[list[str]]:
