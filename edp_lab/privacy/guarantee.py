@@ -275,4 +275,4 @@ def _check_people(utterances: int) -> None:
 
 def upward(bound: float, digits: int = 3) -> str:
     """In so many significant digits, rounded up: a bound that is rounded must still be one."""
-    return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(bound))):.{digits}g}"
+    return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(repr(float(bound))))):.{digits}g}"

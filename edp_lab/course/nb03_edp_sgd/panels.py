@@ -199,7 +199,7 @@ def draw_stages(result: Stages) -> Figure:
             dash = {"name": "allowed by C", "line": {"color": INK, "dash": "dash", "width": 1.5}}
             marks.append(_ellipse(np.zeros(2), allowed, place, showlegend=place == 2, **dash))
     reach, sides = result.reach, np.stack([result.half_axes, result.noise])
-    _show(layout, 6, "line 5: mean of the devices", _window(reach - 1.5 * sides, reach + 1.5 * sides))
+    _show(layout, 6, "line 5: the mean", _window(reach - 1.5 * sides, reach + 1.5 * sides))
     one = {"name": "one sentence", "line": {"color": PRINTED}, "fillcolor": PRINTED, "opacity": 0.25}
     noise = {"name": "noise", "line": {"color": NOISE, "dash": "dot", "width": 3}}
     (x, y), (u, v) = result.silent[:, None], result.released[:, None]
@@ -388,7 +388,7 @@ def tell_correlated(result: Correlated) -> tuple[Tile, Tile, str]:
         return Tile(label, short(last[name]), unit, "holds" if name == best else "plain")
 
     kind = sampled.partition(",")[0]
-    told = f"In a fixed order {fixed} noise has moved the model least, with secret samples {kind} noise."
+    told = f"Least far at the end: {fixed} noise in a fixed order, and {kind} noise with secret samples."
     return tile("fixed order, at best", fixed), tile("sampled, at best", sampled), told
 
 

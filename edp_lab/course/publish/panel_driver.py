@@ -161,7 +161,7 @@ def _setting(control: Control, value: Any) -> str:
     if control.rare or control.kind == "text" or control.label == "seed":
         return ""
     told = next((name for name, meaning in control.options if meaning == value), value)
-    return f"{control.label} {short(told) if isinstance(told, float) else told}"
+    return f"{control.label} = {short(told)}" if isinstance(told, float) else f"{control.label}: {told}"
 
 
 def slim(figure: Any) -> dict[str, Any]:
