@@ -69,6 +69,8 @@ def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
     assert sound.epsilon == single.epsilon
     assert printed.guarantee.epsilon_claimed
     assert printed.epsilon / printed.guarantee.epsilon_claimed == pytest.approx(30, rel=0.05)  # type: ignore[operator]
+    claim, _ = panels.epsilons(printed.guarantee)
+    assert f">{claim.value}\N{EM SPACE}<" in panels.points_table([printed])
     rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]
     assert rungs == sorted(rungs, reverse=True)
     decayed, steady = at("sound", 1, 0.3, "exponential"), at("sound", 1, 0.1)
@@ -120,10 +122,13 @@ def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_go
     epsilons = [p.epsilon for p in grid.points if p.epsilon is not None and p.ser <= found.point.ser]
     assert found.cheaper.epsilon == min(epsilons) < 1e-3 * (found.point.epsilon or 0)
     *_, says = panels.tell_explored(found)
-    assert f"{panels.told(found.cheaper)} has no larger error and ε = " in says
+    assert f"{panels.told(found.cheaper)} does at least as well, at ε = " in says
     best = explore(grid, "sound", 1, found.cheaper.config.z0, found.cheaper.config.decay, found.cheaper.config.epochs)
     assert best.cheaper is best.point
     assert "no other measured run" in panels.tell_explored(best)[2]
+    useless = explore(grid, "sound", 8, 0.3, "none", 4)  # another is better by less than a seed is worth
+    assert (useless.point.ser > compute.USELESS, useless.cheaper) == (True, None)
+    assert panels.tell_explored(useless)[2].endswith("of no use, whatever its ε.")
     assert explore(grid, "sgd", 8, 0.01, "none", 8).cheaper is None
 
 
@@ -221,7 +226,7 @@ def test_a_run_becomes_a_star_and_says_what_holds(live: panels.Live) -> None:
     [point] = live.points
     assert explorer.result.live == (point,)
     assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
-    stars = next(trace for trace in drawn(explorer)[0].data if trace.name == "yours")
+    stars = next(trace for trace in drawn(explorer)[0].data if trace.name == "trained below, epochs: 1")
     assert (list(stars.x), list(stars.y)) == ([point.epsilon], [point.ser])
     assert live.tiles.sentence.startswith(f"Run 1 has SER {point.ser:.2f} after ")
     assert f"SER {point.ser:.3f}" in live.words.value
@@ -230,7 +235,7 @@ def test_a_run_becomes_a_star_and_says_what_holds(live: panels.Live) -> None:
     [bars] = drawn(live)[0].data
     found = dict(zip(bars.y, bars.x, strict=True))
     worst = max(found, key=lambda name: found[name])
-    assert f"The worst fault: {worst}" in live.tiles.sentence
+    assert f"The worst fault: {worst}, by a factor of " in live.tiles.sentence
     explorer.set(method="sgd")
     live.run(wait=True)
     assert [p.method for p in explorer.live] == ["dp", "sgd"]
@@ -268,7 +273,7 @@ def reported(epsilon: Callable[..., float], by: str = "validation_ser", score: s
 
 WRONG: dict[str, dict[str, Any]] = {
     "smaller": {
-        "the printed run promises more": Wrong(chosen(*"BBA"), "you said B, but A: SER 0.58, ε 4.77e+03; B: SER 0.61"),
+        "the printed run promises more": Wrong(chosen(*"BBA"), "you said B, but A: SER 0.58, ε 4,774; B: SER 0.61"),
         "a larger z0 is all that counts": chosen(*"AAA"),
         "sampling always helps": chosen(*"ABB"),
     },

@@ -122,11 +122,16 @@ def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> No
 def test_numbers_that_the_notebook_states_are_computed() -> None:
     noise, text = StepNoise(0), prose("08")
     hundred, ten = (audit_step(noise, True, 1.0, z0, 8, 1.0, draws).audit for z0, draws in ((1.0, 100), (0.3, 10)))
-    assert hundred.verdict is Finding.REFUTED
+    thousand, single = (audit_step(noise, True, 1.0, 1.0, n, 1.0, 1000).audit for n in (8, 1))
+    assert {hundred.verdict, thousand.verdict} == {Finding.REFUTED}
+    assert thousand.bounds.distribution_free < thousand.epsilon_claimed
+    flawless = hundred.ceiling, hundred.bounds.distribution_free
     for says, numbers, values in (
-        ("ε = 21 with Gaussian noise, 3.3 without", (hundred.ceiling, hundred.bounds.distribution_free), (21.1, 3.28)),
+        ("prove 21 if the noise is known to be Gaussian, and 3.3 if not", flawless, (21.1, 3.28)),
         ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
+        ("*any mechanism* alone, with 5.18, would", thousand.bounds.distribution_free, 5.18),
+        ("false even for one GPU, where 10 holds", single.epsilon_holds, 10.0),
         ("all guessed right prove 5.8", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.8),
     ):
         assert says in text
@@ -172,7 +177,7 @@ def best_of(bound: Any) -> Any:
 
 
 predict = partial(prediction, "08", "verdicts")
-NUMBERS = "but with ε = 21.6 claimed, 4.38 proven and 4.38 provable at most, it is 'no power'"
+NUMBERS = "but with ε = 21.6 claimed, 4.37 proven and 4.37 provable at most, it is 'no power'"
 FLATTERED = "Of 30 audits of a step whose ε is 4.38, yours proves more than that in "
 WRONG: dict[str, dict[str, Any]] = {
     "at_least": {

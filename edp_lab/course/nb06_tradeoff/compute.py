@@ -31,6 +31,7 @@ from edp_lab.training import TrainConfig
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
 MOST_TRIALS = 1000
+USELESS = 0.9  # SER: nearly as many errors as there are slots and intents
 
 METHODS = {
     "sgd": "SGD",
@@ -38,7 +39,7 @@ METHODS = {
     "sound": "eDP-SGD, sound",
     "dp": "DP-SGD, disjoint batches",
     "poisson": "DP-SGD, Poisson sampling",
-    "naive": "DP-SGD, one pass per utterance",
+    "naive": "DP-SGD, one pass per sentence",
 }
 
 
@@ -164,7 +165,7 @@ class Explored(NamedTuple):
     others: tuple[Point, ...]  # all measured points after as many epochs, `point` among them
     path: tuple[Point, ...]  # the same run after 1, 2, ... epochs
     seeds: tuple[float, ...]  # SER of the same setting with each seed that was measured
-    cheaper: Point | None  # of all measured points with at most this SER, the least epsilon; None for SGD
+    cheaper: Point | None  # the least epsilon with at most this SER, of all; None for SGD, and where SER is `USELESS`
     live: tuple[Point, ...]  # that were made since
 
 
@@ -187,13 +188,14 @@ def explore(
     names = {"m": "largest_micro_batch", "z0": "z0", "decay": "decay", "epochs": "epochs"}
     pairs = {name: (getattr(asked, of), getattr(point.config, of)) for name, of in names.items()}
     good = [p for p in grid.points if p.epsilon is not None and p.ser <= point.ser]
+    compared = point.epsilon is not None and point.ser <= USELESS
     return Explored(
         point,
         differs={name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
         others=tuple(grid.after(point.config.epochs)),
         path=tuple(p for p in known if p.setting == point.setting),
         seeds=tuple(p.ser for p in grid.seeds(point)),
-        cheaper=None if point.epsilon is None else min(good, key=lambda p: p.epsilon or math.inf),
+        cheaper=min(good, key=lambda p: p.epsilon or math.inf) if compared else None,
         live=tuple(live),
     )
 
@@ -242,7 +244,7 @@ def ladder(
         "smart-home", z0=z, clip_norm=clip_norm, num_devices=num_devices, batch_size=batch_size, epochs=epochs
     )
     largest = base.largest_micro_batch
-    most = f"a batch of {batch_size} on {num_devices} devices has at most {largest} utterances in each"
+    most = f"a batch of {batch_size} on {num_devices} devices has at most {largest} sentences in each"
     require(1 <= micro_batch <= largest, f"micro-batches of {micro_batch}: {most}")
     held = partial(judge, bill=epochs, delta=delta, seed_published=False, adjacency=neighbours)
     sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of, first_wrong, given
+from edp_lab.course.kit.text import at_most
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
 Setting = tuple[str, int, float, str]  # method, micro-batch size, z0, decay
@@ -39,7 +40,7 @@ def _smaller(answer: Any, cases: np.random.Generator) -> Differences:
         runs = [explore(grid, *setting, EPOCHS).point for setting in settings]
         epsilons = [run.epsilon or math.inf for run in runs]
         pairs = zip("AB", runs, epsilons, strict=True)
-        told = "; ".join(f"{name}: SER {run.ser:.2f}, ε {epsilon:.3g}" for name, run, epsilon in pairs)
+        told = "; ".join(f"{name}: SER {run.ser:.2f}, ε {at_most(epsilon)}" for name, run, epsilon in pairs)
         right[question] = "AB"[int(np.argmin(epsilons))], f"you said {{}}, but {told}"
     yield chosen(answer, right, ("A", "B"), "neither 'A' nor 'B'")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from edp_lab.training import TrainConfig
 if TYPE_CHECKING:
     from edp_lab.training.explain import Cause
 
-NEIGHBOURS = {Adjacency.ZERO_OUT: "one utterance zeroed out", Adjacency.REPLACE_ONE: "one utterance replaced"}
+NEIGHBOURS = {Adjacency.ZERO_OUT: "one sentence zeroed out", Adjacency.REPLACE_ONE: "one sentence replaced"}
 ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
     "type": "log",
     "tickvals": [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)],
@@ -49,9 +49,9 @@ def told(point: Point) -> str:
     return f"{METHODS[point.method]}{size}, z0 = {config.z0:g}{decay}, {epochs}"
 
 
-def epsilon(value: float | None) -> str:
-    """One that holds, in words."""
-    return "none" if value is None else at_most(value)
+def epsilon(value: float | None, written: Callable[[float], str] = at_most) -> str:
+    """One that holds, in words; one that is claimed is `written` by `digits`, as in tiles."""
+    return "none" if value is None else written(value)
 
 
 def table(*rows: Sequence[str]) -> Html:
@@ -59,7 +59,7 @@ def table(*rows: Sequence[str]) -> Html:
     return html_table([[f"{cell}\N{EM SPACE}" for cell in row] for row in rows])
 
 
-words = Words(__file__, told=told, epsilon=epsilon, NEIGHBOURS=NEIGHBOURS)
+words = Words(__file__, told=told, epsilon=epsilon, digits=d, NEIGHBOURS=NEIGHBOURS)
 
 
 def _delta(start: float) -> Control:
@@ -86,7 +86,7 @@ class Explorer(Panel):
         tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
         super().__init__(
             "Error against privacy",
-            "The ring is the measured run that is nearest to your sliders, among all runs of its length.",
+            "All measured runs of one length; the ring marks the one that is nearest to your sliders.",
             lambda **values: compute.explore(grid, **values, live=self.live),
             [(draw_runs, "1 1 auto")],
             words.explored,
@@ -113,18 +113,20 @@ class Explorer(Panel):
 
 
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the nearest run, its error, and the run that is as good for less."""
+    """Both epsilons of the nearest run, its error, and the run that does as well for less."""
     point, cheaper = result.point, result.cheaper
     had = [f"{name} = {one if isinstance(one, str) else short(one)}" for name, (_, one) in result.differs.items()]
     run = f"The nearest measured run ({', '.join(had)})" if had else "This run"
     says = f"{run} has SER {point.ser:.2f}"
-    if cheaper is None:
+    if point.epsilon is None:
         says += ", with which noise has to compete."
+    elif cheaper is None:
+        says += ". With so many errors it is of no use, whatever its ε."
     elif cheaper == point:
-        says += ", and no other measured run has a smaller ε without a larger error."
+        says += ", and no other measured run does as well at a smaller ε."
     else:
         other = told(cheaper) + (" (not in this picture)" if cheaper not in result.others else "")
-        says += f"; {other} has no larger error and ε = {at_most(cheaper.epsilon)}."
+        says += f"; {other} does at least as well, at ε = {at_most(cheaper.epsilon)}."
     return *epsilons(point.guarantee), says
 
 
@@ -156,13 +158,14 @@ def draw_runs(result: Explored) -> Figure:
     level = [p.ser for p in result.others if p.method == "sgd"][:1]
     sgd = {"x": [1e-3, 1e12] if level else [], "y": level * 2, "hoverinfo": "skip"}
     shown = [point.epsilon for point in (*result.others, *result.path, *result.live)]
+    lengths = ", ".join(map(str, sorted({point.config.epochs for point in result.live})))
     star = {"color": OTHER, "line": {"width": 2, "color": INK}}
     return figure(
         f"Runs of {count(result.point.config.epochs, 'epoch')}",
         line("SGD", PLAIN, "dash", width=1.5, **sgd),
-        line("other lengths", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
+        line("the ring's setting, 1 to 8 epochs", "#777", "dot", width=1, symbol="circle", size=5, **of(result.path)),
         *map(family, FAMILIES),
-        points("yours", INK, "star", 11, marker=star, **of(result.live)),
+        points(f"trained below, epochs: {lengths}", INK, "star", 11, marker=star, **of(result.live)),
         _chosen(result.point.epsilon, result.point.ser),
         height=380,
         xaxis=log_axis("ε, smaller is more private (as printed: if α were public)", shown, margin=ROOM),
@@ -209,14 +212,14 @@ class Live(RunPanel):
         self._explorer.add(point)
         stopped = ", stopped early," if record["status"] == "interrupted" else ""
         says = f"Run {len(self.points)}{stopped} has SER {point.ser:.2f} after {short(point.seconds)} s: {told(point)}."
-        worst = f" The worst fault: {causes[0].name}, {short(causes[0].factor)} times." if causes else ""
+        worst = f" The worst fault: {causes[0].name}, by a factor of {short(causes[0].factor)}." if causes else ""
         self.tiles.show(*epsilons(point.guarantee), says + worst)
         self.words.value = words.live(point)
         self.figures[0].show(draw_causes(causes))
 
 
 def draw_causes(causes: Sequence[Cause]) -> Figure:
-    """What `edp-lab explain` says of a run: how many times too much or too little there is of something."""
+    """What `edp-lab explain` says of a run: by what factor each quantity was too large or too small."""
     worst_on_top = list(reversed(causes))
     factors, names = [cause.factor for cause in worst_on_top], [cause.name for cause in worst_on_top]
     look: Trace = {"orientation": "h", "hover": "%{y}: %{x:.2g} times" + fig.ALONE}
@@ -224,7 +227,7 @@ def draw_causes(causes: Sequence[Cause]) -> Figure:
         "Why it is no better",
         fig.bar("the last run", NOISE, x=factors, y=names, **look),
         height=260,
-        xaxis=fig.axis("times too much, or too little", [0, math.log10(max([20.0, *factors]))], type="log"),
+        xaxis=fig.axis("too large, or too small, by a factor of", [0, math.log10(max([20.0, *factors]))], **ROUND),
         yaxis=fig.axis("fault"),
     )
 
@@ -250,9 +253,9 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
             "noise ten times larger": {"z": 10 * start.z0},
             "a batch of 512": {"batch_size": 512},
         },
-        micro_batch=number("micro-batch size m", start.largest_micro_batch, sizes, unit="utterances"),
+        micro_batch=number("micro-batch size m", start.largest_micro_batch, sizes, unit="sentences"),
         num_devices=number("GPUs N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
-        batch_size=number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="utterances"),
+        batch_size=number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="sentences"),
         z=number("noise multiplier z", start.z0, decades(-3, 1), unit="noise over sensitivity"),
         adjacency=choice("neighbours", str(Adjacency.ZERO_OUT), neighbours),
         epochs=number("epochs", start.epochs, range(1, 41), unit="passes", rare=True),
@@ -261,14 +264,14 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
 
 
 def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
-    """Epsilon of the chosen rung, and of the lowest with as much noise on the mean."""
+    """Epsilon of the chosen rung, and of the bottom one with as much noise on the mean."""
     chosen, single = result.chosen, result.rungs[0]
     here = holds(epsilon(chosen.epsilon), "ε at this z", f"chosen, m = {chosen.micro_batch}")
-    bottom = holds(epsilon(single.equal_epsilon), "ε at the same noise", "lowest, m = 1")
+    bottom = holds(epsilon(single.equal_epsilon), "ε with as much noise on the mean", "bottom rung, m = 1")
     if not single.noise:
         return here, bottom, "Without noise no rung has a guarantee."
     if chosen.micro_batch == 1:
-        return here, bottom, "m = 1 is the lowest rung, where each utterance is clipped alone (DP-SGD)."
+        return here, bottom, "m = 1 is the bottom rung, where each sentence is clipped alone (DP-SGD)."
     price = "the same ε" if chosen.epsilon == single.epsilon else "a smaller ε"
     times = f"At the same z, m = {chosen.micro_batch} puts {short(chosen.noise / single.noise)} times as much noise"
     return here, bottom, f"{times} on the mean as m = 1, for {price}."
@@ -366,8 +369,8 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
     left = fig.axis("epochs trained"), fig.axis("ε", **ROUND)
     right = fig.logs("ε"), fig.axis("SER on the test set", [0, 1.05])
     caption = (
-        f"δ = {d(delta)}, Gaussian DP, one utterance zeroed out, disjoint batches;\nleft: all from z0 = "
-        f"{decays[0].z0:g}; right: DP-SGD, measured, {epochs} epochs, seed 0 (void)"
+        f"δ = {d(delta)}, Gaussian DP, one sentence zeroed out, disjoint batches;\nleft: all from z0 = "
+        f"{decays[0].z0:g}; right: DP-SGD, measured, {epochs} epochs, seed 0 (published, so these ε are void)"
     )
     layout = fig.plots(1, 2, axes=[left, right], horizontal_spacing=0.13)
     return fig.still("What decay costs, and what it buys", *traces, caption=caption, height=440, top=150, **layout)
@@ -421,7 +424,7 @@ def draw_tuning(result: Tuning) -> Figure:
         line("only the best, number secret", OTHER, "dot", symbol="diamond", x=x, y=result.random),
         _chosen(x[result.chosen], result.published[result.chosen]),
         hover="%{x} trials: ε %{y:.3g}",
-        xaxis=fig.axis("trials (of a secret number: its mean)", type="log", dtick=1, tickformat=",~r"),
+        xaxis=fig.axis("trials (dotted line: on average)", type="log", dtick=1, tickformat=",~r"),
         yaxis=log_axis("ε", [result.free, *result.published, *result.random], margin=ROOM),
     )
 
@@ -443,10 +446,10 @@ def tuning_command(result: Tuning, z0: float, epochs: int, trials: int, delta: f
 def points_table(runs: Sequence[Point]) -> Html:
     """Runs side by side."""
     rows = [
-        (told(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.epsilon_claimed), f"{r.seconds:.1f}")
+        (told(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.epsilon_claimed, d), f"{r.seconds:.1f}")
         for r in runs
     ]
-    return table(("", "SER", "ε, α public, seed secret", "ε claimed", "seconds"), *rows)
+    return table(("", "SER", "ε that would hold", "ε claimed", "seconds"), *rows)
 
 
 def seeds_table(grid: Grid, runs: Sequence[Point]) -> Html:
@@ -470,15 +473,20 @@ def pace_table(grid: Grid) -> Html:
 
 PARETO_LOOKS = (
     (PLAIN, "solid", "circle"),
-    (HOLDS, "dash", "square"),
-    (OTHER, "dot", "diamond"),
-    (NOISE, "dashdot", "triangle-up"),
-    (INK, "longdash", "x"),
+    (OTHER, "dash", "square"),
+    (NOISE, "dot", "diamond"),
+    (INK, "dashdot", "triangle-up"),
+    ("#777", "longdash", "x"),
 )
+LEVELS = {  # without privacy: what it is called, and its dash
+    "SGD": ("SGD", "dot"),
+    "SGD, the private model": ("SGD, same network as the private runs", "dashdot"),
+}
 PARETO_CAPTION = Html(
-    "ε of one utterance at δ = n<sup>-1.1</sup>, were the seeds secret. Poisson sampling: privacy loss distributions, "
-    "add or\nremove one; shuffled: Gaussian DP, zero-out, so it lacks what sampling hides. Bars: 95 % over seeds.\n"
-    "x: time as a multiple of SGD's at the paper's size (batches of 64)"
+    "ε of one sentence at δ = n<sup>-1.1</sup>, if the seeds were secret. Poisson sampling: privacy loss\n"
+    "distributions, add or remove one; shuffled: Gaussian DP, zero-out, without what sampling hides.\n"
+    "Bars: 95 % over seeds. x0.73: took 0.73 times as long as SGD with the paper's network and batches\n"
+    "of 64 (the private CLC is smaller than the paper's, so it can be faster)"
 )
 
 
@@ -510,8 +518,9 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
             look = looks.setdefault(method, PARETO_LOOKS[len(looks) % len(PARETO_LOOKS)])
             marks.append({**_pareto_line(method, curve, *look), **at, "showlegend": first})
         plain = sorted((one for one in own if one["epsilon"] is None), key=lambda one: one["ser"]["mean"])
-        for level, dash, anchor in zip(plain, ("dashdot", "dot"), ("top", "bottom"), strict=False):
-            error, text = level["ser"]["mean"], f"{level['method']}, x{level['time_ratio']:.2g}"
+        for level, anchor in zip(plain, ("top", "bottom"), strict=False):
+            name, dash = LEVELS[level["method"]]
+            error, text = level["ser"]["mean"], f"{name}, x{level['time_ratio']:.2g}"
             place = {"x": 0, "xanchor": "left", "xref": f"{at['xaxis']} domain", "y": error, "yanchor": anchor}
             marks.append(fig.hline(error, at["yaxis"], line={"dash": dash, "width": 1.5}))
             marks.append(fig.note(text, yref=at["yaxis"], **place))

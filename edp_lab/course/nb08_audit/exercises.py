@@ -9,6 +9,7 @@ import numpy as np
 
 from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of
+from edp_lab.course.kit.text import at_least
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon
 
@@ -46,8 +47,8 @@ def _audited() -> dict[str, tuple[str, str]]:
     for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
         audit = audit_step(noise, printed, 1.0, z0, num_devices, 1.0, draws).audit
         told = (
-            f"you said {{!r}}, but with ε = {audit.epsilon_claimed:.3g} claimed, {audit.bounds.gaussian:.3g} proven "
-            f"and {audit.ceiling:.3g} provable at most, it is {str(audit.verdict)!r}"
+            f"you said {{!r}}, but with ε = {audit.epsilon_claimed:.3g} claimed, {at_least(audit.bounds.gaussian)} "
+            f"proven and {at_least(audit.ceiling)} provable at most, it is {str(audit.verdict)!r}"
         )
         right[question] = str(audit.verdict), told
     return right

@@ -11,13 +11,13 @@ import numpy as np
 from scipy.stats import norm
 
 from edp_lab.attacks.audit.bits import NOISES, BitsAudit
-from edp_lab.attacks.audit.bounds import Finding
+from edp_lab.attacks.audit.bounds import Audit, Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import check_whole
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, percent, short, step_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
@@ -30,7 +30,19 @@ words = Words(__file__)
 figure = partial(fig.figure, height=390)
 VARIANTS = {"as printed": True, "sound": False}
 SURE = f"{100 * CONFIDENCE:g} %"
-SOURCES = {Variant.AS_PRINTED: "the paper's zCDP", Variant.SOUND: "the true one"}  # of the claim under test
+
+
+def on_trial(audit: Audit) -> str:
+    """The epsilon that is put to the test; where that is the one that holds, written as such."""
+    return (d if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.epsilon_claimed)
+
+
+def trial(audit: Audit, what: str) -> Tile:
+    """Its tile: as printed a claim, else what holds."""
+    at = f"ε of {what} at δ = {short(audit.delta)}"
+    if audit.mechanism.variant is Variant.AS_PRINTED:
+        return claimed(on_trial(audit), at)
+    return holds(on_trial(audit), f"{at}, with a secret seed")
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -65,19 +77,19 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
 
 
 def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
-    """What is claimed and what the draws prove, and how many guesses were wrong."""
+    """What is claimed, or holds, and what the draws prove, and how many guesses were wrong."""
     audit = result.audit
     wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
+    tested = f"ε = {on_trial(audit)}"
     verdict = {
-        Finding.REFUTED: "too few for the claimed ε, which is refuted",
-        Finding.CONSISTENT: "the claimed ε allows that, and is neither refuted nor proven",
-        Finding.NO_POWER: "even without an error so few draws could not refute the claimed ε",
+        Finding.REFUTED: f"too few for {tested}, which is refuted",
+        Finding.CONSISTENT: f"{tested} allows that, and is neither refuted nor proven",
+        Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
     }[audit.verdict]
-    at = f"ε of one step at δ = {short(audit.delta)}"
     proven = Tile("proven", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise")
     missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
     told = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
-    return claimed(d(audit.epsilon_claimed), at), proven, told
+    return trial(audit, "one step"), proven, told
 
 
 BINS = 48
@@ -134,7 +146,8 @@ def draw_scale(result: StepAudit) -> Figure:
     for name, color, symbol, value in numbers:
         # The claim has a line of its own, which its number must not stand on.
         side = "middle right" if name == said else "top center"
-        told = {"mode": "markers+text", "text": [at_most(value) if name == true else d(value)], "textposition": side}
+        text = {said: on_trial(audit), true: at_most(value), most: at_least(value)}[name]
+        told = {"mode": "markers+text", "text": [text], "textposition": side}
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
     return figure(
         "Which ε can it be?",
@@ -153,8 +166,7 @@ def table(results: Mapping[str, StepAudit]) -> str:
     rows: list[tuple[str, ...]] = [("", "claimed", "holds", "proven", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
-        said, true = d(audit.epsilon_claimed), at_most(audit.epsilon_holds)
-        rows.append((label, said, true, *map(at_least, bounds), str(audit.verdict)))
+        rows.append((label, on_trial(audit), at_most(audit.epsilon_holds), *map(at_least, bounds), str(audit.verdict)))
     return columns(rows)
 
 
@@ -195,9 +207,10 @@ def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
         refuted = ", so it is refuted"
     elif result.tested >= (proven.gaussian or 0):
         refuted = ", so it is not refuted"
-    told = f"If {tested} held, {result.right:,} or more right guesses out of {result.made:,} would have probability "
-    told += f"{at_most(result.most)} at most{refuted}."
-    test = Tile("put to the test", tested, f"right guesses: {percent(result.chance)} at most", "claimed")
+    more = " or more" if result.right < result.made else ""
+    told = f"If {tested} held, {result.right:,}{more} of {result.made:,} guesses would be right with a probability of "
+    told += f"at most {at_most(100 * result.most)} %{refuted}."
+    test = Tile("put to the test", tested, f"a guess is right with at most {percent(result.chance)}", "claimed")
     free, gaussian = at_least(proven.distribution_free), at_least(proven.gaussian)
     return test, Tile("proven", f"ε ≥ {free}", f"for Gaussian noise ε ≥ {gaussian}"), told
 
@@ -205,8 +218,7 @@ def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
 def draw_luck(result: Guesses) -> Figure:
     """How many guesses are right under the tested epsilon, and how many were."""
     beyond, bars = result.counts >= result.right, []
-    more = f"as many or more: {percent(result.tail)}"
-    for name, color, hatch, these in (("fewer", PLAIN, "", ~beyond), (more, PRINTED, "/", beyond)):
+    for name, color, hatch, these in (("fewer", PLAIN, "", ~beyond), ("as many or more", PRINTED, "/", beyond)):
         on = {"x": result.counts[these], "y": 100 * result.chances[these], "hover": "%{x} right: %{y:.3g} %"}
         bars.append(fig.bar(name, color, hatch, marker={"pattern": {"size": 6}, "line": {"width": 0}}, **on))
     low, high = int(result.counts[0]), int(result.counts[-1])
@@ -218,7 +230,7 @@ def draw_luck(result: Guesses) -> Figure:
         barmode="overlay",
         bargap=0,
         xaxis=fig.axis("right guesses", [low - 1, high + 1]),
-        yaxis=fig.axis("chance at the tested ε (%)", [0, 118 * float(result.chances.max())]),
+        yaxis=fig.axis("chance at the tested ε, without δ (%)", [0, 118 * float(result.chances.max())]),
     )
 
 
@@ -271,7 +283,7 @@ def bits(noise: str, z0: float, numbers: int, seed: int) -> Panel:
         views={
             "the library's own": {"noise": "exact"},
             "Opacus' secure mode": {"noise": "opacus-secure"},
-            "ten times the noise": {"z0": 40.0},
+            "torch, ten times the noise": {"z0": 40.0},
         },
         noise=choice("noise", noise, list(told), tooltips=list(told.values())),
         z0=number("noise multiplier z0", z0, decades(0, 2)),
@@ -289,7 +301,8 @@ def tell_bits(audit: BitsAudit) -> tuple[Tile, Tile, str]:
     }[audit.verdict]
     told = f"The canary is seen in {found} releases with it, and in {alarms} without: {end}."
     at = f"ε of one release at δ = {short(audit.delta)}, if the noise were ideal"
-    proven = Tile("proven", f"≥ {at_least(audit.epsilon_lower_bound)}", f"{SURE}, whatever the noise")
+    most = f"{2 * audit.trials:,} releases can prove {at_least(audit.ceiling)} at most"
+    proven = Tile("proven", f"≥ {at_least(audit.epsilon_lower_bound)}", f"{SURE}, whatever the noise; {most}")
     return claimed(d(audit.epsilon_claimed), at), proven, told
 
 
@@ -305,9 +318,9 @@ def draw_bits(audit: BitsAudit) -> Figure:
     return figure(
         f"What {audit.size:,} released numbers give away",
         *marks,
-        line("as many either way: a coin", INK, "dot", width=1.5, x=[0, top], y=[0, top]),
+        line("equal: no better than chance", INK, "dot", width=1.5, x=[0, top], y=[0, top]),
         xaxis=fig.axis("numbers impossible without the canary", [-0.04 * top, top]),
-        yaxis=fig.axis("impossible with it", [-0.04 * top, top]),
+        yaxis=fig.axis("numbers impossible with the canary", [-0.04 * top, top]),
     )
 
 
@@ -362,7 +375,7 @@ class OneRun(RunPanel):
         for live, draw in zip(self.figures, (draw_tallies, draw_runs), strict=True):
             live.show(draw(self.audits))
         self.tiles.show(*tell_runs(list(self.audits.values())))
-        self.words.value = words.run(audit, SOURCES[audit.mechanism.variant])
+        self.words.value = words.run(audit)
         self.command.value = one_run_command(config, canaries)
 
 
@@ -379,8 +392,8 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
         told = "The claim is true and yet refuted, which happens in 5 % of audits at most."
     else:
         told = f"The claim is true, and {'the audit does' if len(audits) == 1 else 'the audits do'} not refute it."
-    at = f"ε of the run at δ = {short(last.delta)}"
-    return claimed(d(last.epsilon_claimed), at), Tile("refuted by", f"{refuted} of {len(audits)}", "audits"), told
+    found = Tile("audits that refute it", f"{refuted} of {len(audits)}", f"each at {SURE} confidence")
+    return trial(last, "the run"), found, told
 
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
@@ -415,7 +428,7 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
         line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=said),
         line("holds", HOLDS, width=2.5, x=ends, y=true),
         hover="audit %{x}: ε %{y:.3g}",
-        xaxis=fig.axis("audit, a training run each", ends or None, tickformat="d"),
+        xaxis=fig.axis("audit (one training run each)", ends or None, tickformat="d"),
         yaxis=fig.axis("ε of the run", rangemode="tozero"),
     )
 
@@ -441,7 +454,8 @@ def last_model_figure(rows: Sequence[Mapping[str, Any]]) -> fig.Still:
         line("what holds", HOLDS, width=2.5, x=ends, y=ends),
         *traces,
         caption=f"lower bounds at {SURE}, any mechanism, δ = {short(compute.DELTA)}; small CLC, "
-        f"{rows[0]['steps']} steps,\nDP-SGD, one utterance zeroed out, disjoint batches, seeds 0 to 2 (void)",
+        f"{rows[0]['steps']} steps, DP-SGD,\none utterance zeroed out, disjoint batches; seeds 0 to 2 "
+        "(published, so these ε are void)",
         height=430,
         top=110,
         xaxis=fig.axis("ε that holds for all steps", ends),
