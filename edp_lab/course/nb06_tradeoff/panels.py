@@ -525,8 +525,8 @@ def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:
             marks.append(fig.hline(error, at["yaxis"], line={"dash": dash, "width": 1.5}))
             marks.append(fig.note(text, yref=at["yaxis"], **place))
     layout |= {"template": theme.TEMPLATE, "legend": {"y": 1 + 0.12 / lines, "yanchor": "bottom"}}
-    height = 360 * lines + 150
-    return fig.still("Utility, privacy, time", *marks, caption=PARETO_CAPTION, height=height, top=150, **layout)
+    height = 360 * lines + 170
+    return fig.still("Utility, privacy, time", *marks, caption=PARETO_CAPTION, height=height, top=170, **layout)
 
 
 def _pareto_line(method: str, own: Sequence[Mapping[str, Any]], color: str, dash: str, symbol: str) -> Trace:
