@@ -309,7 +309,7 @@ def test_findings_on_the_recipe_are_those_of_its_runs() -> None:
             states("README.md", reached, f"errs on {errors[0]} %, SGD from there on {errors[1]} %")
     states(
         "docs/results.md",
-        "So {atis}, {snips} and {nlu-eval} times SGD's error, as epsilon 8 has".format_map(more),
+        "Epsilon 8 has {atis}, {snips} and {nlu-eval} times SGD's error".format_map(more),
         f"intervals reach {min(spread):.1f} to {max(spread):.1f} points to a side",
     )
 
