@@ -16,6 +16,7 @@ Where the sum itself is formed, it is rounded as the released one is: by 1e-7 of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +28,7 @@ from torch import Tensor
 
 SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
 LARGEST = 2**22  # numbers in a padded block
-LONG = 32  # rows of a micro-batch, on average, that are worth forming its gradient
+LONG = 32  # rows of a micro-batch, on average, that are summed by themselves
 ROOM = 3 * 2**25  # numbers in the gradients that are formed: those of 16 speakers in the CLC of the paper's size
 BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
 Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
@@ -113,16 +114,24 @@ class MicroBatches:
             raise ValueError(f"the micro-batches hold {int(bounds[-1])} examples, the batch has {len(rows)}")
         return ends[bounds].diff()
 
-    def formed(self, rows: Tensor | None, d: Tensor, x: Tensor) -> Tensor | None:
-        """Gradients sum_t d_t x_t^T of d (R, O) and x (R, D) for each micro-batch, (M, O * D).
+    def formed(self, rows: Tensor | None, *pairs: tuple[Tensor, Tensor]) -> list[Tensor] | None:
+        """Gradients sum_t d_t x_t^T of each d (R, O) and x (R, D), for each micro-batch: (M, O * D).
 
-        None if there is no room for them, or if the micro-batches are so short that other ways are faster.
+        None if there is no room for them, or if the micro-batches are so short that other ways are faster: of one, T
+        rows take T^2 (O + D) products in float64, a gradient three passes through O * D numbers in memory.
         """
-        out = None if len(x) < LONG * len(self.sizes) else self.memory.take(d, len(self.sizes), d.shape[1] * x.shape[1])
-        if out is not None:
+        shapes = [(d.shape[1], x.shape[1]) for d, x in pairs]
+        length = len(pairs[0][0]) / len(self.sizes)
+        if 4 * length * sum(outputs + inputs for outputs, inputs in shapes) < sum(map(math.prod, shapes)):
+            return None
+        found = []
+        for (d, x), shape in zip(pairs, shapes, strict=True):
+            if (out := self.memory.take(d, len(self.sizes), math.prod(shape))) is None:
+                return None
             for gradient, own in zip(out, self.slices(rows), strict=True):
-                torch.mm(d[own].T, x[own], out=gradient.view(d.shape[1], x.shape[1]))
-        return out
+                torch.mm(d[own].T, x[own], out=gradient.view(shape))
+            found.append(out)
+        return found
 
     def sums(self, rows: Tensor | None, d: Tensor) -> Tensor:
         """Sum of the rows of each micro-batch: (R, ...) -> (M, ...)."""
@@ -237,9 +246,9 @@ class LinearUse:
     formed: list[Tensor] | None = None
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        weights = cut.formed(self.rows, self.d, self.x)
+        weights = cut.formed(self.rows, (self.d, self.x))
         if weights is not None:
-            self.formed = [weights, cut.sums(self.rows, self.d)][: len(self.parameters)]
+            self.formed = [*weights, cut.sums(self.rows, self.d)][: len(self.parameters)]
             return tuple(row_norms(gradients).square() for gradients in self.formed)
         found = torch.zeros(2, len(cut.sizes), dtype=torch.float64, device=self.d.device)
         inputs, outputs = self.x.shape[1], self.d.shape[1]
@@ -278,8 +287,8 @@ class LSTMUse:
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
         flat = self.d.flatten(1)
         pairs = [(flat, self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
-        weights = [gradients for d, x in pairs if (gradients := cut.formed(self.rows, d, x)) is not None]
-        if len(weights) == len(pairs):
+        weights = cut.formed(self.rows, *pairs)
+        if weights is not None:
             self.formed = [*weights, cut.sums(self.rows, flat)]
             w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.formed)
             return w_ih, forward + backward, bias
