@@ -138,7 +138,7 @@ def draw_errors(rows: RunRows) -> Figure:
         height=330,
         top=56,
         xaxis=axis("epochs trained", tickformat="d", rangemode="tozero"),
-        yaxis=axis("semantic error rate (SER)", [0, 1.05 * max(worst, 1.0)]),
+        yaxis=axis("SER on the validation set", [0, 1.05 * max(worst, 1.0)]),
     )
 
 

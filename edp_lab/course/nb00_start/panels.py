@@ -125,7 +125,7 @@ def draw_privacy(result: StepResult) -> Figure:
 
 def table(results: Mapping[str, StepResult]) -> str:
     """Steps of runs of one length and delta in plain text, one a line, under what their epsilons are."""
-    rows: list[tuple[str, ...]] = [("", "noise where α = 1", "noise/signal", "ε claimed", "ε if α public")]
+    rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε if α public")]
     for label, r in results.items():
         numbers = (r.mechanism.noise_std(r.epoch) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
         rows.append((label, *map(short, numbers)))
@@ -209,7 +209,7 @@ class Training(RunPanel):
         self.together: Guarantee | None = None
         super().__init__(
             "Train with this noise, and read again",
-            "The same training with the values of the sliders above: what it learns, and what it gives away.",
+            "The same training with the values of “One step of eDP-SGD”: what it learns, and what it gives away.",
             figures=[draw_errors(self.rows), draw_secret(self.secret)],
         )
         self._say()

@@ -76,6 +76,11 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
     )
 
 
+def failing(verdict: Finding) -> str:
+    """The role of a tile."""
+    return "printed" if verdict is Finding.REFUTED else "plain"
+
+
 def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
     """What is claimed, or holds, and what the draws prove, and how many guesses were wrong."""
     audit = result.audit
@@ -86,7 +91,9 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
         Finding.CONSISTENT: f"{tested} allows that, and is neither refuted nor proven",
         Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
     }[audit.verdict]
-    proven = Tile("proven", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise")
+    proven = Tile(
+        "proven", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", failing(audit.verdict)
+    )
     missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
     told = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
     return trial(audit, "one step"), proven, told
@@ -302,7 +309,12 @@ def tell_bits(audit: BitsAudit) -> tuple[Tile, Tile, str]:
     told = f"The canary is seen in {found} releases with it, and in {alarms} without: {end}."
     at = f"ε of one release at δ = {short(audit.delta)}, if the noise were ideal"
     most = f"{2 * audit.trials:,} releases can prove {at_least(audit.ceiling)} at most"
-    proven = Tile("proven", f"≥ {at_least(audit.epsilon_lower_bound)}", f"{SURE}, whatever the noise; {most}")
+    proven = Tile(
+        "proven",
+        f"≥ {at_least(audit.epsilon_lower_bound)}",
+        f"{SURE}, whatever the noise; {most}",
+        failing(audit.verdict),
+    )
     return claimed(d(audit.epsilon_claimed), at), proven, told
 
 
@@ -346,7 +358,7 @@ class OneRun(RunPanel):
         self.canaries = number("canaries m", canaries)
         super().__init__(
             "Audit a run",
-            "How many guesses about the canaries of the last training run were right, and which ε each run proves.",
+            "How many guesses about the canaries of the last run were right, and which ε each run proves. No layer is scaled.",
             [self.variant, self.z0, self.num_devices, self.epochs, self.canaries, self.runs],
             [draw_tallies({}), draw_runs({})],
         )
@@ -455,7 +467,7 @@ def last_model_figure(rows: Sequence[Mapping[str, Any]]) -> fig.Still:
         *traces,
         caption=f"lower bounds at {SURE}, any mechanism, δ = {short(compute.DELTA)}; small CLC, "
         f"{rows[0]['steps']} steps, DP-SGD,\none utterance zeroed out, disjoint batches; seeds 0 to 2 "
-        "(published, so these ε are void)",
+        "(published, so these ε are void); marks of one ε side by side",
         height=430,
         top=110,
         xaxis=fig.axis("ε that holds for all steps", ends),
