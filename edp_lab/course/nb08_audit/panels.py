@@ -358,7 +358,7 @@ class OneRun(RunPanel):
         self.canaries = number("canaries m", canaries)
         super().__init__(
             "Audit a run",
-            "How many guesses about the canaries of the last run were right, and which ε each run proves. No layer is scaled.",
+            "How many guesses about canaries were right, and which ε each training run proves. No layer is scaled.",
             [self.variant, self.z0, self.num_devices, self.epochs, self.canaries, self.runs],
             [draw_tallies({}), draw_runs({})],
         )
