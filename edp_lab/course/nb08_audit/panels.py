@@ -465,7 +465,7 @@ def last_model_figure(rows: Sequence[Mapping[str, Any]]) -> fig.Still:
         "What the last model alone reveals",
         line("what holds", HOLDS, width=2.5, x=ends, y=ends),
         *traces,
-        caption=f"lower bounds at {SURE}, any mechanism, δ = {short(compute.DELTA)}; marks of one ε stand side by side;\n"
+        caption=f"lower bounds at {SURE}, any mechanism, δ = {short(compute.DELTA)}; marks of one ε side by side;\n"
         f"small CLC, {rows[0]['steps']} steps, DP-SGD, one utterance zeroed out, disjoint batches;\n"
         "seeds 0 to 2 (published, so these ε are void)",
         height=450,
