@@ -70,7 +70,7 @@ def bill(C: float, z0: float, decay: str, tau: float, num_devices: int, epochs: 
 
     return Panel(
         "The bill of a run",
-        "The privacy loss of a run after each epoch, claimed and true, and the noise it comes from.",
+        "The ε of a run after each epoch, claimed and true. Second figure: the noise behind it.",
         compute.run_bill,
         [draw_bill, draw_noise],
         words.bill,
@@ -96,8 +96,8 @@ def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
     tiles, set_, true = epsilons(result.guarantee), result.z_set[0], result.z_true[0]
     if not set_:
         return *tiles, "Without noise nothing is promised."
-    says = ", as z0 says." if math.isclose(set_, true) else f". The setting z0 says {short(set_)}."
-    return *tiles, f"At first the noise is {short(true)} times what one utterance can move{says}"
+    says = "as z0 says" if math.isclose(set_, true) else f"where z0 says {d(set_)}"
+    return *tiles, f"In the first epoch, noise over sensitivity is {d(true)}, {says}."
 
 
 def draw_bill(result: RunBill) -> Figure:
@@ -111,7 +111,7 @@ def draw_bill(result: RunBill) -> Figure:
         "Privacy spent, by epoch",
         line("claimed", CLAIMED, "dash", symbol="square-open", x=after, y=said),
         line(held, HOLDS, dash, **mark, x=after, y=exact),
-        line("zCDP in truth", OTHER, "dashdot", mode=mode, x=after, y=zcdp),
+        line("zCDP, true noise", OTHER, "dashdot", mode=mode, x=after, y=zcdp),
         hover="after %{x} epochs: ε = %{y:.3g}",
         xaxis=axis("epochs trained", [0.5, result.epochs + 0.5]),
         yaxis=log_axis("ε (nats)", [*said, *exact, *zcdp], margin=0.05, labels=6),
@@ -144,7 +144,7 @@ def needed(target: float, decay: str, tau: float, num_devices: int, epochs: int,
 
     return Panel(
         "Noise for a target",
-        "The z0 with which a run meets a target ε, claimed and true, and which of its epochs pay.",
+        "The z0 with which a run meets a target ε, claimed and true. Second figure: which epochs pay.",
         compute.needed,
         [draw_needed, draw_share],
         words.needed,
@@ -167,27 +167,28 @@ def needed(target: float, decay: str, tau: float, num_devices: int, epochs: int,
 def tell_needed(result: Needed) -> tuple[Tile, Tile, str]:
     """z0 by the claim and in truth, and the epochs that pay."""
     of, z0, at = f"for ε = {short(result.budget.epsilon)}", result.z0[-1], f"δ = {short(result.budget.delta)}"
-    said = claimed(f"z0 = {short(result.claimed[-1])}", f"{of}, by the claim")
+    said = claimed(f"z0 = {d(result.claimed[-1])}", f"{of}, by the claim")
     found = f"z0 = {at_most(z0)}" if z0 > 0 else "no z0"
     if result.mechanism.alpha is Alpha.PRIVATE:
-        held = holds("no guarantee", f"with a public α, {at}: {found}")
+        held = Tile("holds", "no guarantee", f"with a public α, {at}: {found}", "printed")
     else:
         held = holds(found, f"{of} in truth, {at}")
     if result.epochs == 1:
         return said, held, "The one epoch costs the whole bill."
     last = "epoch" if result.last_half == 1 else f"{result.last_half} epochs"
     costs = "costs" if result.last_half == 1 else "cost"
-    return said, held, f"The last {last} of {result.epochs} {costs} half of the bill or more."
+    return said, held, f"The last {last} of {result.epochs} {costs} at least half of the bill."
 
 
 def draw_needed(result: Needed) -> Figure:
     """The z0 that meets the target, by the length of the run; log scales."""
     said, true, after = positive(result.claimed), positive(result.z0), np.arange(1, result.epochs + 1)
     mode = "lines" if result.epochs > 1 else "lines+markers"
+    held, dash = ("in truth, α public", "dot") if result.mechanism.alpha is Alpha.PRIVATE else ("in truth", "solid")
     return figure(
         "The z0 it takes",
         line("claimed", CLAIMED, "dash", mode=mode, x=after, y=said),
-        line("in truth", HOLDS, width=3, mode=mode, x=after, y=true),
+        line(held, HOLDS, dash, width=3, mode=mode, x=after, y=true),
         hover="%{x} epochs: z0 = %{y:.3g}",
         xaxis=axis("epochs of the run", [0.5, result.epochs + 0.5]),
         yaxis=log_axis("z0", [*said, *true], margin=0.05, labels=6),
@@ -222,7 +223,7 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5, draws: int = 10
 
     return Panel(
         "Privacy losses and attacks",
-        "How much all epochs together betray of one utterance, and the errors that every attacker must make.",
+        "How much all epochs together betray of one utterance. Second figure: the errors that attackers must make.",
         compute.privacy_loss,
         [draw_loss, draw_tradeoff],
         words.loss,
@@ -245,10 +246,10 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5, draws: int = 10
 def tell_loss(result: Loss) -> tuple[Tile, Tile, str]:
     """Epsilon, what the best attack can find, and what one has found."""
     found = f"An attack on {result.draws:,} simulated runs found {percent(result.found.value)}"
-    luck = ": more than any attack can expect, by luck." if result.found.value > result.best_found else "."
+    luck = ": by luck, more than the best attack finds on average." if result.found.value > result.best_found else "."
     return (
         holds(f"ε = {at_most(result.epsilon)}", f"at δ = {short(result.delta)}, all epochs"),
-        Tile("expected at most", percent(result.best_found), "of members, at 1 % false alarms", "printed"),
+        Tile("best attack, on average", percent(result.best_found), "of members, at 1 % false positives", "printed"),
         found + luck,
     )
 
@@ -258,7 +259,7 @@ def draw_loss(result: Loss) -> Figure:
     beyond = result.loss >= result.epsilon
     x, top = result.loss[beyond], result.excess[beyond]
     return figure(
-        "Privacy loss (dashed and dotted: ε)",
+        "Privacy loss (dash-dotted line: ε)",
         fig.area("δ", PRINTED, 0.7, **fig.between(x, np.zeros_like(top), top)),
         line("without", PLAIN, x=result.loss, y=result.without),
         line("with the utterance", NOISE, "dash", x=result.loss, y=result.with_it),
@@ -303,7 +304,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
     whole = [int(stop) for stop in decades(0, 5) if stop.is_integer()]
     return Panel(
         "Sampling",
-        "What the same noise costs under three ways to make batches, and why a secret sample hides an utterance.",
+        "What the same noise costs under three ways to make batches. Second figure: how a secret sample hides you.",
         compute.sampling,
         [draw_sampled, draw_output],
         words.sampling,
@@ -326,12 +327,12 @@ def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
     """Epsilon of a secret sample and of shuffled batches, and what an attack on the latter shows."""
     sampled, shuffled = result.sampled[-1], result.shuffled[-1]
     tiles = (
-        holds(f"ε = {at_most(sampled)}", f"random batches, δ = {short(result.delta)}", "secret sample"),
+        holds(f"ε = {at_most(sampled)}", f"Poisson, δ = {short(result.delta)}", "secret sample"),
         Tile("shuffled", f"ε = {at_most(shuffled)}", count(result.passes, "pass", "passes")),
     )
     least = f"An attack refutes every ε below {text.at_least(result.at_least)} for shuffled batches"
     if result.at_least > sampled:
-        return *tiles, f"{least}: billing them as a sample is false."
+        return *tiles, f"{least}, so they must not be billed as a sample."
     if result.at_least:
         return *tiles, f"{least}."
     if result.steps < (whole := compute.steps_of_a_pass(result.rate)):
@@ -364,7 +365,7 @@ def draw_output(result: Sampled) -> Figure:
         line("with, for sure", NOISE, "dash", x=result.output, y=result.with_it),
         line("with, by chance q", HOLDS, "dashdot", x=result.output, y=result.sampled_with),
         hover="%{x:.3g}: %{y:.3g}",
-        xaxis=axis("noisy sum along its gradient (in C)"),
+        xaxis=axis("noisy sum along the utterance's gradient (in C)"),
         yaxis=axis("density (per C)", rangemode="tozero"),
     )
 
@@ -390,7 +391,7 @@ class TightAccounts(RunPanel):
         self.accounts: list[Account] = []
         super().__init__(
             "A sharper account",
-            "The run of the panel above by four accounts, and how long each of them took.",
+            "The settings of the panel above by four accounts, and how long each took. Two are for the secret sample.",
             figures=[draw_accounts([])],
         )
 
@@ -434,7 +435,7 @@ def draw_accounts(accounts: Sequence[Account]) -> Figure:
     low, high = fig.log_range(marks["x"], 0.05)
     span, every = ([low - 0.2, high + 0.4], {"dtick": math.ceil((high - low) / 6)}) if accounts else ([-1, 3], {})
     return figure(
-        "The same run, by four accounts",
+        "The same settings, by four accounts",
         marks,
         height=330,
         top=56,
@@ -452,7 +453,7 @@ def allocation(batches: int = 100, passes: int = 12, epsilon: float = 3.0, delta
 
     return Panel(
         "Random allocation",
-        "What noise costs where each pass allots every utterance to a batch by chance, between shuffling and sampling.",
+        "What noise costs where every utterance draws one batch in each pass: a way between shuffling and sampling.",
         compute.allotted,
         [(draw_allocation, "1 1 100%")],
         words.allocation,
@@ -460,10 +461,10 @@ def allocation(batches: int = 100, passes: int = 12, epsilon: float = 3.0, delta
         views={
             "100 batches, 12 passes": {"batches": 100, "passes": 12},
             "6 batches, 50 passes": {"batches": 6, "passes": 50},
-            "one pass of 1,000": {"batches": 1000, "passes": 1},
+            "one pass of 1,000 batches": {"batches": 1000, "passes": 1},
             "ε = 8": {"epsilon": 8.0},
         },
-        batches=number("batches in a pass t", batches, [1, 2, 3, 6, 10, 20, 50, 100, 200, 500, 1000], unit="batches"),
+        batches=number("batches in a pass", batches, [1, 2, 3, 6, 10, 20, 50, 100, 200, 500, 1000], unit="batches"),
         passes=number("passes", passes, [1, 2, 5, 12, 20, 50, 100], unit="passes"),
         epsilon=number("target ε", epsilon, [stop for stop in decades(-1, 2) if stop >= 0.5]),
         delta=delta_of(delta),
@@ -474,23 +475,24 @@ def tell_allocation(result: Allotted) -> tuple[Tile, Tile, str]:
     """Which noise meets the target where utterances are allotted, and where they are sampled."""
     need, told = result.needed, f"noise multiplier for ε = {short(result.epsilon)}"
     saved = need[compute.ALLOTTED] / need[compute.SAMPLED] - 1
-    beside = f"{percent(abs(saved))} {'less' if saved < 0 else 'more'} than Poisson sampling"
+    beside = f"{100 * abs(saved):.1f} % {'less' if saved < 0 else 'more'} noise than Poisson sampling"
     return (
         holds(f"z = {at_most(need[compute.ALLOTTED])}", told, "allotted"),
         Tile("Poisson", f"z = {at_most(need[compute.SAMPLED])}", told),
-        f"Allotted batches need {beside}. Shuffled ones need {at_most(need[compute.SHUFFLED])}.",
+        f"By these bounds, allotted batches need {beside}. Shuffled ones need z = {at_most(need[compute.SHUFFLED])}.",
     )
 
 
 def draw_allocation(result: Allotted) -> Figure:
     """Epsilon by noise under three ways to fill batches; log scales."""
     looks = {
-        compute.SHUFFLED: (OTHER, "dashdot"),
-        compute.SAMPLED: (PLAIN, "dash"),
-        compute.ALLOTTED: (HOLDS, "solid"),
-        compute.AT_LEAST: (HOLDS, "dot"),
+        compute.SHUFFLED: (PLAIN, "dash", 2),
+        compute.SAMPLED: (OTHER, "dashdot", 6),  # seen on both sides of what is allotted
+        compute.ALLOTTED: (HOLDS, "solid", 2),
+        compute.AT_LEAST: (INK, "dot", 2),
     }
-    lines = [line(name, *looks[name], x=result.noise, y=positive(cost)) for name, cost in result.cost.items()]
+    curves = [(*looks[name], name, positive(cost)) for name, cost in result.cost.items()]
+    lines = [line(name, color, dash, width=width, x=result.noise, y=y) for color, dash, width, name, y in curves]
     return figure(
         "Which noise meets the target?",
         *lines,
@@ -522,7 +524,7 @@ def table1(epochs: int = 30) -> Panel:
         compute.behind(models[0], corpora[0], kind, epochs)
     return Panel(
         "Table 1, decoded",
-        "Which z0 gives the printed ε of a cell, how many cells a number of epochs explains, and what all cells are.",
+        "Which z0 gives the printed ε of a cell. Second figure: how many cells each T explains. Third: all cells.",
         compute.behind,
         [draw_settings, draw_reach, (draw_cells, "1 1 100%")],
         words.behind,
@@ -547,7 +549,7 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     true = f"{math.ceil(10 * cell.true_log10_epsilon - 1e-9) / 10:g}"
     return (
         claimed(f"log₁₀ ε = {cell.log10_epsilon:g}", f"printed, δ = {short(cell.delta)}"),
-        holds("no guarantee", f"with a public α: log₁₀ ε = {true}"),
+        Tile("holds", "no guarantee", f"with a public α: log₁₀ ε = {true}", "printed"),
         f"{epochs[0].upper()}{epochs[1:]} can explain {result.reachable} of 36 printed ε, {here}.",
     )
 
@@ -555,7 +557,7 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
 def draw_settings(result: Behind) -> Figure:
     """The z0 that gives the cell's printed epsilon, by T, a line for each tau of the paper's grid."""
     cell, z0 = result.cell, np.where((result.z0 > 1e-9) & (result.z0 < 1e3), result.z0, np.nan)
-    dashes, colors = ["solid", "dash", "dot", "dashdot"], [PLAIN, PRINTED, HOLDS, CLAIMED, OTHER, NOISE, INK, "#777"]
+    dashes, colors = ["solid", "dash", "dot", "dashdot"], [PLAIN] * 4 + ["#777"] * 4
     lines: list[Trace] = []
     for k, color in enumerate(colors):
         name, on = "", {"x": [], "y": [], "visible": False}
@@ -571,7 +573,7 @@ def draw_settings(result: Behind) -> Figure:
         {**fig.hline(0), "type": "rect", **band},
         fig.vline(result.epochs),
         xaxis=axis("epochs T", [0, 121]),
-        yaxis=logs("z0 (band: the paper's)", [-7, 1]),
+        yaxis=logs("z0 (band: the paper's range)", [-7, 1]),
     )
 
 
@@ -585,7 +587,7 @@ def draw_reach(result: Behind) -> Figure:
         hover="T = %{x}: %{y} of 36",
         showlegend=False,
         xaxis=axis("epochs T", [0, 121]),
-        yaxis=axis("cells that are reachable", [27.5, 37]),
+        yaxis=axis("cells explained, of 36", [27.5, 37]),
     )
 
 
@@ -611,7 +613,7 @@ def draw_cells(result: Behind) -> Figure:
     )
     for heading in layout["annotations"]:
         heading["font"] = {"size": 13}
-    return figure("What the cells of Table 1 are", *traces, height=400, **layout)
+    return figure("All cells of Table 1", *traces, height=400, **layout)
 
 
 # ---- Tables in plain text ------------------------------------------------------------------------------------------
