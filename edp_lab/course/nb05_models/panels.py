@@ -14,6 +14,7 @@ from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, panel
 from edp_lab.course.kit.text import Html, Words, count, short
+from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb05_models import compute
 from edp_lab.course.nb05_models.compute import TAGS, WORDS, Browsed, CrfView, Scored
@@ -68,7 +69,7 @@ def tell_browsed(result: Browsed) -> tuple[Tile, Tile, str]:
     """How much there is to learn from, and what the utterance says."""
     said, n = result.utterance, result.look.parts["train"]
     learnt = Tile("n", f"{n:,}", f"training utterances of {len(result.look.lengths):,}")
-    rare = Tile(f"rare {result.kind}", f"{result.rare} of {len(result.counts)}", "fewer than 10 training examples")
+    rare = Tile(f"rare {result.kind}", f"{result.rare} of {len(result.counts)}", "fewer than 10 expected in training")
     slots = [f"{label} = {' '.join(said.tokens[a:b])}" for a, b, label in spans(said.tags or ())]
     means = f"“{said.text}” means {said.intent}"
     return learnt, rare, f"{means}, with {', '.join(slots)}." if slots else f"{means}, without slots."
@@ -108,7 +109,7 @@ def draw_ranks(result: Browsed) -> Figure:
         line("others", PLAIN, symbol="circle", size=6, x=list(range(1, len(counts) + 1)), y=counts),
         fig.points("of this utterance", INK, "diamond", 12, edge=1, **mine),
         fig.hline(ten, line=fig.DOTTED),
-        fig.over("10 in the training set", math.log10(ten)),
+        fig.over("10 in the training set", math.log10(ten), x=0, xanchor="left"),  # where labels are frequent
         hover="rank %{x}: %{y} times" + fig.ALONE,
         xaxis=fig.axis("rank (1: the most frequent)", **log),
         yaxis=fig.axis("times in the corpus", ends, **log),
@@ -183,7 +184,7 @@ def crf() -> Panel:
         after=one_of("transition to", "I-name", TAGS),
         tag=one_of("tag of the word", "B-date", TAGS),
         transition=number("transition score", -4.0, scores, unit="score"),
-        emission=number("raise its score by", 0.0, scores, unit="score"),
+        emission=number("raise the tag's score by", 0.0, scores, unit="score"),
     )
 
 
@@ -233,7 +234,8 @@ def draw_emissions(result: CrfView) -> Figure:
 
 def draw_marginals(result: CrfView) -> Figure:
     """p(tag) of each word over all paths, and the best path."""
-    return _lattice(result, result.marginals, "{:.2f}", (0, 1), "Its probability in the sentence", "p = %{z:.3f}")
+    title = "Probability of each tag in the sentence"
+    return _lattice(result, result.marginals, "{:.2f}", (0, 1), title, "p = %{z:.3f}")
 
 
 # ---- SER -----------------------------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def ser() -> Panel:
     """Break a prediction; `result` is a `Scored`."""
     return Panel(
         "Break a prediction",
-        "One prediction that you spoil, what its errors are divided by, and four scores of it.",
+        "One prediction that you spoil, and what its errors are divided by. Second figure: four scores of it.",
         compute.score_errors,
         [draw_errors, draw_scores],
         scored_in_words,
@@ -272,8 +274,8 @@ def ser() -> Panel:
 def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
     """SER beside the score that it is mistaken for."""
     scores, utterances = result.scores, count(1 + result.others, "utterance")
-    rate = Tile("SER", short(scores.ser), f"{count(result.errors, 'error')} of {result.items}", "printed")
-    intents = Tile("intent accuracy", short(scores.intent_accuracy), f"of {utterances}")
+    rate = Tile("SER", d(scores.ser), f"{count(result.errors, 'error')} of {result.items}", "printed")
+    intents = Tile("intent accuracy", d(scores.intent_accuracy), f"of {utterances}")
     wrong = count(result.intent_wrong, "wrong intent"), count(result.slot_errors, "slot edit")
     there = f"{count(1 + result.others, 'intent')} and {count((1 + result.others) * compute.SLOTS, 'slot')}"
     return rate, intents, f"SER divides {' and '.join(wrong)} by {there}."
@@ -291,14 +293,15 @@ def draw_errors(result: Scored) -> Figure:
     intents, slots = [result.intent_wrong, utterances], [result.slot_errors, utterances * compute.SLOTS]
     on: dict[str, Any] = {"orientation": "h", "y": ["errors", "to get right"]}
     return figure(
-        "What SER divides by what",
+        "What SER divides, and by what",
         bar("intents", PLAIN, x=intents, hover="intents: %{x}" + fig.ALONE, **on),
-        bar("slots", OTHER, "/", x=slots, hover="slots: %{x}" + fig.ALONE, **on),
+        # A stack's legend is reversed.
+        bar("slots", OTHER, "/", x=slots, hover="slots: %{x}" + fig.ALONE, legendrank=1, **on),
         height=300,
         barmode="stack",
         bargap=0.35,
         xaxis=fig.axis("number"),
-        yaxis=fig.axis("count of", **WIDE),
+        yaxis=fig.axis("counted", **WIDE),
     )
 
 
