@@ -257,9 +257,9 @@ def without_copies(answer: Any, members: bool = True, others: bool = True) -> An
 
 
 halves, first_half = in_halves(lambda n: np.arange(n) % 2 == 0), in_halves(lambda n: np.arange(n) < n // 2)
-NEITHER = "your result is not a number: one half has no non-members"
+NEITHER = "your result is not a number: one half has no strangers"
 guess = partial(prediction, "07", "compare")
-IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 people yours is 0.1"
+IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 sentences yours is 0.1"
 WRONG: dict[str, dict[str, Any]] = {
     "tpr": {
         "lets a quantile interpolate": lambda inside, others, fpr: np.mean(inside > np.quantile(others, 1 - fpr)),
@@ -315,7 +315,7 @@ def test_whom_an_epsilon_covers_is_measured_once_and_told(tmp_path, monkeypatch)
     assert other.delta == pytest.approx(27**-1.1, rel=1e-3)
     shown = speakers.show_cover(runs, 10.0, "fresh")
     assert (shown.utterance, shown.speaker) == (one, other)
-    assert f"Who says {one.most} sentences is promised" in panels.tell_people(shown)[2]
+    assert f"Somebody with {one.most} sentences is promised" in panels.tell_people(shown)[2]
     for changed, culprit in (({"epsilon": 9.0}, "epsilon 9 was not"), ({"said": "loudly"}, "'loudly' were not")):
         with pytest.raises(UsageError, match=culprit):
             speakers.show_cover(runs, **{"epsilon": 10.0, "said": "fresh", **changed})

@@ -54,8 +54,8 @@ def _advantage(answer: Any, cases: np.random.Generator) -> Differences:
     for draw, low, high, said in CROWDS:
         mean = float(np.mean([given(answer(*draw(cases))) for _ in range(AUDIENCES)]))
         if not np.isfinite(mean):
-            sorted_ = "(the people may come sorted, members first)"
-            yield f"your result is not a number: one half has no non-members, or no members {sorted_}."
+            sorted_ = "(the sentences may come sorted, members first)"
+            yield f"your result is not a number: one half has no strangers, or no members {sorted_}."
         if not low < mean < high:
             yield f"{said} {mean:.2f} on average."
 
@@ -90,21 +90,21 @@ CROWDS = (  # who is drawn, between which numbers the mean advantage must lie, a
         lambda cases: _people(cases, PEOPLE, 0.0),
         -0.08,
         0.08,
-        f"scores that know nothing have no advantage, but over {AUDIENCES} groups of {2 * PEOPLE} people yours is",
+        f"scores that know nothing have no advantage, but over {AUDIENCES} groups of {2 * PEOPLE} sentences yours is",
     ),
     (
         _with_copies,
         0.28,
         0.46,
-        "where the model knows the copies among the non-members, because they were in the training set, the advantage "
-        "over real non-members, of members whom nobody copies, is about 0.35; yours is",
+        "where the model knows the copies among the strangers, because they were in the training set, the advantage "
+        "over real strangers, of members that are in no copy, is about 0.35; yours is",
     ),
     (
         _few_members,
         0.74,
         0.9,
-        "where a quarter of the people are members and score 3 standard deviations higher, a threshold that is chosen "
-        "by TPR - FPR has an advantage of about 0.83; yours is",
+        "where a quarter of the sentences are members and score 3 standard deviations higher, a threshold that is "
+        "chosen by TPR - FPR has an advantage of about 0.83; yours is",
     ),
 )
 

@@ -21,7 +21,7 @@ from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, figure, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Words, at_most, count, percent, short, train_command
+from edp_lab.course.kit.text import Words, at_most, count, digits, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb07_membership import compute, speakers
 from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Found, Remembered, Shown
@@ -56,8 +56,8 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
         views={
             "the loss alone": {"attack": "loss"},
             f"{sizes[0]} members": {"people": sizes[0]},
-            "line of a mechanism with z0 = 10": {"z0": 10.0},
-            "line of the sound step": {"as_printed": False},
+            "lines for z0 = 10": {"z0": 10.0},
+            "lines of the sound step": {"as_printed": False},
         },
         attack=choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
         called=number("called members", 10.0, called, unit="top % of all"),
@@ -73,7 +73,7 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
     """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
     held, told = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
     if held.epsilon is not None:
-        said, true = f"claimed ε = {short(held.epsilon_claimed)}", f"ε = {at_most(held.epsilon)} that would hold"
+        said, true = f"claimed ε = {digits(held.epsilon_claimed)}", f"ε = {at_most(held.epsilon)} that would hold"
         if result.mechanism.variant is Variant.AS_PRINTED:
             true += " with a public α"
         above_claimed, above_true = result.beyond
@@ -82,8 +82,8 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
             (True, False): f"The {said} does not allow this curve; the {true} does.",
             (False, True): f"The {said} allows this curve; the {true} does not.",
             (False, False): f"The {said} and the {true} both allow this curve, which proves nothing.",
-        }[above_claimed, above_true] + " This target was trained without that noise."
-    of = f"of {count(result.result.members, 'person', 'people')}"
+        }[above_claimed, above_true] + " This target was trained without noise."
+    of = f"of {count(result.result.members, 'sentence')}"
     found = Tile("members found", percent(result.hits.value), of)
     return found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), told
 
@@ -132,7 +132,7 @@ def draw_scores(result: Shown) -> Figure:
     """Histograms of the attack's scores, of members and of non-members; the line is the threshold."""
     attack, ends = result.result.attack, result.edges[[0, -1]]
     right = result.mark < ends.sum() / 2
-    told = fig.beside("called members →" if right else "← others", result.mark, left=not right)
+    told = fig.beside("called members →" if right else "← called strangers", result.mark, left=not right)
     bars = fig.histograms(result.edges, result.views, (("members", NOISE, "/"), ("strangers", PLAIN, "")))
     return figure(
         "What the attack sees",
@@ -203,11 +203,11 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
 def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
     """How well the chosen canaries are remembered, and how sure the model is of the digits of one."""
     row = result.chosen
-    digits = row.trace[-NUMBER:]
-    here, elsewhere = (sum(getattr(t, of) for t in digits) / NUMBER for of in ("probability", "elsewhere"))
+    tokens = row.trace[-NUMBER:]
+    here, elsewhere = (sum(getattr(t, of) for t in tokens) / NUMBER for of in ("probability", "elsewhere"))
     seen = {0: "that was never seen", 1: "seen once"}.get(row.repetitions, f"seen {row.repetitions} times")
     chances = [f"{short(100 * chance)} %" for chance in (here, elsewhere)]
-    told = f"A number {seen} gets its odd label with probability {chances[0]}, other numbers get it with {chances[1]}."
+    told = f"A number {seen} gets its odd label with probability {chances[0]}; other numbers get it with {chances[1]}."
     exposure = Tile("exposure", f"{row.exposure:.1f} bits", f"nothing remembered: 1.4; at most {row.cap:.1f}")
     back = Tile("read back", f"{row.extracted} of {len(row.exposures)}", "numbers rank first", "printed")
     return exposure, back, told
@@ -232,7 +232,7 @@ def draw_exposure(result: Remembered) -> Figure:
         fig.ring(18, x=[str(result.chosen.repetitions)], y=[result.chosen.exposure], hoverinfo="skip"),
         fig.hline(forgotten, line=DOTTED),
         fig.hline(cap),
-        fig.over("nothing remembered", forgotten),
+        fig.over("nothing remembered", forgotten, yanchor="top"),
         fig.over("read back", cap, x=0, xanchor="left"),
         hover="%{x} times: %{y:.1f} bits",
         xaxis=fig.axis("copies in the training set", type="category"),
@@ -343,13 +343,13 @@ def tell_run(run: Defended) -> tuple[Tile, Tile, str]:
 
 
 Runs = Sequence[Defended]
-RUN_COLORS = {"loss": OTHER, "lira-online": PLAIN}
+RUN_COLORS = {"as printed": PRINTED, "sound": HOLDS, None: PLAIN}
 SERIES = (  # attack, symbol, and the variant of the runs; None: without noise
-    ("loss", "square", "as printed"),
-    ("loss", "square-open", "sound"),
-    ("lira-online", "circle", "as printed"),
-    ("lira-online", "circle-open", "sound"),
-    ("loss", "x", None),
+    ("loss", "square-open", "as printed"),
+    ("loss", "circle-open", "sound"),
+    ("lira-online", "square", "as printed"),
+    ("lira-online", "circle", "sound"),
+    ("loss", "x-open", None),
     ("lira-online", "x", None),
 )
 
@@ -358,9 +358,9 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
     """AUC of both attacks against the epsilon that holds, and without noise."""
     plain = next((run.found for run in runs if run.epsilon is None), {})
     levels = []
-    for attack, color in RUN_COLORS.items():
+    for attack in ("loss", "lira-online"):
         level, text = (plain[attack].auc, f"no noise, {ATTACKS[attack]}") if attack in plain else (0.5, "")
-        look = {"color": color, "dash": "dash", "width": 1.5}
+        look = {"color": PLAIN, "dash": "dash", "width": 1.5}
         levels.append(fig.hline(level, line=look, visible=attack in plain))
         levels.append(fig.over(text, level, x=0, xanchor="left"))
     epsilons = [math.log10(run.epsilon) for run in (*runs, *yours) if run.epsilon]
@@ -371,7 +371,7 @@ def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
         *levels,
         fig.hline(0.5, line=DOTTED),
         fig.over("guessing", 0.5),
-        xaxis=fig.logs("ε that holds, were α public", span),
+        xaxis=fig.logs("ε that would hold with a public α", span),
         yaxis=fig.axis("AUC of the attack", [0.45, 1]),
     )
 
@@ -403,13 +403,11 @@ def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
         kind = [run for run in (*runs, *yours) if attack in run.found and variant_of(run) == variant]
         places = [place(run, run.found[attack]) for run in kind]
         y, reach = [value for _, value, _ in places], [interval for *_, interval in places]
-        color, told = RUN_COLORS[attack], [f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind]
-        marker: Trace = {"symbol": symbol, "size": 10, "color": color, "line": {"width": 2}}
-        if variant is None:
-            marker |= {"size": 11, "line": {"width": 1, "color": INK}}
+        color, told = RUN_COLORS[variant], [f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind]
+        marker: Trace = {"symbol": symbol, "size": 10, "color": color, "line": {"width": 2, "color": color}}
         look = {"mode": "markers", "marker": marker, "showlegend": variant is not None}
         on: Trace = {"x": [x for x, _, _ in places], "y": y, "text": told, "hover": "%{text}: %{y:.3g}"}
-        on["error_y"] = fig.error_bars(y, reach, width=4, color=color if variant else "#444")
+        on["error_y"] = fig.error_bars(y, reach, width=4, color=color)
         traces.append(fig.trace(f"{ATTACKS[attack]}, {variant or 'SGD'}", look, **on))
     rings = [place(run, found) for run in yours for found in run.found.values()]
     return [*traces, fig.ring(20, edge=3, hoverinfo="skip", x=[x for x, *_ in rings], y=[y for _, y, _ in rings])]
@@ -456,7 +454,7 @@ def tell_people(result: speakers.Shown) -> tuple[Tile, Tile, str]:
     spans = ["AUC, {:.2f} to {:.2f}".format(*leak.interval) for leak in (one, other)]
     most, promised, epsilon = result.utterance.most, result.utterance.epsilon_of_most, result.utterance.epsilon
     told = "no ε at all" if promised is None else f"ε = {at_most(promised)}"
-    said = f"Who says {most} sentences is promised {told} where one sentence is promised ε = {short(epsilon)}."
+    said = f"Somebody with {most} sentences is promised {told}, where one sentence is promised ε = {short(epsilon)}."
     found = Tile("ε of a sentence", f"{one.value:.2f}", spans[0], "printed")
     return found, Tile("ε of a person", f"{other.value:.2f}", spans[1], "holds"), said
 
@@ -493,7 +491,7 @@ def _by_unit(
         fig.hline(y(plain), line={"color": PLAIN, "dash": "dot", "width": 1.5}),
         fig.over("no noise", y(plain), x=0, xanchor="left"),
         *marks,
-        xaxis=fig.logs("ε that would hold", [0.3, 2.2]),
+        xaxis=fig.axis("ε that would hold", [0.1, 2.4], **LOG, tickvals=speakers.EPSILONS),
         **more,
     )
 
@@ -517,12 +515,12 @@ def people_command(result: speakers.Shown, said: str, **_: Any) -> str:
 def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     """ROC curves of two attacks on linear axes and, to the right, on log axes."""
     traces: list[Trace] = []
-    for (name, sides), (color, dash) in zip(attacks.items(), ((PLAIN, "solid"), (PRINTED, "dash")), strict=True):
+    for (name, sides), (color, dash) in zip(attacks.items(), ((PLAIN, "solid"), (OTHER, "dash")), strict=True):
         on: Trace = {"x": (curve := roc_curve(*sides)).fpr, "y": curve.tpr}
         traces += [line(name, color, dash, **on, showlegend=plot == 1, **fig.at(plot)) for plot in (1, 2)]
     diagonal = {"mode": "lines", "line": DOTTED, "x": [1e-3, 1], "y": [1e-3, 1], "showlegend": False}
     traces += [fig.trace("", diagonal, **fig.at(plot)) for plot in (1, 2)]
-    rates = ("false-positive rate", "true-positive rate")
+    rates = ("share of strangers accused (FPR)", "share of members found (TPR)")
     linear, logs = ([fig.axis(rate, span, **look) for rate in rates] for span, look in ((None, {}), ([-3, 0.03], LOG)))
     layout = fig.plots(1, 2, axes=[tuple(linear), tuple(logs)], horizontal_spacing=0.14)
     told = "made-up scores, no model: no guarantee; dotted: guessing"

@@ -3,7 +3,7 @@
     python -m edp_lab.course.nb07_membership.speakers mine.json     # again, in minutes; what the file has is kept
 
 The corpus is generated: `SPEAKERS` people, who go on talking after it, so that the attack can also be made on what they
-say later. Half of them are in no training set. What was not measured is refused by `UsageError`.
+say later. More than half of them are in no training set. What was not measured is refused by `UsageError`.
 """
 
 from __future__ import annotations
