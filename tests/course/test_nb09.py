@@ -109,8 +109,8 @@ def test_committed_rows_say_when_and_where_and_stand_beside_the_papers(model: st
     lines = [re.findall("<td[^>]*>(.*?)</td>", line) for line in panels.table2_table(rows).split("</tr>")]
     paper = next(row for row in TABLE_2 if (row.model.lower(), row.corpus) == (model, "ATIS"))
     assert {line[0]: line[-1] for line in lines if line and line[-1]} == {
-        "eDP-SGD, 8 devices: 1 real, 7 sim.": f"{paper.edp_sgd_factor:g}",
-        "DP-SGD, utterance by utterance": f"{paper.dp_sgd_factor:g}",
+        "eDP-SGD, 8 devices: 1 process, 7 simulated": f"{paper.edp_sgd_factor:g}",
+        "DP-SGD, one by one": f"{paper.dp_sgd_factor:g}",
     }
 
 

@@ -30,7 +30,7 @@ METHODS = {
     "sgd": "SGD",
     "edp-sgd": "eDP-SGD",
     "dp-sgd": "DP-SGD, by book-keeping",
-    "dp-sgd-naive": "DP-SGD, utterance by utterance",
+    "dp-sgd-naive": "DP-SGD, one by one",
     "opacus": "DP-SGD, by Opacus",
 }
 OCTAVES = {"type": "log", "dtick": math.log10(2)}
@@ -41,7 +41,8 @@ def who(row: Row) -> str:
     if row["method"] != "edp-sgd":
         return METHODS[row["method"]]
     real = row["processes"]
-    return f"{METHODS['edp-sgd']}, {count(row['gpus'], 'device')}: {real} real, {row['gpus'] - real} sim."
+    real_ones = count(real, "process", "processes")
+    return f"{METHODS['edp-sgd']}, {count(row['gpus'], 'device')}: {real_ones}, {row['gpus'] - real} simulated"
 
 
 words = Words(
@@ -88,7 +89,7 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
 def tell_noise(result: DeviceNoise) -> tuple[Tile, Tile, str]:
     """Both epsilons, and what is left of the noise that each device adds."""
     m = result.mechanism
-    each, mean = short(m.device_noise_std(0)), short(m.noise_std(0) / m.num_devices)
+    each, mean = d(m.device_noise_std(0)), d(m.noise_std(0) / m.num_devices)
     told = f"Each device adds noise of deviation {each}; averaged over {m.num_devices}, {mean} is left."
     if m.num_devices == 1:
         told = f"The only device adds noise of deviation {each}, and all of it stays."
@@ -104,12 +105,12 @@ def draw_drawn(result: DeviceNoise) -> Figure:
     once, own, same = (np.histogram(draw, edges)[0] for draw in draws)
     return figure(
         "Noise on the mean",
-        line("one draw", PLAIN, y=once, **stairs),
-        line("N draws", HOLDS, "dash", width=3, y=own, **stairs),
-        line("N times the same", PRINTED, "dot", y=same, **stairs),
+        line("one draw for the sum", PLAIN, y=once, **stairs),
+        line("each device draws", HOLDS, "dash", width=3, y=own, **stairs),
+        line("all draw the same", PRINTED, "dot", y=same, **stairs),
         hover="%{x:.3g}: %{y} coordinates",
         xaxis=axis("noise on one coordinate", [-reach, reach]),
-        yaxis=axis(f"of {result.aggregate.size:,} coordinates", rangemode="tozero"),
+        yaxis=axis(f"coordinates (of {result.aggregate.size:,})", rangemode="tozero"),
     )
 
 
@@ -197,8 +198,8 @@ def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
 
 LOOKS: list[dict[str, Any]] = [
     {"color": PLAIN, "symbol": "circle", "size": 11, "width": 5},
-    {"color": NOISE, "dash": "dash", "symbol": "x", "size": 8},
-    {"color": OTHER, "dash": "dot", "symbol": "diamond-open", "size": 10},
+    {"color": OTHER, "dash": "dash", "symbol": "x", "size": 8},
+    {"color": INK, "dash": "dot", "symbol": "diamond-open", "size": 10},
 ]
 
 
@@ -232,7 +233,7 @@ BY_METHOD = "method (DP-SGD, unless named)"
 
 def table2_figure(tables: Mapping[str, Sequence[Row]]) -> fig.Still:
     """Steps as a ratio to SGD's: ours with quartiles, and the paper's on eight GPUs."""
-    order = [_row("edp-sgd", n) for n in (1, 2, 4, 8)] + [_row(m, 1) for m in ("dp-sgd", "dp-sgd-naive", "opacus")]
+    order = [_row("edp-sgd", n) for n in (1, 2, 4, 8)] + [_row(m, 1) for m in ("dp-sgd-naive", "dp-sgd", "opacus")]
     axes = (
         {**TIME, "range": [-0.1, 1.4], "tickvals": [1, 2, 5, 10, 20], "showgrid": True},
         {"categoryorder": "array", "categoryarray": order[::-1]},
@@ -250,7 +251,7 @@ def table2_figure(tables: Mapping[str, Sequence[Row]]) -> fig.Still:
         ]
     layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}})
     where = compute.where(next(iter(tables.values()))[0])
-    caption = f"ours: {where}, batches of 64;\nprocesses: 1, further devices simulated; no ε"
+    caption = f"ours: {where}, batches of 64;\none process, further devices simulated; no ε"
     return fig.still("Table 2: how much slower than SGD?", *marks, caption=caption, height=430, top=120, **layout)
 
 
@@ -277,7 +278,7 @@ def two_processes_text() -> str:
     """What was measured on one process and on two."""
     measured = {name: (one["seconds"], two["seconds"]) for name, (one, two) in compute.two_processes().items()}
     return "\n".join(
-        f"{METHODS[name]:<8} 1 process {one:.2f} s, 2 processes {two:.2f} s a step: {one / two:.2f} times as fast"
+        f"{METHODS[name]:<8} 1 process {one:.3f} s, 2 processes {two:.3f} s a step: {one / two:.2f} times as fast"
         for name, (one, two) in measured.items()
     )
 
@@ -293,7 +294,7 @@ class Measure(RunPanel):
         self.rounds = number("rounds", 5)
         super().__init__(
             "Time it here",
-            "The time of a step under several methods, on the same batches of this machine, beside what was committed.",
+            "The time of a step under several methods, on this machine and, for the CLC, in the table above.",
             [self.size, self.rounds],
             [draw_measured([])],
         )
@@ -327,19 +328,19 @@ def tell_measured(rows: Sequence[Row]) -> tuple[Tile, Tile, str]:
         Tile(title, f"{one['ratio_to_sgd']:.2f} ×", "the time of SGD's step")
         for title, one in (("least", least), ("most", most))
     )
-    return quick, slow, f"{who(least)}, costs least here; {who(most)}, costs most."
+    return quick, slow, f"Least: {who(least)}. Most: {who(most)}."
 
 
 def draw_measured(rows: Sequence[Row]) -> Figure:
-    """What Run measured, beside what was committed of the same (at first, of all)."""
+    """What Run measured, beside what was measured beforehand of the same (at first, of all)."""
     known = [(row["method"], row["gpus"]) for row in rows]
     beside = [row for row in compute.table2("clc") if not rows or (row["method"], row["gpus"]) in known]
     traces = [
         _ratios("here, a moment ago", INK, "diamond", rows, showlegend=True),
-        _ratios("committed", PLAIN, "circle", beside, showlegend=True),
+        _ratios("measured beforehand", PLAIN, "circle", beside, showlegend=True),
     ]
     time, methods = {**TIME, "range": [-0.1, 1.1]}, axis(BY_METHOD, autorange="reversed")
-    return figure("A few cells, measured here", *traces, height=380, xaxis=time, yaxis=methods)
+    return figure("How much slower than SGD?", *traces, height=380, xaxis=time, yaxis=methods)
 
 
 def measure_command(task: Task) -> str:
@@ -357,7 +358,7 @@ def scaling(num_devices: int = 8) -> Panel:
     """What N devices would give: `result` is a `Scaling`."""
     return Panel(
         "What would N GPUs give?",
-        "The parts of one step of eDP-SGD, and how many times as fast as one device N are; only one core was measured.",
+        "The parts of one step of eDP-SGD, and how much faster N devices are than one. Only one core was measured.",
         compute.scaling,
         [draw_step, draw_speed],
         words.scaling,
@@ -383,7 +384,7 @@ def tell_scaling(result: Scaling) -> tuple[Tile, Tile, str]:
     parts = {"forward, backward and Adam": result.sgd, "clipping and noise": result.extra, "messages": result.message}
     share, largest = max((seconds[at] / result.step[at], name) for name, seconds in parts.items())
     step = Tile("one step", duration(result.step[at]), f"on {many}; {duration(result.step[0])} on one")
-    fast = Tile("as fast as one", f"{short(result.speed_up[at])} ×", f"{short(result.ratio[at])} × SGD's step")
+    fast = Tile("speed-up over one device", f"{d(result.speed_up[at])} ×", f"{d(result.ratio[at])} × SGD's step")
     return step, fast, f"On {many} {largest} take {percent(share)} of a step."
 
 
@@ -392,7 +393,7 @@ def draw_step(result: Scaling) -> Figure:
     x = [fig.bold(n) if n == result.devices else str(n) for n in result.counts]
     return figure(
         "One step",
-        fig.bar("as SGD", PLAIN, "", x=x, y=1000 * result.sgd),
+        fig.bar("forward, backward, Adam", PLAIN, "", x=x, y=1000 * result.sgd),
         fig.bar("clip, noise", NOISE, "x", x=x, y=1000 * result.extra),
         fig.bar("messages", OTHER, "/", x=x, y=1000 * result.message),
         hover="N = %{x}: %{y:.3g} ms",
@@ -420,7 +421,7 @@ def draw_speed(result: Scaling) -> Figure:
         fig.ring(16, x=[result.devices], y=[result.speed_up[result.here]], hoverinfo="skip"),
         hover="N = %{x}: %{y:.3g}",
         xaxis=axis("devices N", [-0.08, edge], **OCTAVES),
-        yaxis=axis("times as fast as one", [lowest, edge], **OCTAVES),
+        yaxis=axis("times as fast as one device", [lowest, edge], **OCTAVES),
     )
 
 
