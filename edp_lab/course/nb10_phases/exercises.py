@@ -41,7 +41,7 @@ def _parts(answer: Any, cases: np.random.Generator) -> Differences:
     measured = {
         "a tenth of the images, batches as before": (alike.one, alike.each),
         "a tenth of the images, batches of a tenth": (alike.one, smaller.one),
-        "ten instructors instead of one of them": (alike.each, alike.together),
+        "all ten instructors together, not one of them alone": (alike.each, alike.together),
     }
     yield predicted(answer, measured, f"ε (batches of {batch} before, {epochs} epochs, noise {noise})")
 

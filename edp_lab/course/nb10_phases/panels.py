@@ -17,7 +17,7 @@ from edp_lab.course.kit.controls import choice, decades, delta_of, number
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points
 from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import at_most, count, digits, percent, short
+from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.course.nb10_phases import compute
 from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
@@ -92,12 +92,12 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
     """The thesis' epsilon of one image and the true one, and what the claim would take."""
     sigma, epsilon = result.settings.sigma, result.guarantee.epsilon
-    said = claimed(short(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
+    said = claimed(digits(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
     if not sigma:
         return said, holds("no guarantee", "without noise"), "Without noise the images leave as they are."
-    told = f"Two images can differ by {result.guarantee.sensitivity:g}; "
+    told = f"A black and a white image are {result.guarantee.sensitivity:g} apart; "
     if epsilon > CLAIMED_EPSILON:
-        told += f"for the claimed ε they must not differ by more than {digits(result.sensitivity_needed)}."
+        told += f"for the claimed ε no two may be more than {at_least(result.sensitivity_needed)} apart."
     else:
         told += "so much noise hides even that, and leaves little to learn from."
     return (
@@ -141,7 +141,7 @@ def draw_epsilon(result: NoisedImages) -> Figure:
     """Epsilon of one image by sigma, for three sizes, and what the thesis claims."""
     sigma = result.settings.sigma
     looks: tuple[dict[str, Any], ...] = (
-        {"color": PLAIN, "dash": "dot"},
+        {"color": OTHER, "dash": "dot"},
         {"color": OTHER, "dash": "dash"},
         {"color": HOLDS, "width": 3},
     )
@@ -192,7 +192,8 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 def tell_votes(result: Ballot) -> tuple[Tile, Tile, str]:
     """How often a label survives on which all agree, said and true, and what became of this vote."""
     voters, best, most = result.settings.instructors, result.best, int(result.counts.max())
-    said, survive = claimed("100 %", "of unanimous labels survive"), "of unanimous labels survive"
+    survive = "of unanimous labels survive the noise"
+    said = claimed("100 %", survive)
     held = holds(percent(result.unanimous), survive + (", if answered" if result.answer < 1 else ""))
     told = f"{words.listed(best)} {'have' if best[1:] else 'has'} the most votes, {most} of {voters}"
     told += " each" if best[1:] else ""
@@ -250,8 +251,8 @@ def tell_parts(result: Partition) -> tuple[Tile, Tile, str]:
     if n > 1:
         told = f"An image of a part is in a batch {digits(result.rate(n) / result.rate(1))} times as often, "
         told += f"so ε rises from the {at_most(cost.one)} of one model on all images."
-    said = claimed(short(cost.claimed), f"ε of one model, over {n}")
-    return said, holds(at_most(cost.together), f"ε of all, at δ = {short(result.delta)}"), told
+    said = claimed(digits(cost.claimed), f"ε of one model, divided by {n}")
+    return said, holds(at_most(cost.together), f"ε of all together, at δ = {short(result.delta)}"), told
 
 
 def draw_parts(result: Partition) -> Figure:
@@ -261,7 +262,7 @@ def draw_parts(result: Partition) -> Figure:
     one, together, said = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
     return figure(
         "ε, split into N parts",
-        line("one model on all", PLAIN, "dot", y=one, **on),
+        line("one model on all", OTHER, "dot", y=one, **on),
         line("holds: N on parts", HOLDS, width=3, symbol="circle", y=together, **on),
         line("claimed", CLAIMED, "dash", symbol="square-open", size=9, y=said, **on),
         fig.vline(result.instructors, **HERE),
@@ -287,16 +288,16 @@ def labels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     many = {"instructors": 100, "sigma": 0.0}
     return Panel(
         "Phase III: an understudy learns from labels",
-        "What all labels cost together, and how well a model does that has learnt from nothing else.",
+        "What all labels cost together, and how well a model does that learns from nothing else.",
         lambda **values: compute.spend_labels(sketch, replace(start, **values)),
         [draw_bill, draw_learnt],
         words.labels,
         lambda result, **_: command(result.settings),
         tiles=tell_labels,
         views={
-            "10 labels": {"labels": 10},
             "100 instructors, no noise on pixels": many,
             "and Gaussian votes": {**many, "vote": "gaussian"},
+            "and 100 labels": {**many, "vote": "gaussian", "labels": 100},
         },
         labels=number("labels spent", start.labels or sketch.public, spent, unit="public images"),
         **_controls(start, "instructors", "vote", "vote_epsilon", "sigma", "delta"),
@@ -306,7 +307,7 @@ def labels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
     """The thesis' epsilon of all labels and the true one, and what the understudy has learnt."""
     account, here = result.account, result.here
-    said = claimed(short(result.settings.vote_epsilon), "ε of all labels, as of one")
+    said = claimed(digits(result.settings.vote_epsilon), "ε of all labels")
     of = f"ε of {count(result.spent, 'label')}, at δ = {short(account.delta)}, in real numbers"
     held = holds(at_most(account.epsilon), of)
     noisy, silent = (percent(scores[here]) for scores in (result.accuracy, result.silent))
@@ -366,8 +367,7 @@ class Pipeline(RunPanel):
         self.method = choice("understudy uses", start.understudy_method, methods)
         super().__init__(
             "Run it",
-            "How good each part of a real run is, with networks and the values of the panel above, and what your runs "
-            "paid.",
+            "How good each part of a real run with networks is, and what your runs cost.",
             [self.method, self.epochs],
             [draw_parts_so_far([], {}), draw_runs([])],
         )
@@ -413,7 +413,7 @@ def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
     """The thesis' epsilon of a run's labels and the true one, and how good the understudy is that has learnt them."""
     account, plainly, scores = record.privacy, record.part(PLAIN_MODEL).scores, record.part(UNDERSTUDY).scores
     assert account is not None
-    said = claimed(short(record.settings.vote_epsilon), "ε of all labels, as of one")
+    said = claimed(digits(record.settings.vote_epsilon), "ε of all labels")
     held = holds(at_most(account.epsilon), f"ε at δ = {short(account.delta)}, in real numbers")
     told = f"The understudy is right on {percent(scores.accuracy)} of new images, "
     return said, held, f"{told}a model without privacy on {percent(plainly.accuracy)}."
