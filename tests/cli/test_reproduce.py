@@ -103,11 +103,11 @@ def test_four_sentences_count_what_the_figure_shows(reproduce):
     cells[2]["auc_change"]["high"] = cells[1]["loss_auc_change"]["high"] = -1e-9
     decay, attacks, tests, epsilon = table1_in_words(cells).splitlines()
     assert "1 of 4 cells" in decay
-    assert "1 (loss alone: 0) of 6 cells of eDP-SGD, 0 (loss alone: 1) of 1 of SGD" in attacks
+    assert "1 (0) of 6 cells of eDP-SGD, 0 (1) of 1 of SGD" in attacks
     assert tests.startswith("Of 18 changes of eDP-SGD ")
-    assert epsilon.endswith("3e+04 to 3e+04 by ours.")
+    assert epsilon.endswith("30,000 to 30,000 by ours.")
     alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
-    assert "0 (loss alone: 0) of 0 cells" in table1_in_words(alone)  # no interval, no chance
+    assert "0 (0) of 0 cells" in table1_in_words(alone)  # no interval, no chance
 
 
 def test_files_and_json_say_the_same(reproduce, tmp_path):

@@ -124,7 +124,7 @@ def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> No
     assert again.entry is not None
     assert again.entry.id == "P10"
     assert [tile[1] for tile in again.tiles.tiles] == ["does not hold"] * 2
-    assert again.tiles.sentence == "Every number is the committed one."
+    assert again.tiles.sentence == "Every number is as in the ledger."
     rows.set(text="xyz")
     again.run(wait=True)
     assert "no claim is selected" in again.error_box.value
@@ -135,7 +135,7 @@ def test_a_verdict_that_has_changed_is_said() -> None:
     other = replace(entry, verdict=Verdict.HOLDS, measured={**entry.measured, "largest": 0.01})
     before, now, told = panels.tell_again(entry, other)
     assert (before.value, now.value) == ("does not hold", "holds")
-    assert told == f"1 of {len(entry.measured)} numbers is not the committed one: largest."
+    assert told == f"1 of {len(entry.measured)} numbers differs from the ledger: largest."
 
 
 def test_stop_ends_it_at_the_next_network(rows: panels.Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,8 @@ def test_the_papers_settings_have_the_ledgers_verdicts_and_four_claims_hold_with
     assert turned.times["P22"] == 1
     assert turned.evidence["P22"].measured["epsilon"] == pytest.approx(turned.epsilon)  # of the same micro-batches
     assert max(turned.times.values()) < 1.05
-    assert panels.tell_turned(compute.turn(**{**PAPER, "micro_batch": 1}))[2] == "1 of the 4 claims holds as said: P5."
+    sentence = panels.tell_turned(compute.turn(**{**PAPER, "micro_batch": 1}))[2]
+    assert sentence == "1 of the 4 claims holds as stated: P5."
 
 
 def test_everything_in_full_mode_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edp_lab.course.kit.inputs import check_option, require
+from edp_lab.course.kit.text import at_most, digits
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
-from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce import results_io
 from edp_lab.reproduce.claims import DOCUMENTS, ClaimsTable, Entry, Evidence, Verdict, registry
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
@@ -146,7 +146,7 @@ def table1_in_words(cells: Sequence[Cell]) -> str:
     lower = sum(cell["ser"]["mean"] < still[row(cell)] for cell in falling)
     several = [cell for cell in cells if cell["seeds"] > 1]
     private_fall, control_fall = (
-        f"{fall(part, 'auc_change')} (loss alone: {fall(part, 'loss_auc_change')}) of {len(part)}"
+        f"{fall(part, 'auc_change')} ({fall(part, 'loss_auc_change')}) of {len(part)}"
         for part in ([cell for cell in several if cell["decay"]], [cell for cell in several if cell["variant"] == HALF])
     )
     claimed, held = (
@@ -155,10 +155,10 @@ def table1_in_words(cells: Sequence[Cell]) -> str:
     tests, alone, together = beyond(cells)
     return (
         f"Decay, at equal ε: {lower} of {len(falling)} cells have a smaller error than without decay.\n"
-        f"Attacks beyond chance weaker than on SGD: {private_fall} cells of eDP-SGD, {control_fall} of SGD for half "
-        f"the epochs, if each is tested alone.\n"
+        f"Shadow attack (loss attack) weaker than on SGD, beyond chance if each is tested alone: {private_fall} cells "
+        f"of eDP-SGD, {control_fall} of SGD for half the epochs.\n"
         f"Of {tests} changes of eDP-SGD {alone} are beyond chance if each is tested alone, {together} if all are "
         f"tested together (Holm).\n"
-        f"ε of the sound variant: 10^{min(claimed):.1f} to 10^{max(claimed):.1f} by the paper's account, "
-        f"{upward(min(held), 2)} to {upward(max(held), 2)} by ours."
+        f"ε of the sound variant: {digits(10 ** min(claimed))} to {digits(10 ** max(claimed))} by the paper's account, "
+        f"{at_most(min(held))} to {at_most(max(held))} by ours."
     )

@@ -15,7 +15,18 @@ from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, poin
 from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.panel import View as Seen
-from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, details, digits, duration, short
+from edp_lab.course.kit.text import (
+    Html,
+    Words,
+    account_command,
+    at_least,
+    at_most,
+    count,
+    details,
+    digits,
+    duration,
+    short,
+)
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, OTHER, PLAIN, PRINTED, TEMPLATE
 from edp_lab.course.nb11_claims import compute
 from edp_lab.course.nb11_claims.compute import DRAWS, EVERY, HALF, Cell, Turned, View
@@ -24,7 +35,21 @@ from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import ClaimsTable, Entry, Verdict
 from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 
-words = Words(__file__, draws=DRAWS, table_draws=TABLE_DRAWS)
+# Measured values that bound an epsilon from above, as do those with "epsilon" in their names, and from below.
+UPPER, LOWER = ("zcdp", "advanced", "bound_for_any_mechanism"), ("at_least", "true_up_to_epsilon", "epsilon_that_binds")
+
+
+def written(name: str, value: float | str | bool) -> str:
+    """A measured value as people read it: bounds are rounded away from what they bound."""
+    if not isinstance(value, float):
+        return f"{value:,}" if type(value) is int else str(value)
+    if name in LOWER:
+        return at_least(value)
+    held = "epsilon" in name and "claim" not in name and name != "smallest_epsilon"  # which is a printed one
+    return at_most(value) if held or name in UPPER else digits(value)
+
+
+words = Words(__file__, draws=DRAWS, table_draws=TABLE_DRAWS, written=written)
 table, numbers = words.table, words.numbers  # of rows of the table, and of what was measured
 LONGEST = 60  # letters of a claim in a list
 LOOKS = {  # mark in a list, colour, hatch of a bar, symbol
@@ -48,14 +73,14 @@ class Ledger(Panel):
         verdicts = {EVERY: EVERY, **{f"{look[0]} {one}": str(one) for one, look in LOOKS.items()}}
         super().__init__(
             "The ledger",
-            "How far each claim about one number is off, and how many claims hold.",
+            "How far off each claim about one number is; in the second figure, how many claims hold.",
             partial(compute.view, found),
             [draw_spans, draw_counts],
             words.view,
             view_command,
             tiles=tell_view,
             views={
-                "claims that hold": {"verdict": str(Verdict.HOLDS)},
+                "claims that hold": {"verdict": str(Verdict.HOLDS), "row": "P11"},
                 "claims of the thesis": {"document": "thesis", "row": "T1"},
                 "claims that speak of GPUs": {"text": "gpu", "row": "P22"},
             },
@@ -96,11 +121,12 @@ def tell_view(result: View) -> tuple[Tile, Tile, str]:
         return Tile("claims that pass", "0", f"of {len(result.table.entries)}"), Tile("claim", "none"), told
     told = f"{entry.id} {'is ' if entry.verdict is Verdict.UNTESTABLE else ''}{entry.verdict}"
     told += f" ({entry.strength.split()[0]}): “{entry.claim}”"
-    span = next((span for span in result.spans if span.entry is entry), None)
-    if span is None:
+    pair = claims.registry()[entry.id].pair
+    if pair is None:
         verdict = Tile("verdict", str(entry.verdict), entry.strength.split()[0])
         return Tile("claim", entry.id, f"of the {entry.document}"), verdict, told
-    return claimed(digits(span.claimed), span.what), holds(digits(span.found), span.what, "found"), told
+    said, found = (written(name, entry.measured[name]) for name in (pair.claimed, pair.found))
+    return claimed(said, pair.what, "claimed or allowed"), holds(found, pair.what, "found"), told
 
 
 def draw_counts(result: View) -> Figure:
@@ -144,7 +170,7 @@ def draw_times(rows: Sequence[tuple[str, float, Verdict]], height: int, size: in
         places = {"x": [found for found, _ in own], "y": [name for _, name in own]}
         marks.append(points(str(verdict), color, symbol, size, edge=None, **places))
     return figure(
-        "What was found, over what is claimed",
+        "What was found, over what is claimed or allowed",
         *marks,
         fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2}),
         height=height,
@@ -223,10 +249,10 @@ class Again(RunPanel):
 def tell_again(before: Entry, now: Entry) -> tuple[Tile, Tile, str]:
     """Both verdicts on a claim, the committed one and that of now, and which numbers differ."""
     moved = [name.replace("_", " ") for name, value in now.measured.items() if value != before.measured.get(name)]
-    told = "Every number is the committed one."
+    told = "Every number is as in the ledger."
     if moved:
         told = f"{len(moved)} of {count(len(now.measured), 'number')} "
-        told += ("are not the committed ones" if moved[1:] else "is not the committed one") + f": {', '.join(moved)}."
+        told += f"{'differ' if moved[1:] else 'differs'} from the ledger: {', '.join(moved)}."
     took = "in " + (duration(now.seconds) if now.seconds >= 0.1 else "no time")
     return Tile("in the ledger", str(before.verdict), before.id), Tile("computed now", str(now.verdict), took), told
 
@@ -263,10 +289,10 @@ def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: fl
 def tell_turned(result: Turned) -> tuple[Tile, Tile, str]:
     """Both epsilons of one epoch, and which claims hold."""
     hold = [name for name, one in result.evidence.items() if one.verdict is Verdict.HOLDS]
-    told = f"{len(hold)} of the 4 claims hold{'s' if len(hold) == 1 else ''} as said: {', '.join(hold)}."
-    told = {0: "None of the 4 claims holds as it is said.", 4: "All 4 claims hold."}.get(len(hold), told)
-    said = claimed(short(result.claimed), f"ε of an epoch, at δ = {short(result.delta)}")
-    return said, holds(at_most(result.epsilon), f"with a public α, at δ = {short(result.delta)}"), told
+    told = f"{len(hold)} of the 4 claims hold{'s' if len(hold) == 1 else ''} as stated: {', '.join(hold)}."
+    told = {0: "None of the 4 claims holds as stated.", 4: "All 4 claims hold."}.get(len(hold), told)
+    said = claimed(digits(result.claimed), f"ε of an epoch, at δ = {short(result.delta)}")
+    return said, holds(at_most(result.epsilon), f"ε with a public α, at δ = {short(result.delta)}"), told
 
 
 NAMES = {"P2": "P2  noise", "P5": "P5  ε", "P10": "P10  n δ", "P22": "P22  ε, for more GPUs"}
@@ -299,11 +325,11 @@ VARIANTS: dict[str, tuple[str, str, str, float]] = {  # name, colour, symbol, sh
 }
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
 TABLE1_CAPTION = Html(
-    "Changes: left of 0 is better; bars: Student's 95 % interval over seeds, formed within a seed, each as if it were "
-    "the only one.\nTheirs: C, z0 and τ tuned, one run; ours: C and τ fixed, z0 the noisiest of five within 1.15 times "
-    "SGD's error.\nε hollow: as the paper accounts, δ = 5e-4 (public corpora). Filled: what would hold, were "
-    "the seeds secret (as printed: and the\nlayer scales public), for one utterance zeroed out, disjoint batches, "
-    "Gaussian DP, δ = n<sup>-1.1</sup>."
+    "Changes against SGD of the same seed; left of 0 is better. Bars: Student's 95 % interval over seeds, each tested "
+    "alone.\nTheirs: C, z0 and τ tuned, one run; ours: C and τ fixed, z0 the noisiest of five within 1.15 times SGD's "
+    "error.\nε hollow: as the paper accounts, δ = 5e-4 (public corpora). Filled: what would hold, were the seeds secret"
+    "\n(as printed: and the layer scales public), for one utterance zeroed out, disjoint batches, Gaussian DP, δ = "
+    "n<sup>-1.1</sup>."
 )
 
 
