@@ -51,7 +51,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {  # values that stand nowhere else, so 
 UNSEEN = {"04": {"corpus"}, "11": {"seed"}}  # what goes into a sum or a draw alone
 TOLD = {
     "01": "44 answers cost ε = 31",
-    "03": "largest difference [0-9]e-0[6-9]",
+    "03": "differ by [0-9]e-0[6-9]",
     "04": r"ε = (\S+) by hand, \1 by the library",
     "11": r"other verdicts than before: (none|\[\('P23')",  # P23 counts in corpora, if they are at hand
 }
