@@ -23,8 +23,7 @@ def _estimate(answer: Any, cases: np.random.Generator) -> Differences:
         slips = {
             "That is for two fair coins, ε = ln 3, only: p depends on ε.": 2 * yes - 1 / 2,
             "That is the share of yes as it was heard, with all the lies in it.": yes,
-            "That takes the lies off, but does not divide by what s is multiplied with.": yes
-            - 1 / (math.exp(epsilon) + 1),
+            "That subtracts the lies, but does not divide by the factor of s.": yes - 1 / (math.exp(epsilon) + 1),
         }
         said = f"{int(responses.sum())} of {people} said yes at ε = {epsilon}; the share of true yes"
         yield close(answer(responses, epsilon), wanted, said, slips=slips if share else {})

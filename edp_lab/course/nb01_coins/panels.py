@@ -73,8 +73,8 @@ def tell_coin(result: compute.Poll) -> tuple[Tile, Tile, str]:
     everyone = holds(f"{d(estimate)} %{spread}", f"estimated yes{at}; {d(share)} % is true", "all of them")
     first = min(SHOWN, result.truth.size)
     lies = int((result.truth != result.responses)[:first].sum())
-    told = f"Of the first {first} people {lies} {'lies' if lies == 1 else 'lie'}; nobody can see who"
-    return one, everyone, f"{told}, and the estimate is off by {short(abs(estimate - share))} percentage points."
+    told = f"Of the first {first} people {lies} {'lies' if lies == 1 else 'lie'}, and nobody can see who."
+    return one, everyone, f"{told} The estimate is off by {short(abs(estimate - share))} percentage points."
 
 
 SHOWN = 100  # people in the picture of a poll
@@ -151,12 +151,14 @@ def averaging(
 def tell_averaging(result: compute.Averaging) -> tuple[Tile, Tile, str]:
     """What the answers cost without a limit, and how many a budget allows."""
     asked, half = result.answers.size, float(result.average.half_width[-1])
-    free = Tile("without a limit", f"ε = {d(asked * result.epsilon)}", f"for {count(asked, 'answer')}", "printed")
-    bound = holds(count(result.allowed, "answer"), f"for a budget of ε = {d(result.budget)}", "with a budget")
+    free = Tile("without a limit", f"ε = {at_most(asked * result.epsilon)}", f"for {count(asked, 'answer')}", "printed")
+    every = "all " if 1 < asked == result.allowed else ""
+    paid = f"{every}{count(result.allowed, 'answer')}"
+    bound = holds(paid, f"for a budget of ε = {d(result.budget)}", "with a budget")
     average = float(result.average.estimate[-1])
     least, most = max(0, math.ceil(average - half)), math.floor(average + half)
     fit = f"{least:,} to {most:,} fit" if least < most else f"only {most:,} fits"
-    known = fit if least <= most else "no whole number fits"
+    known = fit if least <= most else "no whole number fits, so this interval misses"
     of = f"The average of {count(asked, 'answer')}" if asked > 1 else "One answer"
     mean = f"{d(average)} ± {short(half)} people"
     return free, bound, f"{of} is {mean}: at 90 % confidence {known}; {TRUE_COUNT} is true."
@@ -228,12 +230,13 @@ def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -
 def tell_delta(result: compute.GaussianCount) -> tuple[Tile, Tile, str]:
     """How often an outcome betrays more than epsilon, which the thesis takes for delta, and delta."""
     at = f"at ε = {d(result.epsilon)}"
-    tail, least = short(result.tail) if result.tail else TINY, at_most(result.delta) if result.delta else TINY
-    both = claimed(tail, at, "loss beyond ε"), holds(least, at, "smallest δ")
+    tail, least = d(result.tail) if result.tail else TINY, at_most(result.delta) if result.delta else TINY
+    both = claimed(tail, at, "chance of a loss beyond ε"), holds(least, at, "smallest δ")
     if result.delta == 0:
         return *both, "Beyond this ε so little is left that no float can hold δ."
     times = short(result.tail / result.delta)
-    return *both, f"The coloured area is δ; the chance of a loss beyond ε is {times} times as large."
+    told = "The coloured area is δ" if result.delta > 1e-3 else "The area δ is too small to be seen"
+    return *both, f"{told}; the chance of a loss beyond ε is {times} times as large."
 
 
 def _account(noise_multiplier: float, releases: int, delta: float) -> str:
@@ -248,9 +251,9 @@ def draw_delta(result: compute.GaussianCount) -> Figure:
     return figure(
         "δ as an area",
         area("δ", PRINTED, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
-        line("without", PLAIN, x=output, y=result.density),
-        line("with", NOISE, "dash", x=output, y=result.density_neighbour),
-        line(Html("with, × e<sup>ε</sup>"), HOLDS, "dot", x=output, y=np.minimum(raised, 100 * top)),
+        line("without the person", PLAIN, x=output, y=result.density),
+        line("with them", NOISE, "dash", x=output, y=result.density_neighbour),
+        line(Html("e<sup>ε</sup> × with them"), HOLDS, "dot", x=output, y=np.minimum(raised, 100 * top)),
         hover="%{x:.4g}: %{y:.3g}",
         xaxis=axis("noisy count (people)", output[[0, -1]]),
         yaxis=axis("density (per person)", [0, top]),
@@ -319,14 +322,15 @@ def tell_composition(result: compute.Composed) -> tuple[Tile, Tile, str]:
     if best == SUM:
         return plain, least, f"For {many} neither advanced composition nor zCDP is below the plain sum."
     times = short(result.last[SUM] / result.last[best])
-    return plain, least, f"{many} cost {times} times less by {best} than by the plain sum."
+    return plain, least, f"The plain sum of {many} is {times} times the total by {best}."
 
 
 def draw_total(result: compute.Composed) -> Figure:
     """Total epsilon against the number of releases, by four accounts; log scales."""
     mode, most = "lines" if result.releases.size > 1 else "markers", int(result.releases[-1])
-    allowed = {"mode": "lines+text", "text": ["allowed"], "textposition": "top right", "cliponaxis": False}
-    over = {"x": [1, 10 * most], "y": [result.budget] * 2, "showlegend": False}
+    right = max(1.0, math.log10(most) + 0.05)
+    allowed = {"mode": "lines+text", "text": ["", "allowed"], "textposition": "bottom left", "cliponaxis": False}
+    over = {"x": [1, 10**right], "y": [result.budget] * 2, "showlegend": False}
     top = max(result.budget, *(total for name, total in result.last.items() if name != ADVANCED))
     return figure(
         "The cost of many releases",
@@ -336,7 +340,7 @@ def draw_total(result: compute.Composed) -> Figure:
         ),
         line("", INK, "dot", width=1.5, **allowed, **over),
         hover="%{x:,} releases: ε = %{y:.3g}",
-        xaxis=logs("releases about the same data", [-0.03, max(1.0, math.log10(most) + 0.05)]),
+        xaxis=logs("releases about the same data", [-0.03, right]),
         yaxis=logs("total ε (nats)", [_decade(result.epsilon) - 0.05, _decade(top) + 1]),
     )
 
