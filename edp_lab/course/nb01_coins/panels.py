@@ -251,9 +251,9 @@ def draw_delta(result: compute.GaussianCount) -> Figure:
     return figure(
         "δ as an area",
         area("δ", PRINTED, 0.7, **between(output, np.minimum(raised, result.density), result.density)),
-        line("without the person", PLAIN, x=output, y=result.density),
-        line("with them", NOISE, "dash", x=output, y=result.density_neighbour),
-        line(Html("e<sup>ε</sup> × with them"), HOLDS, "dot", x=output, y=np.minimum(raised, 100 * top)),
+        line("without", PLAIN, x=output, y=result.density),
+        line("with", NOISE, "dash", x=output, y=result.density_neighbour),
+        line(Html("e<sup>ε</sup> × with"), HOLDS, "dot", x=output, y=np.minimum(raised, 100 * top)),
         hover="%{x:.4g}: %{y:.3g}",
         xaxis=axis("noisy count (people)", output[[0, -1]]),
         yaxis=axis("density (per person)", [0, top]),

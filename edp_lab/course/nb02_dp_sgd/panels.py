@@ -67,7 +67,8 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
         fig.note(f"C = {d(clip_norm)}", **here),
         caption=f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;\n"
         "read off private data: no guarantee",
-        height=340,
+        height=356,
+        top=92,  # for the label on the line
         hover="%{x:.3g}" + fig.ALONE,
         xaxis=axis("L2 norm of the mean gradient", type="log", tickformat="~g", dtick="D2"),
         yaxis=axis("mean of", autorange="reversed"),
@@ -78,7 +79,9 @@ def ways(result: compute.PerExample) -> str:
     """Seconds and passes of each way to the gradient of one batch, in plain text."""
     times = ((name, seconds, result.seconds[LOOP] / seconds) for name, seconds in result.seconds.items())
     rows = [(name, f"{1000 * seconds:.0f} ms", f"{faster:.1f} times as fast") for name, seconds, faster in times]
-    return f"{columns(rows)}\nnorms of loop and book-keeping differ by {result.disagreement:.0e} at most"
+    return (
+        f"{columns(rows)}\nthe lengths of loop and book-keeping differ by a share of {result.disagreement:.0e} at most"
+    )
 
 
 # ---- Clipping as geometry ------------------------------------------------------------------------------------------
@@ -125,10 +128,10 @@ def tell_cloud(result: compute.Cloud) -> tuple[Tile, Tile, str]:
     tiles = off, _held(result.guarantee, "one release")
     if result.guarantee is None:
         return *tiles, "This rule bounds no gradient, so the noise hides nobody."
-    larger = "the clip bends the mean more than the noise" if result.bias > noise else "the noise outweighs the clip"
+    larger = f"moves the mean {'more' if result.bias > noise else 'less'} than the noise does"
     if max(result.bias, noise) < 1e-12:
-        larger = "neither clip nor noise moves the mean"
-    return *tiles, f"The clip shortens {result.shortened} of {count(examples, 'gradient')}, and {larger}."
+        larger = "leaves the mean as it is, and so does the noise"
+    return *tiles, f"The clip shortens {result.shortened:,} of {count(examples, 'gradient')} and {larger}."
 
 
 SHOWN = 200  # examples in the picture of a cloud
@@ -219,9 +222,9 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
 def tell_training(result: compute.Training) -> tuple[Tile, Tile, str]:
     """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
     billed, private, plain = result.spent["poisson"][STEPS], result.losses["private"][-1], result.losses["plain"][-1]
-    told = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "for Poisson samples", "billed as usual")
+    told = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "as Poisson batches", "billed as usual")
     right = f"right for {percent(round(result.accuracy, 2))} of the people"
-    sentence = f"The private walker ends at a loss of {d(private)}, {right}; without privacy it is {d(plain)}."
+    sentence = f"The private walker ends at a loss of {d(private)}, {right}; without privacy the loss is {d(plain)}."
     return told, _held(result.guarantee, f"{SAMPLED[result.recipe.sampling][0]} batches"), sentence
 
 
@@ -264,7 +267,7 @@ def draw_price(result: compute.Training) -> Figure:
     lines = []
     for name in SAMPLINGS:
         (label, dash), own = SAMPLED[name], name == result.recipe.sampling
-        told, color = (f"{label}: these", HOLDS) if own else (f"were they {label}", "#777")
+        told, color = (f"these {label} batches", HOLDS) if own else (f"if they were {label}", "#777")
         shape = {"shape": "hv" if name == "shuffle" else "linear"}  # a pass is paid for as it begins
         spent = result.spent[name]
         drawn: dict[str, Any] = {"x": list(spent), "y": positive(list(spent.values())), "line": shape}
@@ -283,7 +286,7 @@ def draw_price(result: compute.Training) -> Figure:
 
 def optimizers(rows: Sequence[compute.Tuned]) -> str:
     """Optimizers side by side, in plain text."""
-    table = [("", "learning rate", "without noise", "loss")]
+    table = [("", "learning rate", "loss without privacy", "loss with it, ± deviation over seeds")]
     table += [(NAMES[r.optimizer], f"{r.lr:g}", f"{r.plain:.3f}", f"{r.private:.3f} ± {r.deviation:.3f}") for r in rows]
     return columns(table)
 
@@ -315,14 +318,16 @@ def denominators(noise_std: float = 0.1, steps: int = 30, gamma: float = 1e-4, s
 
 def tell_denominators(result: compute.Denominators) -> tuple[Tile, Tile, str]:
     """How far both optimizers move the weight with the smallest gradient."""
-    floor, weights = f"learning rates; floor √γ′ = {short(math.sqrt(result.gamma))}", len(result.gradient)
-    adam = Tile("Adam moves the smallest", short(result.adam_move[0]), "learning rates; 1 without noise", "printed")
-    corrected = holds(short(result.corrected_move[0]), floor, "DP-AdamBC moves it")
+    floor, weights = f"learning rates moved; floor √γ′ = {short(math.sqrt(result.gamma))}", len(result.gradient)
+    adam = Tile(
+        "Adam, smallest gradient", short(result.adam_move[0]), "learning rates moved; 1 without noise", "printed"
+    )
+    corrected = holds(short(result.corrected_move[0]), floor, "DP-AdamBC, smallest gradient")
     hidden = int((result.gradient < result.noise_std).sum())
     if not hidden:
         return adam, corrected, f"The noise is smaller than all {weights} gradients, so Adam still tells them apart."
     many = f"{hidden} of {weights} gradients {'is' if hidden == 1 else 'are'} smaller than the noise"
-    return adam, corrected, f"{many}, and Adam divides by the noise there."
+    return adam, corrected, f"{many}, and there Adam divides by the noise."
 
 
 def draw_denominators(result: compute.Denominators) -> Figure:
