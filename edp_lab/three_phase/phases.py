@@ -31,7 +31,7 @@ from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.privacy.guarantee import IDEAL, VOID
+from edp_lab.privacy.guarantee import IDEAL, VOID, upward
 from edp_lab.three_phase import pate
 from edp_lab.three_phase import settings as asked
 from edp_lab.three_phase.classifier import Trained, train_classifier
@@ -400,4 +400,4 @@ def of_instructors(count: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "none" if value is None or math.isinf(value) else f"{value:.4g}"
+    return "none" if value is None or math.isinf(value) else upward(value, 4)

@@ -1,7 +1,7 @@
 """What turns the released gradient into a change of the weights: Adam, and DP-AdamBC, which knows of the noise.
 
     Adam       m_hat / (sqrt(v_hat) + 1e-8)                 Kingma and Ba 2015, Algorithm 1
-    DP-AdamBC  m_hat / sqrt(max(v_hat - Phi, gamma'))       Tang, Shpilevskiy and Lecuyer 2024, arXiv 2312.14334
+    DP-AdamBC  m_hat / sqrt(max(v_hat - Phi, gamma'))       Tang, Shpilevskiy and Lecuyer 2023, arXiv 2312.14334
 
 Adam takes noise for gradient: v_hat is larger by the noise variance Phi, which is the same for all the coordinates of a
 layer, so where noise prevails all are divided by the same number, as in SGD with momentum. DP-AdamBC takes Phi off.
@@ -60,7 +60,7 @@ class Adam(Uncompiled, torch.optim.Adam):
 
 
 class DPAdamBC(Uncompiled):
-    """DP-AdamBC (Tang, Shpilevskiy and Lecuyer 2024), for noise that may differ by step and by parameter tensor.
+    """DP-AdamBC (Tang, Shpilevskiy and Lecuyer 2023), for noise that may differ by step and by parameter tensor.
 
         m <- beta1 m + (1 - beta1) g          m_hat = m / (1 - beta1^t)
         v <- beta2 v + (1 - beta2) g^2        v_hat = v / (1 - beta2^t)

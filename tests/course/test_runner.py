@@ -177,7 +177,7 @@ def test_page_shows_a_panel_at_its_views_and_no_slider(tmp_path: Path) -> None:
     for view, n in zip(views, (5, 2, 9), strict=True):
         assert all(
             text in view
-            for text in (f"tokens held: {n}", f"{n} told", f"{n} so", f"Sentence {n}.", f'"y":[{n},{2 * n}]')
+            for text in (f"tokens held = {n}", f"{n} told", f"{n} so", f"Sentence {n}.", f'"y":[{n},{2 * n}]')
         )
     assert all(text in page and text not in seen for text in ("words of 2", "do 9", "Set aside"))
     assert "7 told" not in page

@@ -22,7 +22,7 @@ from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Fold, Frame, Panel
 from edp_lab.course.kit.predictions import Predictions
-from edp_lab.course.kit.text import short
+from edp_lab.course.kit.text import digits
 from edp_lab.errors import UsageError
 
 DRAWN = ("x", "y", "z")  # what a trace draws
@@ -161,7 +161,9 @@ def _setting(control: Control, value: Any) -> str:
     if control.rare or control.kind == "text" or control.label == "seed":
         return ""
     told = next((name for name, meaning in control.options if meaning == value), value)
-    return f"{control.label} = {short(told)}" if isinstance(told, float) else f"{control.label}: {told}"
+    if isinstance(told, str):
+        return f"{control.label}: {told}"
+    return f"{control.label} = {told:,}" if isinstance(told, int) else f"{control.label} = {digits(told)}"
 
 
 def slim(figure: Any) -> dict[str, Any]:

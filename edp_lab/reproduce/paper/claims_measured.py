@@ -80,11 +80,11 @@ def _p7_rule(m: Any) -> Verdict:
     inputs=lambda told: {"norms": _norms_by_step(told)},
     rule=_p7_rule,
     said="From random weights, the norm of the whole gradient reaches {whole:.2f} times its first value in {steps} "
-    "steps (+-{whole_half_width:.2f}); by layer, as the scales have it, one reaches {layer:.1f} times "
-    "(+-{layer_half_width:.1f}). Where training goes on from trained weights, as in fine-tuning, a layer reaches "
-    "{tuned:.1f} times its first norm (+-{tuned_half_width:.1f}; small CLC, measured now). Up to {rough:g} times is "
+    "steps (±{whole_half_width:.2f}); by layer, as the scales have it, one reaches {layer:.1f} times "
+    "(±{layer_half_width:.1f}). Where training goes on from trained weights, as in fine-tuning, a layer reaches "
+    "{tuned:.1f} times its first norm (±{tuned_half_width:.1f}; small CLC, measured now). Up to {rough:g} times is "
     '"rough" for us; the whole gradient decides, and an interval that includes {rough:g} leaves the claim open.',
-    strength="measured ({seeds} seeds, {whole:.2f} +-{whole_half_width:.2f} times)",
+    strength="measured ({seeds} seeds, {whole:.2f} ±{whole_half_width:.2f} times)",
     counter={
         "norms that only fall": (
             HOLDS,
@@ -126,9 +126,9 @@ def p7_first_norm(norms: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]
         if m.times - m.half_width <= m.hardly_different < m.times + m.half_width
         else Verdict.of(m.times - m.half_width >= m.different, m.times > m.hardly_different)
     ),
-    said="On the first batch the norms of {layers} layers differ by a factor of {times:.0f} (+-{half_width:.0f}; small "
+    said="On the first batch the norms of {layers} layers differ by a factor of {times:.0f} (±{half_width:.0f}; small "
     "CLC, measured now). What follows from it is another matter (P3).",
-    strength="measured ({seeds} seeds, {times:.0f} +-{half_width:.0f} times)",
+    strength="measured ({seeds} seeds, {times:.0f} ±{half_width:.0f} times)",
     counter={
         "layers alike": (FAILS, {"times": 1.1, "half_width": 0.2}),
         "layers a little apart": (CONDITIONAL, {"times": 2.0, "half_width": 0.2}),
@@ -155,9 +155,9 @@ def p30_layers_differ(norms: Sequence[Mapping[str, float]]) -> Measured:
         if abs(m.left_percent - 100) <= m.half_width
         else Verdict.of(m.left_percent + m.half_width <= m.small_percent, m.left_percent < 100)
     ),
-    said="In {steps} steps the norm of the gradient falls to {left_percent:.0f} % (+-{half_width:.0f}; small CLC, "
+    said="In {steps} steps the norm of the gradient falls to {left_percent:.0f} % (±{half_width:.0f}; small CLC, "
     "measured now). Whether decaying the noise, too, is worth its price is another matter (P12).",
-    strength="measured ({seeds} seeds, {left_percent:.0f} +-{half_width:.0f} %)",
+    strength="measured ({seeds} seeds, {left_percent:.0f} ±{half_width:.0f} %)",
     counter={
         "gradients that grow": (FAILS, {"left_percent": 120.0}),
         "gradients that hardly shrink": (CONDITIONAL, {"left_percent": 90.0}),
@@ -285,7 +285,7 @@ def _p13_rule(m: Any) -> Verdict:
     trains=False,
     rule=_p13_rule,
     said="Of {printed} printed changes {printed_that_rise} rise, and of {printed_with_a_size} on public corpora "
-    "{within_sampling_error} lie within the 95 % sampling error of an AUC (+-{half_width_on_atis:.1f} % on ATIS); "
+    "{within_sampling_error} lie within the 95 % sampling error of an AUC (±{half_width_on_atis:.1f} % on ATIS); "
     "there are no seeds and one average-case attack. Of {changes} changes made anew with {seeds} seeds ({origin}), "
     "{falls_one_by_one} fall beyond chance if each is tested alone, {gains_one_by_one} of them at no more than "
     "{competitive_percent:.0f} % more error. Holm's correction for {changes} tests leaves {falls}, and {gains} of "
@@ -348,9 +348,9 @@ def _each_alone_and_printed(told: Told) -> Mapping[str, Any]:
     rule=_p14_rule,
     said="The paper prints no numbers of DP-SGD and not at which settings, so whether the two were alike as tuned "
     "there cannot be known. At the same C and z0, eDP-SGD without decay has an error {error:+.0f} % "
-    "(+-{error_half_width:.0f}) and an AUC {attack:+.1f} % (+-{attack_half_width:.1f}) against DP-SGD's ({seeds} "
+    "(±{error_half_width:.0f}) and an AUC {attack:+.1f} % (±{attack_half_width:.1f}) against DP-SGD's ({seeds} "
     "seeds; {origin}): what is clipped, how it is scaled and how much noise there is are not the same.",
-    strength="measured ({seeds} seeds, error +-{error_half_width:.0f} %, AUC +-{attack_half_width:.1f} %)",
+    strength="measured ({seeds} seeds, error ±{error_half_width:.0f} %, AUC ±{attack_half_width:.1f} %)",
     counter={
         "a few percent apart": (
             HOLDS,
@@ -377,7 +377,7 @@ def p14_like_dp_sgd(per_example: Sequence[Outcome], printed: Sequence[Outcome]) 
     rule=lambda m: Verdict.of(m.largest_share_percent <= m.most_percent, m.smallest_share_percent <= m.most_percent),
     said="None of the three is SGD. In the median weight, of what Adam divides by so much is noise: {shares}; small "
     "CLC, measured now. So private runs take other steps than plain ones for a reason that is not privacy. "
-    "DP-AdamBC (Tang et al. 2024) takes this noise off again. The paper itself does not say that Adam does the same "
+    "DP-AdamBC (Tang et al. 2023) takes this noise off again. The paper itself does not say that Adam does the same "
     "under noise.",
     strength="argued",
     counter={
@@ -484,11 +484,11 @@ def _overfitted(told: Told) -> Mapping[str, Any]:
     said="{public_cells_that_improve} of {public_cells} cells on public corpora improve{anew}. A regularizer makes a "
     "model fit its training set less closely, and attacks weaker. Small CLC, trained until it overfits, {seeds} "
     "seeds, measured now: dropout changes the error by {error_with_dropout:+.1f} % "
-    "(+-{error_with_dropout_half_width:.1f}) and the attack's AUC by {attack_with_dropout:+.1f} % "
-    "(+-{attack_with_dropout_half_width:.1f}); Algorithm 1 with little noise the error by {error:+.1f} % "
-    "(+-{error_half_width:.1f}) and the AUC by {attack:+.1f} % (+-{attack_half_width:.1f}). Only where its error "
+    "(±{error_with_dropout_half_width:.1f}) and the attack's AUC by {attack_with_dropout:+.1f} % "
+    "(±{attack_with_dropout_half_width:.1f}); Algorithm 1 with little noise the error by {error:+.1f} % "
+    "(±{error_half_width:.1f}) and the AUC by {attack:+.1f} % (±{attack_half_width:.1f}). Only where its error "
     "falls beyond chance is there something to explain.",
-    strength="measured ({seeds} seeds, error +-{error_half_width:.1f} %, AUC +-{attack_half_width:.1f} %)",
+    strength="measured ({seeds} seeds, error ±{error_half_width:.1f} %, AUC ±{attack_half_width:.1f} %)",
     counter={
         "less error and a weaker attack": (
             HOLDS,

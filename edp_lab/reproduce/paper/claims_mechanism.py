@@ -202,7 +202,7 @@ def p4_private_scales(norms: Mapping[str, float], neighbour: Mapping[str, float]
         m.sensitivity <= 2 * m.claimed_sensitivity * (1 + ROUNDING),
     ),
     said="A guarantee is kept, but that of noise multiplier {z_that_holds:g} where {z:g} is claimed. In a micro-batch "
-    "of {micro_batch} one utterance moves the clipped mean by {sensitivity:.3g}, and by no more in a larger one, "
+    "of {micro_batch} one utterance moves the clipped mean by {sensitivity:.3g} (in none by more than 2C), "
     "where C = {claimed_sensitivity:g} is assumed: a step has epsilon {epsilon:.2f↑} (Gaussian DP, zero-out, delta "
     "{delta:g}) where zCDP is said to give {claimed_epsilon:.2f}. At equal epsilon and C the mean carries "
     "{noise_at_equal_epsilon:g} times the noise of per-example DP-SGD.",

@@ -151,7 +151,7 @@ def in_series(epsilons: Sequence[float]) -> float:
 )  # fmt: skip
 def t11_stacked_phases() -> Measured:
     """What three phases in a row guarantee if each protects the same record and only the last result is released."""
-    true, stated = (1287.0, 7.0, 271.0), [epsilon for epsilon, _ in PHASES]  # pixels (T1), training, labels (T12): pure
+    true, stated = (1287.0, 7.0, 271.1), [epsilon for epsilon, _ in PHASES]  # pixels (T1), training, labels (T12): pure
     return {
         "smallest": min(true),
         "in_series": in_series(true),

@@ -99,7 +99,7 @@ def _t18_rule(m: Any) -> Verdict:
     cell="11_claims#thesis-text",
     rule=_t18_rule,
     said="No gain exceeds {largest_gain:.1%}, and {gains_beyond_sampling_error} of {gains} are beyond the sampling "
-    "error of 1000 images (+-{half_width_of_97_percent:.2%} for 97 % alone), which decides nothing. DPSGD's authors "
+    "error of 1000 images (±{half_width_of_97_percent:.2%} for 97 % alone), which decides nothing. DPSGD's authors "
     "report {dpsgd_published_at_2:.0%} at (2, 1e-5) with another network and training, so the table's "
     "{dpsgd_printed_at_2:.0%} is a weak baseline.",
     strength="argued",
@@ -297,10 +297,10 @@ def _t25_rule(m: Any) -> Verdict:
     rule=_t25_rule,
     said="At epsilon {epsilon:g} ({data}, learning rates {adam_rate:g} and {sgd_rate:g}, the best of four each) DPSGD "
     "reaches 90 % of the final accuracy in {sgd_epochs:.1f} epochs, DPAdam saves {saved:.1f} "
-    "(+-{saved_half_width:.1f}) of these and ends at {adam_accuracy:.1f} %, {gain:+.1f} points "
-    "(+-{gain_half_width:.1f}) beside DPSGD; {repeats} runs each. What is within chance on a small CNN and 8 x 8 "
+    "(±{saved_half_width:.1f}) of these and ends at {adam_accuracy:.1f} %, {gain:+.1f} points "
+    "(±{gain_half_width:.1f}) beside DPSGD; {repeats} runs each. What is within chance on a small CNN and 8 x 8 "
     "pixels shows neither that it is faster nor that it is not.",
-    strength="measured ({repeats} runs, {saved:.1f} +-{saved_half_width:.1f} epochs saved)",
+    strength="measured ({repeats} runs, {saved:.1f} ±{saved_half_width:.1f} epochs saved)",
     counter={
         "faster": (HOLDS, {"saved": 3.0, "saved_half_width": 1.0, "gain": 0.0, "gain_half_width": 1.0}),
         "faster but worse": (
@@ -381,8 +381,8 @@ def _t28_rule(m: Any) -> Verdict:
     rule=_t28_rule,
     said="Even if all ten instructors were right on every image, {right_noised:.0%} of {labels:,} labels ({data}) are "
     "right after noise of epsilon 0.2 each. An understudy, a CNN without other noise, falls from {accuracy:.1f} % by "
-    "{lost:.1f} points (+-{half_width:.1f}, of the test images; each is trained once).",
-    strength="measured ({images:,} test images of one training, {lost:.1f} +-{half_width:.1f} points lost)",
+    "{lost:.1f} points (±{half_width:.1f}, of the test images; each is trained once).",
+    strength="measured ({images:,} test images of one training, {lost:.1f} ±{half_width:.1f} points lost)",
     counter={
         "nothing lost": (HOLDS, {"lost": 0.1, "half_width": 0.5}),
         "within chance": (UNTESTABLE, {"lost": 5.0, "half_width": 6.0}),

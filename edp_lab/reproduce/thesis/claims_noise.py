@@ -118,7 +118,7 @@ def _images(told: Told) -> Mapping[str, Any]:
     said="At sigma {sigma:g} the mean correlation is {correlation:.3f} ({images}); {claimed_correlation:.4f} belongs "
     "to sigma {sigma_for_the_claim:.2f}. It is no measure of privacy: a photographic negative hides nothing and has "
     "{correlation_of_the_negative:.0f}.",
-    strength="measured ({number} images, 95 %: +-{half_width:.3f})",
+    strength="measured ({number} images, 95 %: ±{half_width:.3f})",
     counter={"correlation as printed": (HOLDS, {"correlation": 0.8125})},
 )  # fmt: skip
 def t3_correlation(
