@@ -219,7 +219,8 @@ def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
     told += f"at most {at_most(100 * result.most)} %{refuted}."
     test = Tile("put to the test", tested, f"a guess is right with at most {percent(result.chance)}", "claimed")
     free, gaussian = at_least(proven.distribution_free), at_least(proven.gaussian)
-    return test, Tile("proven", f"ε ≥ {free}", f"for Gaussian noise ε ≥ {gaussian}"), told
+    role = "printed" if result.tested < proven.distribution_free else "plain"
+    return test, Tile("proven", f"ε ≥ {free}", f"for Gaussian noise ε ≥ {gaussian}", role), told
 
 
 def draw_luck(result: Guesses) -> Figure:
