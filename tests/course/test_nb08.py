@@ -131,7 +131,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
         ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
         ("*any mechanism* alone, with 5.18, would", thousand.bounds.distribution_free, 5.18),
-        ("false even for one GPU, where 10 holds", single.epsilon_holds, 10.0),
+        ("false even for one GPU, where 10 would hold", single.epsilon_holds, 10.0),
         ("all guessed right prove 5.8", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.8),
     ):
         assert says in text

@@ -365,7 +365,7 @@ def draw_output(result: Sampled) -> Figure:
         line("with, for sure", NOISE, "dash", x=result.output, y=result.with_it),
         line("with, by chance q", HOLDS, "dashdot", x=result.output, y=result.sampled_with),
         hover="%{x:.3g}: %{y:.3g}",
-        xaxis=axis("noisy sum along the utterance's gradient (in C)"),
+        xaxis=axis("noisy sum along its gradient (in C)"),
         yaxis=axis("density (per C)", rangemode="tozero"),
     )
 

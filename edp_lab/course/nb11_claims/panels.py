@@ -170,7 +170,7 @@ def draw_times(rows: Sequence[tuple[str, float, Verdict]], height: int, size: in
         places = {"x": [found for found, _ in own], "y": [name for _, name in own]}
         marks.append(points(str(verdict), color, symbol, size, edge=None, **places))
     return figure(
-        "What was found, over what is claimed or allowed",
+        "Found, over claimed or allowed",
         *marks,
         fig.vline(1, line={"color": "#444", "dash": "dot", "width": 2}),
         height=height,
