@@ -60,8 +60,10 @@ class Budget:
         return min(700.0, math.log(max(ratio, 1e-300)))
 
 
-def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget) -> float:
+def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget, near: float = 1.0) -> float:
     """The smallest z0 with which so many epochs, or this bill, stay within the budget; all else as in `mechanism`.
+
+    `near`: where the search begins.
 
     Raises:
         UsageError: no z0 is large enough.
@@ -73,15 +75,16 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
         return 0.0 if -SPARED <= found <= 0 else found + SPARED / 2  # at 0 the search ends
 
     least, most = math.log(SMALLEST_Z), math.log(LARGEST_Z)
-    near, far, factor = 0.0, 1.2 * excess(0.0), 1.2  # epsilon falls faster than z0 rises: so far is just beyond
-    while excess(far := min(max(far, least), most)) * excess(near) > 0:
+    start = math.log(near)
+    before, far, factor = start, start + 1.2 * excess(start), 1.2  # epsilon falls faster than z0 rises: just beyond
+    while excess(far := min(max(far, least), most)) * excess(before) > 0:
         if far == most:
             raise UsageError(f"no z0 up to {LARGEST_Z:g} gives epsilon {budget.epsilon}: ask for fewer epochs")
         if far == least:
             return SMALLEST_Z
         factor *= 2
-        near, far = far, far + factor * excess(far)
-    log_z0, more = brentq(excess, near, far, xtol=PRECISION), PRECISION
+        before, far = far, far + factor * excess(far)
+    log_z0, more = brentq(excess, before, far, xtol=PRECISION), PRECISION
     while excess(log_z0) > 0:
         log_z0, more = log_z0 + more, 2 * more
     return math.exp(log_z0)

@@ -362,5 +362,5 @@ def correlated(
 def _noise(releases: int, rate: float, budget: Budget) -> float:
     """The noise multiplier with which so many releases meet the budget."""
     mechanism = Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=None if rate == 1 else rate)
-    bill = {0: releases}
-    return calibrate_z0(mechanism, bill, budget)
+    near = 1.0 if rate == 1 else max(0.4, rate * math.sqrt(releases) * _noise(1, 1.0, budget))  # as many small ones
+    return calibrate_z0(mechanism, {0: releases}, budget, near)

@@ -270,10 +270,8 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     now_and_then = after[np.unique(np.linspace(0, len(after) - 1, SEEN).round().astype(int))]
     samples = [releases_of(noise_multiplier, count, rate) for count in now_and_then.tolist()]
     passes, whole = [math.ceil(k * rate * (1 - 1e-12)) for k in after.tolist()], steps_of_a_pass(rate)
-    everyone, shuffled = (
-        np.array([GaussianDP(releases_of(noise_multiplier, count)).epsilon(delta) for count in counts])
-        for counts in (after, passes)
-    )
+    exact = cache(lambda count: GaussianDP(releases_of(noise_multiplier, count)).epsilon(delta))
+    everyone, shuffled = (np.array([exact(count) for count in counts]) for counts in (after.tolist(), passes))
     output = np.linspace(-4 * noise_multiplier, 1 + 4 * noise_multiplier, 201)
     without, with_it = (
         np.exp(-(((output - mean) / noise_multiplier) ** 2) / 2) / (noise_multiplier * math.sqrt(2 * math.pi))
