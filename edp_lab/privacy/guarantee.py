@@ -274,5 +274,5 @@ def _check_people(utterances: int) -> None:
 
 
 def upward(bound: float, digits: int = 3) -> str:
-    """In so many significant digits, rounded up: a bound that is rounded must still be one."""
+    """In so many significant digits, rounded up: a bound that is rounded must still be one. 1e-05 stays as typed."""
     return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(repr(float(bound))))):.{digits}g}"

@@ -400,4 +400,4 @@ def of_instructors(count: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "none" if value is None or math.isinf(value) else upward(value * (1 - 1e-12), 4)  # 0.2 is 0.2
+    return "none" if value is None or math.isinf(value) else upward(value * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
