@@ -46,10 +46,10 @@ NOT_COVERED = (
 )  # fmt: skip
 EXACT_NOISE = (
     "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; rounding within the clipped "
-    "sum is charged, as gradients are clipped to C less 2^-11 of it: proven for micro-batches whose gradients are "
-    "formed one by one (one on each rank, or dp-sgd-naive, up to 3,838 on one rank), and where one pass forms several "
-    "or a frozen network has read many utterances at once, under the assumption that floats move two neighbours' sums "
-    "apart by less than C / 2,200; order and sampling: from the same cipher, where the seed is secret"
+    "sum is charged, as gradients are clipped to C less 2^-11 of it, in large batches a little shorter: proven for "
+    "micro-batches whose gradients are formed one by one (one on each rank, or dp-sgd-naive), and where one pass forms "
+    "several or a frozen network has read many utterances at once, under the assumption that floats move two "
+    "neighbours' sums apart by less than C / 2,200; order and sampling: from the same cipher, where the seed is secret"
 )
 FLOAT_NOISE = "a float, whose last bits may tell more than epsilon says"
 SCOPE = (

@@ -90,8 +90,8 @@ class Claim:
     cell: str  # the notebook cell that shows it
     rule: Callable[[Any], Verdict]  # from the measured values, by name, to the verdict; it sees nothing else
     said: str  # what was found, with `{names}` of measured values, as `Words` writes them
-    # What the verdict rests on: "proven", by calculation from what is printed; "measured (...)", with the `{names}` of
-    # a sample's size and an interval; or "argued", by a reading, or numbers without an interval.
+    # What the verdict rests on: "proven", by calculation from what is printed or by a counterexample; "measured (...)",
+    # with the `{names}` of a sample's size and an interval; or "argued", by a reading, or numbers without an interval.
     strength: str
     counter: Mapping[str, tuple[Verdict, Measured]]  # by name, another verdict, and what had to be measured for it
     # What the function is given, by name; may train for seconds or minutes, and tells what it does.

@@ -8,8 +8,8 @@
 
 Scaling and scaling back cancel but for the clip factor, so a micro-batch contributes its gradient times one number.
 
-**Floats round, and the sensitivity holds all the same.** The sound step clips to B = (1 - 2^-11) C. With u = 2^-24, all
-to first order:
+**Floats round, and the sensitivity holds all the same.** The sound step clips to B = (1 - h) C, where h is `headroom`:
+2^-11, and more where many micro-batches are summed. With u = 2^-24, all to first order:
 
 1. A norm is short by at most 513u of itself: at most 1,024 squares are summed in float32 in whatever order, then a root
    (`row_norms`; float64 beyond), and what squares that underflow may lack is added (`clip_factors`).
@@ -21,9 +21,11 @@ to first order:
 
 Together: where one utterance moves the exact sum by at most s C (s is 1 or 2), it moves the computed one by at most
 
-    s B (1 + 515u) + 2 D u M C  <=  s C,    if 2 D M <= 8,192 - 515, so D M <= 3,838
+    s B (1 + 515u) + 2 D u M C  <=  s C,    if h >= (515 + 2 D M) u
 
-(the second order is less than what the third point gains with the norm of v_m, C (1 - 7,677u), in place of C).
+(the second order is less than what the third point gains with the norm of v_m, C (1 - h + 515u), in place of C). 2^-11
+is 8,192u and does for D M <= 3,838. M is at most 2 b + 100, where b is the fixed number over which the mean is taken: a
+Poisson sample is larger with a chance below 10^-54 (Chernoff), which is neglected.
 
 Proven thus, with no further assumption, is a step in which each micro-batch's gradient is formed by itself, whatever
 its numbers are: with float64 accumulators (`LoopGradients`, `StackedGradients`) D is 1, and with R ranks R, as their
@@ -32,8 +34,8 @@ sums are rounded once each and R - 1 times on the way; with one micro-batch on e
 Where one pass forms the sum for many micro-batches (`KeptGradients`; ghost clipping), no bound by C alone is true: the
 terms of one gradient can cancel within a product of matrices, and a library may round what it computes of one utterance
 by another's presence. There it is *assumed* that all this moves two neighbours' sums apart by less than C / 2,200, some
-7,600u C. Measured are 66u C for 64 utterances, each a micro-batch, 458u C for 512 (`tests/training/test_rounding.py`),
-1,051u C for 8,192, which are sixteen passes that are summed in float64.
+7,600u C, or than what h leaves, where that is more. Measured are 66u C for 64 utterances, each a micro-batch, 458u C
+for 512 (`tests/training/test_rounding.py`), 1,051u C for 8,192, which are sixteen passes that are summed in float64.
 `--precision float64` makes u 2^-53, and the same room 5 * 10^8 times as large beside what is rounded.
 """
 
@@ -57,7 +59,8 @@ from edp_lab.privacy.exact_noise import release as release_rounded
 from edp_lab.training.gradients import ClippedSum, Layout, LoopGradients, MicroGradients, PlainGradient, layer_norms
 from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span, scaled_
 
-CLIP_MARGIN = 1 - 2.0**-11  # of the sound clip, see above: 8,192 roundings
+U = 2.0**-24  # by how much of itself a float32 is rounded at most
+HEADROOM = 2.0**-11  # by how much of C the sound clip is shorter at least, see above
 SMALLEST_SQUARE = 2.0**-126  # below, float32 arithmetic may make it 0
 SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
 T = TypeVar("T")
@@ -70,6 +73,11 @@ def check_finite(norms: Tensor, layout: Layout) -> None:
         raise UsageError(
             f"the gradient of layer {layer!r} is not finite: min(1, C/NaN) is no clip; lower --lr or check the corpus"
         )
+
+
+def headroom(micro_batches: int, ranks: int = 1) -> float:
+    """By how much of C the sound clip is shorter, see above. `micro_batches`: a step's fixed number, of all ranks."""
+    return max(HEADROOM, (515 + 2 * ranks * (2 * micro_batches + 100)) * U)
 
 
 def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
@@ -138,6 +146,7 @@ def clip(
     alpha: Tensor | None,
     divisor: int | None,
     out: Tensor,
+    ranks: int = 1,
 ) -> Clipped:
     """Scale, clip, rescale and average the gradients of all micro-batches: the step up to its noise.
 
@@ -145,11 +154,12 @@ def clip(
         alpha: (K) layer scales with maximum 1, or None for all 1.
         divisor: the fixed number of micro-batches in a step over which the mean is taken; None: one per device.
         out: (P) memory for the result.
+        ranks: how many processes' sums are added up.
 
     Guarantee: that of `Clipped`, whatever the gradients. By the norm of g / alpha:
 
         no micro-batch, or an empty one   contributes 0; the divisor stays
-        0 to C                            stays as it is (sound: to C less 2^-11 of it, which floats may round away)
+        0 to C                            stays as it is (sound: to C less `headroom`, which floats may round away)
         beyond C                          shortened to C
         NaN or infinite                   contributes 0: to refuse it would tell that it is there (as printed: refused)
 
@@ -157,7 +167,8 @@ def clip(
         UsageError: a layer scale is too small for float32 or larger than judged; as printed, a gradient is not finite.
     """
     divisor = divisor or mechanism.num_devices
-    total = gradients.clipped_sum(out, lambda norms: clip_factors(mechanism, norms, layout, alpha) / divisor)
+    room = headroom(divisor, ranks)
+    total = gradients.clipped_sum(out, lambda norms: clip_factors(mechanism, norms, layout, alpha, room) / divisor)
     return Clipped(mechanism, layout, alpha, divisor, total)
 
 
@@ -201,10 +212,12 @@ def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: 
     return [std * scale for scale in alpha.tolist()] if scaled_back else [std] * layers  # type: ignore[union-attr]
 
 
-def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None) -> Tensor:
+def clip_factors(
+    mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None, room: float = HEADROOM
+) -> Tensor:
     """min(1, C / ||g_m / alpha||) for each micro-batch, 0 to leave it out: norms (M, K) -> (M), float64.
 
-    Raises as `clip`.
+    `room`: the sound step's `headroom`. Raises as `clip`.
     """
     if alpha is not None and not float(alpha.min()) >= SMALLEST_ALPHA:
         raise UsageError(f"a layer scale alpha is {float(alpha.min())}: it must be at least {SMALLEST_ALPHA:.1e}")
@@ -218,7 +231,7 @@ def clip_factors(mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Ten
     lost = [math.sqrt(SMALLEST_SQUARE * (columns.stop - columns.start)) for columns in layout.columns]
     norms = norms + norms.new_tensor(lost)
     total = torch.linalg.vector_norm(norms if alpha is None else norms / alpha, dim=1)
-    bound = mechanism.clip_norm * (CLIP_MARGIN if mechanism.variant is Variant.SOUND else 1.0)
+    bound = mechanism.clip_norm * (1 - room if mechanism.variant is Variant.SOUND else 1.0)
     return (bound / total.clamp_min(1e-300)).clamp_max(1.0).where(torch.isfinite(total), 0.0)
 
 
@@ -328,7 +341,7 @@ class PrivateStep(FlatGradient):
         noise = self._noise.of(step, entry)  # for a GPU float noise is drawn from now on
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
-        clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient)
+        clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient, self.world)
         if self.rounded:  # once the sum is complete
             clipped = clipped.scaled() if self.world > 1 else clipped
             if entry is not None:
@@ -372,7 +385,8 @@ class PrivateStep(FlatGradient):
         be in the ledger before. What cannot be told from noise counts as one standard deviation of it.
         """
         silent = DrawnNoise(torch.zeros_like(self.gradient))
-        clipped = clip(self.mechanism, gradients, self.layout, None, self.divisor, torch.empty_like(self.gradient))
+        out = torch.empty_like(self.gradient)
+        clipped = clip(self.mechanism, gradients, self.layout, None, self.divisor, out, self.world)
         self.gradient.copy_(add_noise(clipped, 0, silent).gradient)
         self.reduce()
         norms = layer_norms(self.gradient[None].double(), self.layout)[0]  # of a sum, which is up to M C long

@@ -16,7 +16,7 @@ from edp_lab.corpora.corpus import cap_speakers
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Mechanism, NoGuarantee, Unit, accountant_for
 from edp_lab.training import TrainConfig, run_ledger, train
-from edp_lab.training.dp_step import CLIP_MARGIN, clip
+from edp_lab.training.dp_step import HEADROOM, clip
 from edp_lab.training.gradients import model_gradients
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config
@@ -58,7 +58,7 @@ def test_the_step_is_a_loop_over_speakers(corpus):
         loss = torch.stack([run.model.losses(run.train_data.batch([k]))[0] for k in part]).mean()
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
         shortened += bool(gradient.norm() > 2)
-        wanted += gradient * min(1.0, 2.0 * CLIP_MARGIN / float(gradient.norm())) / 12
+        wanted += gradient * min(1.0, 2.0 * (1 - HEADROOM) / float(gradient.norm())) / 12
     assert len(drawn) > 3
     assert shortened  # some
     released = run.private.clip_and_noise(0, 0, run._gradients(drawn, 0))

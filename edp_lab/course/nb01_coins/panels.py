@@ -194,7 +194,7 @@ def draw_price(result: compute.Averaging) -> Figure:
         line("without a limit", PRINTED, x=[0, queries], y=[0, queries * result.epsilon]),
         line("from a cache", HOLDS, "dash", x=once[0], y=once[1]),
         line("budget", INK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2),
-        hover="%{x} answers: ε = %{y:.3g}",
+        hover="%{x} answers: ε ≈ %{y:.3g}",
         xaxis=axis("answers so far", [0, queries + 1]),
         yaxis=axis("total ε (pure)", rangemode="tozero"),
     )
@@ -269,7 +269,7 @@ def draw_deltas(result: compute.GaussianCount) -> Figure:
         line("smallest δ", HOLDS, x=result.epsilons, y=positive(result.deltas)),
         fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta])),
         fig.vline(result.epsilon),
-        hover="ε = %{x:.3g}: %{y:.3g}",
+        hover="ε ≈ %{x:.3g}: %{y:.3g}",
         xaxis=axis("ε (nats)"),
         yaxis=logs("probability", [low, 0.1], dtick=math.ceil((0.1 - low) / 6)),
     )
@@ -339,7 +339,7 @@ def draw_total(result: compute.Composed) -> Figure:
             for name, (color, dash, _) in LOOKS.items()
         ),
         line("", INK, "dot", width=1.5, **allowed, **over),
-        hover="%{x:,} releases: ε = %{y:.3g}",
+        hover="%{x:,} releases: ε ≈ %{y:.3g}",
         xaxis=logs("releases about the same data", [-0.03, right]),
         yaxis=logs("total ε (nats)", [_decade(result.epsilon) - 0.05, _decade(top) + 1]),
     )

@@ -278,7 +278,7 @@ def draw_price(result: compute.Training) -> Figure:
     return figure(
         "What the steps cost",
         *lines,
-        hover="step %{x}: ε = %{y:.3g}",
+        hover="step %{x}: ε ≈ %{y:.3g}",
         xaxis=axis("step", [0, STEPS + 0.5]),
         yaxis=fig.log_axis(f"ε (at δ = {short(DELTA)})", costs),
     )

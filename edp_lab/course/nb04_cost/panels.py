@@ -112,7 +112,7 @@ def draw_bill(result: RunBill) -> Figure:
         line("claimed", CLAIMED, "dash", symbol="square-open", x=after, y=said),
         line(held, HOLDS, dash, **mark, x=after, y=exact),
         line("zCDP, true noise", OTHER, "dashdot", mode=mode, x=after, y=zcdp),
-        hover="after %{x} epochs: ε = %{y:.3g}",
+        hover="after %{x} epochs: ε ≈ %{y:.3g}",
         xaxis=axis("epochs trained", [0.5, result.epochs + 0.5]),
         yaxis=log_axis("ε (nats)", [*said, *exact, *zcdp], margin=0.05, labels=6),
     )
@@ -351,7 +351,7 @@ def draw_sampled(result: Sampled) -> Figure:
         line("shuffled", PLAIN, "dash", line={"shape": "hv"}, y=shuffled, **on),
         line("shuffled: at least", INK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
         line("secret sample", HOLDS, "dashdot", width=3, y=sampled, **{**on, "x": result.now_and_then}),
-        hover="%{x:,} steps: ε = %{y:.3g}",
+        hover="%{x:,} steps: ε ≈ %{y:.3g}",
         xaxis=logs("steps", [-0.03, max(0.5, math.log10(result.steps) + 0.03)]),
         yaxis=log_axis("ε (nats)", [*everyone, *shuffled, *sampled], margin=0.05, labels=6),
     )
@@ -497,7 +497,7 @@ def draw_allocation(result: Allotted) -> Figure:
         "Which noise meets the target?",
         *lines,
         {**fig.hline(result.epsilon), "line": fig.HERE},
-        hover="z = %{x:.3g}: ε = %{y:.3g}",
+        hover="z = %{x:.3g}: ε ≈ %{y:.3g}",
         xaxis=log_axis("noise multiplier z", result.noise),
         yaxis=log_axis(f"ε (at δ = {short(result.delta)})", [result.epsilon, *np.concatenate([*result.cost.values()])]),
     )

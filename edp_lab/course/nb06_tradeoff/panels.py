@@ -292,7 +292,7 @@ def draw_noise(result: Ladder) -> Figure:
 
 def draw_ladder(result: Ladder) -> Figure:
     """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
-    hover = "ε %{y:.3g}" + fig.ALONE
+    hover = "ε ≈ %{y:.3g}" + fig.ALONE
     on: dict[str, Any] = {"x": _sizes(result), "hover": "m = %{x}: " + hover}
     same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
     held, claims = positive([result.printed.epsilon, result.printed.epsilon_claimed])
@@ -361,7 +361,7 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
         own.sort(key=lambda p: p.epsilon or 0.0)
         bought = {"x": [p.epsilon for p in own], "y": [p.ser for p in own], "text": [told(p) for p in own]}
         cost = {"x": list(range(1, len(decayed.epsilon) + 1)), "y": decayed.epsilon}
-        hover = "%{text}\nSER %{y:.3f}, ε %{x:.3g}" + fig.ALONE
+        hover = "%{text}\nSER %{y:.3f}, ε ≈ %{x:.3g}" + fig.ALONE
         traces += [
             curve(**cost, hover=f"{name}: %{{x}} epochs, ε %{{y:.3g}}" + fig.ALONE, **fig.at(1)),
             curve(**bought, hover=hover, showlegend=False, **fig.at(2)),
@@ -423,7 +423,7 @@ def draw_tuning(result: Tuning) -> Figure:
         line("all trials are seen", HOLDS, width=3, symbol="circle", x=x, y=result.published),
         line("only the best, number secret", OTHER, "dot", symbol="diamond", x=x, y=result.random),
         _chosen(x[result.chosen], result.published[result.chosen]),
-        hover="%{x} trials: ε %{y:.3g}",
+        hover="%{x} trials: ε ≈ %{y:.3g}",
         xaxis=fig.axis("trials (dotted line: on average)", type="log", dtick=1, tickformat=",~r"),
         yaxis=log_axis("ε", [result.free, *result.published, *result.random], margin=ROOM),
     )

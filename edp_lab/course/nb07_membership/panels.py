@@ -463,13 +463,13 @@ def draw_people(result: speakers.Shown) -> Figure:
     """The AUC of the attack on speakers, by epsilon and by whom that covers."""
     guessing = fig.hline(0.5, line=DOTTED), fig.over("guessing", 0.5)
     y, axis = (lambda run: run.found[result.said].value), fig.axis("AUC of the attack", [0.35, 1])
-    return _by_unit("Are people found?", result, y, *guessing, reach=True, hover="ε = %{x:.3g}: %{y:.3f}", yaxis=axis)
+    return _by_unit("Are people found?", result, y, *guessing, reach=True, hover="ε ≈ %{x:.3g}: %{y:.3f}", yaxis=axis)
 
 
 def draw_people_price(result: speakers.Shown) -> Figure:
     """Errors by epsilon and by whom that covers."""
     axis = fig.axis("errors on strangers' sentences (SER)", [0, 1.1])
-    return _by_unit("What does it cost?", result, lambda run: run.ser, hover="ε = %{x:.3g}: %{y:.2f}", yaxis=axis)
+    return _by_unit("What does it cost?", result, lambda run: run.ser, hover="ε ≈ %{x:.3g}: %{y:.2f}", yaxis=axis)
 
 
 def _by_unit(

@@ -248,7 +248,7 @@ def draw_ceiling(result: Guesses) -> Figure:
     gaussian, free = [best.gaussian for best in perfect], [best.distribution_free for best in perfect]
     highest = result.ceiling[compute.SIZES[-1]].gaussian or 0
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
-    yours: Trace = {"edge": 2, "x": [result.made], "hover": "your guesses: ε at least %{y:.3g}"}
+    yours: Trace = {"edge": 2, "x": [result.made], "hover": "your guesses: lower bound ≈ %{y:.3g}"}
     return figure(
         "What so many guesses can prove",
         line("all right, Gaussian noise", OTHER, symbol="diamond", size=6, x=sizes, y=gaussian),
@@ -258,7 +258,7 @@ def draw_ceiling(result: Guesses) -> Figure:
         points("yours, any mechanism", INK, "square-open", 15, y=[result.bounds.distribution_free], **yours),
         fig.hline(result.tested, line={"color": CLAIMED, "dash": "dashdot", "width": 1.5}),
         fig.note("the tested ε", **place),
-        hover="%{x:,} guesses: ε at least %{y:.3g}",
+        hover="%{x:,} guesses: lower bound ≈ %{y:.3g}",
         xaxis=fig.axis("guesses r", [min(0.9, math.log10(result.made) - 0.1), 4.1], type="log", dtick=1),
         yaxis=fig.axis("ε is at least", [-0.4, 1.06 * max(result.tested, highest)]),
     )
@@ -440,7 +440,7 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
         points("proven, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
         line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=said),
         line("holds", HOLDS, width=2.5, x=ends, y=true),
-        hover="audit %{x}: ε %{y:.3g}",
+        hover="audit %{x}: ε ≈ %{y:.3g}",
         xaxis=fig.axis("audit (one training run each)", ends or None, tickformat="d"),
         yaxis=fig.axis("ε of the run", rangemode="tozero"),
     )

@@ -146,11 +146,11 @@ def draw_epsilon(result: NoisedImages) -> Figure:
         {"color": HOLDS, "width": 3},
     )
     said, here = ([CLAIMED_SIGMA], [CLAIMED_EPSILON]), ([sigma], [result.guarantee.epsilon]) if sigma else ([], [])
-    shown = {"marker": EDGE, "hover": "σ %{x:g}: ε %{y:.3g}"}
+    shown = {"marker": EDGE, "hover": "σ %{x:g}: ε ≈ %{y:.3g}"}
     return figure(
         "ε of one image, by its size in pixels",
         *(
-            line(name, **look, x=compute.SIGMAS, y=curve, hover="σ %{x:.2g}: ε %{y:.3g}")
+            line(name, **look, x=compute.SIGMAS, y=curve, hover="σ %{x:.2g}: ε ≈ %{y:.3g}")
             for (name, curve), look in zip(result.curves.items(), looks, strict=True)
         ),
         points("claimed", CLAIMED, "star", 15, x=said[0], y=said[1], **shown),
@@ -258,7 +258,7 @@ def tell_parts(result: Partition) -> tuple[Tile, Tile, str]:
 def draw_parts(result: Partition) -> Figure:
     """Epsilon by number of instructors: of one on all data, of N on parts, and the thesis' claim."""
     numbers, costs = list(result.costs), result.costs.values()
-    on: dict[str, Any] = {"x": numbers, "hover": "%{x} instructors: ε %{y:.3g}"}
+    on: dict[str, Any] = {"x": numbers, "hover": "%{x} instructors: ε ≈ %{y:.3g}"}
     one, together, said = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
     return figure(
         "ε, split into N parts",
@@ -319,7 +319,7 @@ def draw_bill(result: LabelBill) -> Figure:
     settings, composed, n = result.settings, result.composed, compute.LABEL_COUNTS
     least = [min(epsilons) for epsilons in zip(*composed.values(), strict=True)]
     summed, said = [k * result.account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
-    on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε %{y:.3g}"}
+    on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε ≈ %{y:.3g}"}
     return figure(
         "What labels cost",
         line("holds", HOLDS, width=3, y=least, **on),

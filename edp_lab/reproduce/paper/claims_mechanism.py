@@ -74,7 +74,7 @@ def _devices(number: int) -> int:
     rule=lambda m: Verdict.of(m.deviation_low <= m.claimed_deviation <= m.deviation_high),
     said="The sum over {devices} devices has a standard deviation of {deviation:.3g} where {claimed_deviation:g} is "
     "claimed: variances add up, deviations do not. If all devices added the same vector it would be "
-    "{deviation_of_one_shared_draw:.3g}, but Algorithm 1 draws one on each.",
+    "{deviation_of_one_shared_draw:.2g}, but Algorithm 1 draws one on each.",
     strength="measured ({draws:,} draws, 99.9 %: {deviation_low:.3g} to {deviation_high:.3g})",
     counter={"one draw for all devices": (HOLDS, {"deviation_low": 7.9, "deviation_high": 8.1})},
     pair=Pair("claimed_deviation", "deviation", "noise"),
@@ -130,9 +130,10 @@ def p2_noise_of_the_release(
         m.longest <= m.clip_norm * (1 + ROUNDING),
         m.longest_if_the_largest_scale_is_1 <= m.clip_norm * (1 + ROUNDING),
     ),
-    said="With the first gradient's norms as scales a clipped gradient comes back up to {longest:.2g} long, at C = "
-    "{clip_norm:g}: {layers_with_a_scale_above_1} of {layers} layers get too little noise. The paper says "
-    '"proportional"; if the constant makes the largest scale 1, it is {longest_if_the_largest_scale_is_1:.2g}.',
+    said="With the first gradient's norms as scales (small CLC, seed 0) a clipped gradient comes back up to "
+    "{longest:.2g} long, at C = {clip_norm:g}: {layers_with_a_scale_above_1} of {layers} layers get too little noise. "
+    'The paper says "proportional"; if the constant makes the largest scale 1, it is '
+    "{longest_if_the_largest_scale_is_1:.2g}.",
     strength="proven",
     counter={
         "all scales below 1": (HOLDS, {"longest": 0.9}),
@@ -170,10 +171,10 @@ def p3_rescaling(norms: Mapping[str, float], clip_norm: float = 1.0) -> Measured
     quote="proportional to the norm of gradient calculated on the first iteration for each layer",
     inputs=lambda told: {"norms": first_gradient_norms(), "neighbour": first_gradient_norms(REPLACED)},
     rule=lambda m: Verdict.of(m.scales_that_move == 0, m.noise_on_scales > 0 and m.billed),
-    said="Exchange one utterance of the first batch, and {scales_that_move} of {layers} scales change, by up to "
-    "{largest_move_percent:.2g} %. They are used without noise, and nothing is billed for them (`--alpha noised` does "
-    "both): whoever sees them tells the two training sets apart, and for whoever does not, only the clip bounds what "
-    "they do to all devices at once.",
+    said="Exchange one utterance of the first batch (small CLC, seed 0), and {scales_that_move} of {layers} scales "
+    "change, by up to {largest_move_percent:.2g} %. They are used without noise, and nothing is billed for them "
+    "(`--alpha noised` does both): whoever sees them tells the two training sets apart, and for whoever does not, only "
+    "the clip bounds what they do to all devices at once.",
     strength="proven",
     counter={
         "scales of public text": (HOLDS, {"scales_that_move": 0}),
@@ -266,7 +267,7 @@ def p6_variance(clip_norm: float = 0.5, z: float = 0.1) -> Measured:
     ),
     said="No draw is saved: after aggregation one noise vector of {drawn_after_aggregation:,} numbers is drawn, before "
     "it each of {devices} devices draws {drawn_by_a_device:,}. On one process that takes "
-    "{milliseconds_before_aggregation:.0f} ms instead of {milliseconds_after_aggregation:.0f}. Whether eight GPUs save "
+    "{milliseconds_before_aggregation:.2g} ms instead of {milliseconds_after_aggregation:.2g}. Whether eight GPUs save "
     "time because they need not wait for one another was not measured here.",
     strength="argued",
     counter={

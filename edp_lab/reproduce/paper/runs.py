@@ -97,7 +97,8 @@ def beyond_chance(changes: Sequence[Change]) -> list[bool]:
 
 @dataclass(frozen=True)
 class Anew:
-    """One cell of Algorithm 1 as printed: `ser` and `auc` are changes against SGD, `examples` its training utterances.
+    """One cell of Algorithm 1, `as printed` or `sound`: `ser`, `auc` (the paper's attack) and `loss_auc` are changes
+    against SGD, `examples` its training utterances.
 
     Epsilon is as the paper accounts, rounded to six places, so that what is equal but for rounding is equal.
     """
@@ -107,12 +108,14 @@ class Anew:
     decay: Decay
     ser: Change
     auc: Change
+    loss_auc: Change
     log10_epsilon: float
     examples: int
+    variant: str = "as printed"
 
 
-def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
-    """The cells of ``edp-lab reproduce table1 --json`` with Algorithm 1 as printed; none where the file is missing.
+def table1_anew(path: Path = RESULTS / "table1.json", variants: Sequence[str] = ("as printed",)) -> tuple[Anew, ...]:
+    """The cells of ``edp-lab reproduce table1 --json`` of some variants of Algorithm 1; none where the file is missing.
 
     Those of a single seed have no interval and are left out. UsageError where the file holds something else.
     """
@@ -121,15 +124,16 @@ def table1_anew(path: Path = RESULTS / "table1.json") -> tuple[Anew, ...]:
     found = []
     try:
         for cell in json.loads(path.read_text(encoding="utf-8")):
-            if cell["variant"] == "as printed" and cell["seeds"] > 1:
+            if cell["variant"] in variants and cell["seeds"] > 1:
                 decay, claimed = cell["decay"], round(float(cell["log10_claimed"]), 6)
                 name = f"{cell['model'].upper()} on {cell['corpus']}, {'no' if decay == 'none' else decay} decay"
-                ser, auc = (
+                ser, auc, loss_auc = (
                     Change(name, told["mean"], (told["high"] - told["low"]) / 2, cell["seeds"])
-                    for told in (cell["ser_change"], cell["auc_change"])
+                    for told in (cell["ser_change"], cell["auc_change"], cell["loss_auc_change"])
                 )
-                examples = int(cell["about"]["examples"])
-                found.append(Anew(cell["model"], cell["corpus"], Decay(decay), ser, auc, claimed, examples))
+                setting = cell["model"], cell["corpus"], Decay(decay)
+                about = claimed, int(cell["about"]["examples"]), cell["variant"]
+                found.append(Anew(*setting, ser, auc, loss_auc, *about))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not Table 1 ({type(error).__name__}: {error}): restore it, or make it "

@@ -236,14 +236,14 @@ def t7_inverted_clipping() -> Measured:
 
 
 @Claim(
-    "T8", "DPAdam (Algorithm 7) clips before it averages, and so bounds each example's effect.",
+    "T8", "Our reading: Algorithm 7 as printed clips before it averages, and so bounds each example's effect.",
     source="section 3.2.2, Algorithm 7 and the paragraphs after it",
     quote="here we do it before averaging because we need to bound each example's effect",
     cell="11_claims#thesis-mechanism", pair=Pair("moved_by_example_clipping", "moved_by_batch_clipping", "norm"),
     rule=lambda m: Verdict.of(m.moved_by_batch_clipping <= m.moved_by_example_clipping * (1 + 1e-9)),
-    said="Not in Algorithm 7: it clips the gradient of the batch's cost, so that one example of {batch} moves it "
-    "{ratio:.0f} times as far as under the clipping that the text describes.",
-    strength="proven",
+    said="The text beside it describes this. Algorithm 7 clips the gradient of the batch's cost, so that one example "
+    "of {batch} moves it {ratio:.0f} times as far as under the clipping that the text describes.",
+    strength="argued",
     counter={"clipped per example": (HOLDS, {"moved_by_batch_clipping": 0.008})},
 )  # fmt: skip
 def t8_batch_clipping(batch: int = 250, clip_norm: float = 1.0) -> Measured:
