@@ -36,7 +36,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def delta(self, epsilon: float) -> float:
-        """The smallest delta it can vouch for at `epsilon`, in [0, 1]; 0 for an empty schedule."""
+        """The smallest delta it can vouch for at `epsilon`, in [0, 1]; 0 for an empty schedule, or below 5e-324."""
 
     def log_delta(self, epsilon: float) -> float:
         """ln delta(epsilon); -inf where that is 0."""
@@ -87,8 +87,10 @@ class Accountant(ABC):
 
 
 def check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise UsageError(f"delta is {delta}: it must lie between 0 and 1 (well below 1/n, such as n^-1.1)")
+    if not SMALLEST_DELTA <= delta < 1:
+        raise UsageError(
+            f"delta is {delta}: it must lie between {SMALLEST_DELTA:g} and 1 (well below 1/n, such as n^-1.1)"
+        )
 
 
 def check_loss(name: str, value: float) -> None:
@@ -114,6 +116,7 @@ def check_everyone(schedule: Schedule, accountant: str) -> None:
 # corollary 3.3), whatever the decay. Epsilons reach 1e24 for the paper's settings, so everything is computed in
 # logarithms.
 
+SMALLEST_DELTA = 1e-300  # below, floats lose digits
 GDP_ROUNDING = 2.0**-52  # relative spacing of floats
 
 
@@ -203,7 +206,7 @@ TAIL = 10.0  # standard deviations beyond the outermost peak; with orders below 
 SMALLEST_SAMPLED_Z = 1e-6  # below, sampling is not worth accounting for
 SMALLEST_Z = 0.05  # below, the quadrature would need thousands of nodes
 CHUNK = 100_000  # numbers held at once: they stay in the processor's cache
-RDP_ROUNDING = 1e-14  # of a log moment; the error of quadrature and summation is below that
+RDP_ROUNDING = 5e-14  # of a log moment; the error of quadrature and summation is below that
 
 
 class RenyiDP(Accountant):
@@ -298,7 +301,8 @@ def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
         j = np.arange(some[-1] + 1.0)
         weights = _log_binomials(*some.tolist()) + (some[:, None] - j) * math.log1p(-q) + j * math.log(q)
         rows.append(log_sum_exp(weights[:, :, None] + (j * j - j)[:, None] * half, axis=1))
-    return np.concatenate(rows)
+    largest = orders[:, None] * ((orders[:, None] - 1) * half - math.log(q))  # of what cancels in an exponent
+    return np.concatenate(rows) + 4 * GDP_ROUNDING * largest
 
 
 @cache
@@ -326,7 +330,7 @@ def _by_quadrature(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
     places = np.flatnonzero(~small)
     while len(places):
         step = min(float(z[places[0]]), 1.0) / 2  # z rises: the first needs the finest grid and the widest range
-        s = np.arange(-TAIL, orders.max() / z[places[0]] + TAIL + step, step)
+        s = step * np.arange((orders.max() / z[places[0]] + 2 * TAIL) / step + 1) - TAIL  # arange's own steps drift
         now, places = np.split(places, [max(1, CHUNK // (len(orders) * len(s)))])
         ratio = np.logaddexp(math.log1p(-q), math.log(q) + s / z[now, None] - 1 / (2 * z[now, None] ** 2))  # (k, S)
         density = -s * s / 2 + math.log(step / math.sqrt(2 * math.pi))

@@ -33,7 +33,8 @@ from edp_lab.privacy.mechanism import LARGEST, SMALLEST_RATE, Adjacency, Mechani
 MOST_STEPS = 10**8
 LOOSE = 30.0  # epsilon from which nobody waits for the lower bound
 SAME = 0.015  # relative difference up to which a claim, rounded and by other orders, is recognised
-NUMERICAL = 1e-3  # relative difference between numerical accountants of the same thing
+NUMERICAL = 1e-3  # relative difference between numerical accountants of the same thing, and
+ROUNDING = 1e-9  # between closed forms
 MEND = 1e-3  # relative precision of the noise that would mend a claim
 
 
@@ -345,7 +346,8 @@ def check(setting: Setting) -> Checked:
     own, least, claimed = holds[setting.neighbours].epsilon, None, setting.epsilon
     status = Status.NO_BOUND if own is None else Status.NO_CLAIM
     if claimed is not None and own is not None:
-        status = Status.HOLDS if own <= claimed * (1 + NUMERICAL) else Status.NOT_SHOWN
+        apart = ROUNDING if holds[setting.neighbours].method.startswith(GaussianDP.method) else NUMERICAL
+        status = Status.HOLDS if own <= claimed * (1 + apart) else Status.NOT_SHOWN
     if claimed is not None and (own is None or own > claimed):
         least = at_least(setting) or None
         status = Status.TOO_SMALL if least is not None and claimed < least else status

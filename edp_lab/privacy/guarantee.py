@@ -150,9 +150,9 @@ def judge(
         return replace(blank, reason=mechanism.no_guarantee())
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
     held = replace(blank, mu=mu, epsilon=epsilon)
-    if not mechanism.exact_noise:
+    if mechanism.exact_noise is not True:  # what is merely truthy, such as "no", is no promise
         return replace(held, status=IDEAL, reason=f"{FLOATS}; {PUBLISHED}" if seed_published else FLOATS)
-    if seed_published:
+    if seed_published is not False:
         return replace(held, status=VOID, reason=PUBLISHED)
     return replace(held, status=HOLDS, reason="secret randomness, and noise as described")
 

@@ -327,7 +327,8 @@ class Mechanism:
         epochs, counts = bill_arrays(of_training(bill) if noised else bill)
         z = ratio * self.decay.factors(epochs, self.tau)
         if noised:  # at least once, whether or not the bill says so
-            z, counts = np.append(z, SCALES_NOISE * ratio), np.append(counts, max(1, bill.get(SCALES, 0)))
+            _, [scales] = bill_arrays({0: bill.get(SCALES, 1)})
+            z, counts = np.append(z, SCALES_NOISE * ratio), np.append(counts, max(1, scales))
         if len(z) and not z.min() > 0:
             raise NoGuarantee("the noise has decayed to nothing, so epsilon is infinite")
         return Schedule(z, counts, 1.0 if self.sampling_rate is None else self.sampling_rate)

@@ -281,7 +281,9 @@ def test_renyi_agrees_with_dp_accounting_and_is_never_below_the_optimistic_bound
         assert ours.epsilon(DELTA) == pytest.approx(fractional.get_epsilon(DELTA), rel=2e-2)
 
 
-@pytest.mark.parametrize(("z", "q"), [(0.3, 0.01), (0.06, 0.5), (0.38, 0.17), (1.0, 1e-4), (5.0, 0.3), (30.0, 0.9)])
+@pytest.mark.parametrize(
+    ("z", "q"), [(0.3, 0.01), (0.06, 0.5), (0.38, 0.17), (1.0, 1e-4), (5.0, 0.3), (30.0, 0.9), (0.115188, 5.446e-8)]
+)
 @pytest.mark.parametrize("order", [1.1, 1.7, 2.0, 5.3, 10.9])
 def test_moments_by_quadrature_equal_an_integral_with_40_digits(z, q, order):
     with mpmath.workdps(40):
@@ -291,7 +293,7 @@ def test_moments_by_quadrature_equal_an_integral_with_40_digits(z, q, order):
         density = lambda x: (1 - qq + qq * mpmath.exp((2 * x - 1) / (2 * zz**2))) ** a * mpmath.npdf(x, 0, zz)  # noqa: E731
         exact = mpmath.log(mpmath.quad(density, edges))
     ours = log_moments(np.array([z]), q)[np.argmin(np.abs(ORDERS - order)), 0]
-    assert exact < ours <= float(exact) * (1 + 1e-9) + 2e-14
+    assert exact < ours <= float(exact) * (1 + 1e-9) + 1e-13
 
 
 def test_moments_at_the_edges():

@@ -147,6 +147,9 @@ def test_a_claim_below_what_attacks_reach_is_false_however_little():
     true = check(exact).holds[Adjacency.ZERO_OUT].epsilon
     assert check(replace(exact, epsilon=true)).status is Status.HOLDS
     assert check(replace(exact, epsilon=true * 0.9995)).status is Status.TOO_SMALL
+    for more in ({"adjacency": Adjacency.REPLACE_ONE}, {"micro_batch_size": 2}):
+        own = check(replace(exact, **more)).holds[Adjacency.REPLACE_ONE if "adjacency" in more else Adjacency.ZERO_OUT]
+        assert check(replace(exact, **more, epsilon=own.epsilon * 0.9995)).status is Status.NOT_SHOWN
 
 
 def test_what_mends_a_claim_does():
