@@ -301,7 +301,9 @@ def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
         j = np.arange(some[-1] + 1.0)
         weights = _log_binomials(*some.tolist()) + (some[:, None] - j) * math.log1p(-q) + j * math.log(q)
         rows.append(log_sum_exp(weights[:, :, None] + (j * j - j)[:, None] * half, axis=1))
-    largest = orders[:, None] * ((orders[:, None] - 1) * half - math.log(q))  # of what cancels in an exponent
+    largest = orders[:, None] * (
+        (orders[:, None] - 1) * half - math.log(q) - math.log1p(-q)
+    )  # of what cancels in an exponent
     return np.concatenate(rows) + 4 * GDP_ROUNDING * largest
 
 

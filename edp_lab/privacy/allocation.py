@@ -34,6 +34,7 @@ from edp_lab.privacy.accountants import ORDERS, GaussianDP, RenyiDP, check_every
 from edp_lab.privacy.mechanism import Schedule
 
 MOST_BATCHES = 10_000
+SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
 SMALLEST_Z = 0.4  # below, allocation hides next to nothing: accounted for as none
 ENDS = np.array([*range(1, 65), 128])  # whole orders, between which log moments lie below chords
 STEP = 0.07  # in ln u
@@ -86,7 +87,7 @@ def allocation_at_least(noise_multiplier: float, batches: int, passes: int, delt
         (bdtrc(count - 1, passes, p), bdtrc(count - 1, passes, q)),
         (bdtr(passes - count, passes, q), bdtr(passes - count, passes, p)),
     ):
-        seen = (member > delta) & (other > 1e-290)  # smaller floats lose digits
+        seen = (member > delta) & (other > SMALLEST_TAIL)
         best = max(best, float((np.log(member[seen] - delta) - np.log(other[seen])).max(initial=0.0)))
     return max(total, best)
 
@@ -104,8 +105,8 @@ def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta:
     c = np.linspace(0, 2 + 12 * noise_multiplier, 400)
     others = (batches - 1) * log_ndtr(c / noise_multiplier)
     p, q = (-np.expm1(passes * (others + log_ndtr((c - pull) / noise_multiplier))) for pull in (2.0, 1.0))
-    seen = (p > delta) & (q > 0)
-    return float(np.log((p[seen] - delta) / q[seen]).max(initial=0.0))
+    seen = (p > delta) & (q > SMALLEST_TAIL)
+    return float((np.log(p[seen] - delta) - np.log(q[seen])).max(initial=0.0))
 
 
 def _check_batches(batches: int) -> None:

@@ -25,7 +25,7 @@ Together: where one utterance moves the exact sum by at most s C (s is 1 or 2), 
 
 (the second order is less than what the third point gains with the norm of v_m, C (1 - h + 515u), in place of C). 2^-11
 is 8,192u and does for D M <= 3,838. M is at most 2 b + 100, where b is the fixed number over which the mean is taken: a
-Poisson sample is larger with a chance below 10^-54 (Chernoff), which is neglected.
+Poisson sample is larger with a chance below 10^-54 (Chernoff), and is refused.
 
 Proven thus, with no further assumption, is a step in which each micro-batch's gradient is formed by itself, whatever
 its numbers are: with float64 accumulators (`LoopGradients`, `StackedGradients`) D is 1, and with R ranks R, as their
@@ -60,7 +60,8 @@ from edp_lab.training.gradients import ClippedSum, Layout, LoopGradients, MicroG
 from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span, scaled_
 
 U = 2.0**-24  # by how much of itself a float32 is rounded at most
-HEADROOM = 2.0**-11  # by how much of C the sound clip is shorter at least, see above
+HEADROOM = 2.0**-11  # by how much of C the sound clip is shorter at least, see above,
+MOST_ROOM = 2.0**-3  # and at most
 SMALLEST_SQUARE = 2.0**-126  # below, float32 arithmetic may make it 0
 SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
 T = TypeVar("T")
@@ -77,7 +78,18 @@ def check_finite(norms: Tensor, layout: Layout) -> None:
 
 def headroom(micro_batches: int, ranks: int = 1) -> float:
     """By how much of C the sound clip is shorter, see above. `micro_batches`: a step's fixed number, of all ranks."""
-    return max(HEADROOM, (515 + 2 * ranks * (2 * micro_batches + 100)) * U)
+    room = max(HEADROOM, (515 + 2 * ranks * most_micro_batches(micro_batches)) * U)
+    if room > MOST_ROOM:
+        raise UsageError(
+            f"a step sums {micro_batches:,} micro-batches on {ranks:,} ranks, which may round away {room:.0%} of the "
+            "clip norm: lower --batch-size or --processes"
+        )
+    return room
+
+
+def most_micro_batches(divisor: int) -> int:
+    """How many micro-batches a step may have, see above, where the mean is taken over `divisor`."""
+    return 2 * divisor + 100
 
 
 def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
@@ -164,11 +176,19 @@ def clip(
         NaN or infinite                   contributes 0: to refuse it would tell that it is there (as printed: refused)
 
     Raises:
-        UsageError: a layer scale is too small for float32 or larger than judged; as printed, a gradient is not finite.
+        UsageError: a layer scale is too small for float32 or larger than judged; far too many micro-batches; as
+            printed, a gradient is not finite.
     """
     divisor = divisor or mechanism.num_devices
-    room = headroom(divisor, ranks)
-    total = gradients.clipped_sum(out, lambda norms: clip_factors(mechanism, norms, layout, alpha, room) / divisor)
+    sound = mechanism.variant is Variant.SOUND
+    room = headroom(divisor, ranks) if sound else 0.0
+
+    def factors(norms: Tensor) -> Tensor:
+        if sound and len(norms) > (most := most_micro_batches(divisor)):
+            raise UsageError(f"a step of {divisor:,} micro-batches got {len(norms):,}: it may have {most:,} at most")
+        return clip_factors(mechanism, norms, layout, alpha, room) / divisor
+
+    total = gradients.clipped_sum(out, factors)
     return Clipped(mechanism, layout, alpha, divisor, total)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.smart_home import generate
+from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import Mechanism
 from edp_lab.training.dp_step import U, clip, clip_factors, headroom
@@ -74,6 +75,13 @@ def test_in_a_large_batch_the_last_rounding_of_the_sum_is_charged(monkeypatch):
     assert furthest() <= 1
     monkeypatch.setattr("edp_lab.training.dp_step.headroom", lambda *steps: 2.0**-11)
     assert furthest() > 1
+
+
+def test_more_than_floats_can_add_up_is_refused():
+    with pytest.raises(UsageError, match="lower --batch-size or --processes"):
+        headroom(10**6, ranks=8)
+    with pytest.raises(UsageError, match="a step of 1 micro-batches got 103: it may have 102 at most"):
+        sum_of(torch.ones(103, 1), "stacked", 1.0, count=1)
 
 
 def test_a_norm_whose_squares_underflow_is_not_too_short():
