@@ -363,7 +363,7 @@ def correlated(batches: int = 20, passes: int = 12, epsilon: float = 8.0, delta:
             "the running sum": {"pull": 0.0},
             "the loss takes back 20 % a step": {"pull": 0.2},
             "a large corpus: 150 batches": {"batches": 150, "bands": 64},
-            "few batches: 6, 50 passes": {"batches": 6, "passes": 50, "bands": 6},
+            "few batches: 6, 50 passes, τ = 0.02": {"batches": 6, "passes": 50, "bands": 6, "tau": 0.02},
         },
         bands=number("bands b", 8, [1, 2, 4, 8, 16, 32, 64, 128, 256], unit="steps"),
         pull=number(
