@@ -42,6 +42,10 @@ Size = Annotated[str, "paper, medium or small."]
 class _Command(TyperCommand):
     """Refuses before it begins what no option of any command can mean."""
 
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """In a list of commands its whole first sentence, on two lines if need be."""
+        return super().get_short_help_str(1000)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {option for parameter in self.params for option in parameter.opts}
         for before, arg in zip(["", *args], args, strict=False):

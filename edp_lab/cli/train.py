@@ -279,7 +279,7 @@ def _tell_of_secret(folder: Path) -> None:
     from edp_lab.training.run_folder import SECRET
 
     if (folder / SECRET).exists():
-        echo("until then secret.key stays there: delete it before you share the folder", error=True)
+        echo(f"until it is finished, {folder} holds secret.key: delete that before you share it", error=True)
 
 
 # ---- Using a run -----------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ _EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
 def load_corpus(name_or_path: str | Path) -> Corpus:
     """Load a corpus of the catalogue by its name, or a user's own corpus by its path.
 
-    A path is anything that contains a separator, or exists: a folder of ``seq.in``, ``seq.out``, ``label``
+    A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``, ``label``
     (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared where
     ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
 
@@ -121,7 +121,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
 
         return smart_home.load(_EMBEDDED[name])
     path = given_path(name)
-    if path.exists() or "/" in name or os.sep in name:
+    if path.exists() or path.suffix == ".jsonl" or "/" in name or os.sep in name:
         return _own_corpus(name, path)
     raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
 

@@ -122,7 +122,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     if epsilon > MOST_EPSILON:
         raise UsageError(f"epsilon {epsilon:g} promises nothing: give at most {MOST_EPSILON:g}")
     if n * epsilon < LEAST_SIGNAL:
-        units = f"{n} training {asked.unit or 'utterance'}s"
+        units = f"{n} training {asked.unit or 'utterance'}s (of {len(whole.utterances):,} utterances in all)"
         raise UsageError(
             f"{units} are too few for epsilon {epsilon:g}: the noise would drown them; it takes some "
             f"{math.ceil(LEAST_SIGNAL / epsilon):,} of them, or an epsilon of {upward(LEAST_SIGNAL / n, 2)}"

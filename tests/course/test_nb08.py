@@ -127,7 +127,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     assert thousand.bounds.distribution_free < thousand.epsilon_claimed
     flawless = hundred.ceiling, hundred.bounds.distribution_free
     for says, numbers, values in (
-        ("prove 21 if the noise is known to be Gaussian, and 3.2 if not", flawless, (21.1, 3.28)),
+        ("prove 21 if the noise is known to be Gaussian, and 3.28 if not", flawless, (21.1, 3.28)),
         ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
         ("*any mechanism* alone, with 5.18, would", thousand.bounds.distribution_free, 5.18),

@@ -243,7 +243,7 @@ _OURS = TEMPLATE.to_plotly_json()
 
 def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
     """A page of ``notebook`` (its widgets frozen), with ``navigation`` in place of its own above and below."""
-    note = new_markdown_cell(f"*{ABOUT}*")
+    note = new_markdown_cell(f"*{ABOUT}*" + ("" if navigation else " [All notebooks](index.html)"))
     page = NotebookNode(notebook, cells=[note, *(without_navigation(notebook) if navigation else notebook.cells)])
     exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
     return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})

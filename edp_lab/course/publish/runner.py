@@ -173,7 +173,7 @@ def run_notebook(
     notebook.metadata.papermill.update(input_path=path.name, output_path=path.name)  # no path of this machine
     run = NotebookRun(path, title(notebook, path.stem), seconds, watch.memory_mb, *_results(path, out_dir), error)
     write_whole(run.executed, nbformat.writes(notebook).encode())
-    pages.store_page(pages.fit_links(pages.page_html(notebook, run.title), names), run.html)
+    pages.store_page(pages.fit_links(pages.page_html(notebook, run.title), {"index.html", *names}), run.html)
     return run
 
 
