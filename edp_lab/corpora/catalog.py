@@ -103,8 +103,8 @@ _EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
 def load_corpus(name_or_path: str | Path) -> Corpus:
     """Load a corpus of the catalogue by its name, or a user's own corpus by its path.
 
-    A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``, ``label``
-    (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared where
+    A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``,
+    ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared where
     ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
 
     UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
