@@ -244,9 +244,16 @@ _OURS = TEMPLATE.to_plotly_json()
 def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
     """A page of ``notebook`` (its widgets frozen), with ``navigation`` in place of its own above and below."""
     note = new_markdown_cell(f"*{ABOUT}*" + ("" if navigation else " [All notebooks](index.html)"))
-    page = NotebookNode(notebook, cells=[note, *(without_navigation(notebook) if navigation else notebook.cells)])
+    cells = without_navigation(notebook) if navigation else notebook.cells
+    page = NotebookNode(notebook, cells=[note, *map(_without_setup, cells)])
     exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
     return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
+
+
+def _without_setup(cell: NotebookNode) -> NotebookNode:
+    """Of a cell with imports, what it shows."""
+    hidden = "setup" in cell.metadata.get("tags", ())
+    return NotebookNode(cell, metadata={**cell.metadata, "transient": {"remove_source": True}}) if hidden else cell
 
 
 def without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
