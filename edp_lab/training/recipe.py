@@ -21,11 +21,12 @@ from edp_lab.training.trainer import Trainer, protected
 
 @dataclass(frozen=True)
 class Line:
-    """One setting, and why it is so, with what was measured (see `recipe`)."""
+    """One setting, why it is so, and what was measured of it (see `recipe`)."""
 
     setting: str
     value: Any
     why: str
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,40 +58,49 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
     """The settings for n utterances (or speakers); `start`: what has not seen them. Some depend on others, which may be
     `given` instead: "model", "frozen", "batch_size".
 
-    Epsilon sets the noise alone. Where a reason has figures, they are errors (SER) on the test split of seed 100, at
+    Epsilon sets the noise alone. What was `measured` are errors (SER) on the test split of seed 100, at
     epsilon 8: tuning looked at them, so that seed is no measure of the recipe (see `edp_lab.reproduce.recipe_runs`).
     """
     model = given.get("model", "clc")
     frozen = given.get("frozen", model == "clc" and MANY <= n < 10 * MANY and is_start(start))
     rounds = 8 if model == "bert" else 2 if frozen else 4
-    large, share = math.ceil(n / rounds), "few steps a pass: less noise (NLU-EVAL: .306 with 2, .320 with 9)"
+    batch = Line(
+        "batch_size",
+        math.ceil(n / rounds),
+        "beside its signal, a large step has less noise",
+        "NLU-EVAL: .306 with 2 steps a pass, .320 with 9",
+    )
     if n >= 2 * MANY:
-        large, share = round(12.5 * math.sqrt(n)), "grows with the root of the corpus, or it would take too long"
+        batch = Line(
+            "batch_size", round(12.5 * math.sqrt(n)), "grows with the root of the corpus: larger takes too long"
+        )
     steps = STEPS // 2 if frozen else STEPS
-    epochs = max(1, round(steps * given.get("batch_size", large) / n))
-    rate = Line("lr", 0.015, "Adam's at first, then falling to zero (SNIPS: .144 with .010 and with .015)")
-    amount = f"about {steps} steps (NLU-EVAL: .385 with 14 epochs of 512, .351 with 40 of 1,536)"
+    epochs = max(1, round(steps * given.get("batch_size", batch.value) / n))
+    rate, rates = 0.015, "SNIPS: .144 with .010 and with .015"
+    learns, amounts = "all weights learn", "NLU-EVAL: .385 with 14 epochs of 512, .351 with 40 of 1,536"
     if frozen:
-        amount = f"about {steps} steps (45,000 smart-home commands at epsilon 3: .096, with twice as many .089)"
-        rate = Line("lr", 0.03, "Adam's at first, then falling to zero (NLU-EVAL: .346 with .015, .331 with .030)")
+        rate, rates = 0.03, "NLU-EVAL: .346 with .015, .331 with .030"
+        learns = "the two heads alone learn, which takes a quarter of the time"
+        amounts = "45,000 smart-home commands at epsilon 3: .096, with twice as many .089"
     if model == "bert":
-        rate = Line("lr", 0.001, "Adam's at first, then falling to zero (of .0005 and .001 the better on ATIS)")
+        rate, rates = 0.001, "ATIS: better than with .0005"
     return (
-        Line("method", "dp-sgd", "every utterance is clipped alone: half the sensitivity of a clipped mean"),
-        Line("sampling", "poisson", "chance hides who takes part: less noise than in shuffled batches"),
-        Line("pretrained", start, "it knows other people's commands (NLU-EVAL: .320; not whitened .355)"),
+        Line("method", "dp-sgd", "each utterance is clipped alone, which halves what one can change"),
+        Line("sampling", "poisson", "chance hides who takes part, so less noise will do"),
+        Line("pretrained", start, "it knows other people's commands", "NLU-EVAL: .320, not whitened .355"),
         Line(
             "frozen",
             frozen,
-            f"from {MANY:,} to {10 * MANY:,} heads alone learn: a quarter of the time (NLU-EVAL: both .306)",
+            f"{learns} (heads alone from {MANY:,} utterances to {10 * MANY:,})",
+            "NLU-EVAL: .306 both ways",
         ),
-        Line("size", "medium", "every weight that is trained is noised: a third of the paper's width"),
-        Line("batch_size", large, share),
-        Line("epochs", epochs, amount),
-        Line("clip_norm", 0.1, "most gradients are longer, so each utterance has one vote (ATIS: 1.0 is no better)"),
-        rate,
-        Line("intent_weight", 1.0, "the intent counts as the CRF does (SNIPS: .3 is no better)"),
-        Line("dropout", 0.0, "the noise is regularisation enough (ATIS: .098, with .5 .167)"),
+        Line("size", "medium", "a third of the paper's width: each weight that learns gets noise"),
+        batch,
+        Line("epochs", epochs, f"about {steps} steps", amounts),
+        Line("clip_norm", 0.1, "most gradients are longer, so each utterance has one vote", "ATIS: 1.0 is no better"),
+        Line("lr", rate, "Adam's at first, then falling to zero", rates),
+        Line("intent_weight", 1.0, "the intent counts as much as the slots", "SNIPS: .3 is no better"),
+        Line("dropout", 0.0, "the noise is regularisation enough", "ATIS: .098, with .5 .167"),
     )
 
 
