@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from edp_lab.cli.output import echo
 from edp_lab.errors import UsageError
 from edp_lab.training.config import MOST, MOST_PROCESSES, Bounds
 
@@ -45,6 +46,13 @@ class _Command(TyperCommand):
     def get_short_help_str(self, limit: int = 45) -> str:
         """In a list of commands its whole first sentence, on two lines if need be."""
         return super().get_short_help_str(1000)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            echo("interrupted", error=True)
+            raise
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {option for parameter in self.params for option in parameter.opts}
