@@ -31,7 +31,15 @@ from edp_lab.attacks.membership.attacks import (
     shadow_corpus,
     speaker_scores,
 )
-from edp_lab.attacks.membership.signals import Floats, ShadowSignals, Signals, half_samples, signals, train_shadow
+from edp_lab.attacks.membership.signals import (
+    Floats,
+    ShadowSignals,
+    Signals,
+    half_samples,
+    shadow_signals,
+    signals,
+    train_shadow,
+)
 from edp_lab.attacks.statistics import LEAST_MEMBERS, auc, auc_interval, tpr_at_fpr
 from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
@@ -225,9 +233,6 @@ def test_the_command_tells_scripts_and_people_what_was_found_and_what_could_not_
     status, printed, _ = run_command("loss", "--run", private, "--json", "--out", out)
     told = json.loads(printed)
     assert (status, json.loads(out.read_text())) == (0, told)
-    assert {"auc", "auc_interval", "tpr_at_fpr", "bound", "guards", "members", "non_members"} <= set(told)
-    assert set(told["tpr_at_fpr"]["0.01"]) >= {"value", "interval"}
-    assert told["tpr_at_fpr"]["0.001"]["value"] is None  # 180 non-members cannot resolve it
     assert told["bound"]["epsilon"] > 0
     status, printed, _ = run_command("loss", "--run", overfitted)
     said = ("AUC", "TPR at 0.1 %   no number", "guarantee: none (plain training)", "verdict: membership leaks")
@@ -247,7 +252,7 @@ def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they
     """The rate of one size lets another one diverge; shadows of other settings are as sure only once aligned."""
     asked = []
 
-    def shadow_signals(config, corpus, pool, shadows, *rest):
+    def drawn_signals(config, corpus, pool, shadows, *rest):
         asked.append(config)
         draw = np.random.default_rng(0)
         inside = np.arange(shadows)[:, None] % 2 == draw.integers(2, size=len(pool))
@@ -256,7 +261,7 @@ def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they
 
     target = replace(load_target(overfitted), config=replace(load_target(overfitted).config, lr=0.011))
     monkeypatch.setattr(membership, "load_target", lambda run: target)
-    monkeypatch.setattr(membership, "shadow_signals", shadow_signals)
+    monkeypatch.setattr(membership, "shadow_signals", drawn_signals)
     found = attack_lira(overfitted, 8, size=size, cache=tmp_path)
     assert asked[0].lr == rate
     assert np.abs(found.scores).max() < 300  # unaligned, every logit lies hundreds of deviations below the shadows'
@@ -376,23 +381,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     return TrainConfig("smart-home", method="sgd", size="small", epochs=15, batch_size=32, lr=0.05, dropout=0.0)
 
 
-def shadowed(config: TrainConfig, pool: int, models: int, cache: Path) -> ShadowSignals:
-    """As `shadow_signals`, in this process."""
-    corpus = load_corpus("smart-home")
-    utterances = corpus.utterances[:pool]
-    inside = half_samples(utterances, models, seed=0)
-    found = []
-    for k, row in enumerate(inside):
-        train = [u for u, used in zip(utterances, row, strict=True) if used]
-        found.append(signals(train_shadow(config, corpus, train, 1000 + k, cache), utterances))
-    return ShadowSignals(of(np.stack([one.logits for one in found])), inside)
-
-
 def test_an_untrained_model_gives_nobody_away(tiny: TrainConfig, tmp_path: Path) -> None:
     """The 95 % interval of the AUC misses 0.5 in about 5 of 100 draws of the members, in 11 by bad luck."""
     corpus = load_corpus("smart-home")
     pool = corpus.utterances[:120]
-    shadows = shadowed(replace(tiny, epochs=2), len(pool), 4, tmp_path)
+    shadows = shadow_signals(replace(tiny, epochs=2), corpus, pool, 4, cache=tmp_path, workers=1)
     hits = {"loss": 0, "online": 0, "offline": 0}
     for seed in range(100):
         untrained = build_model(
@@ -414,7 +407,7 @@ def test_an_untrained_model_gives_nobody_away(tiny: TrainConfig, tmp_path: Path)
 def test_lira_beats_the_loss_threshold_at_low_fpr_on_an_overfitted_model(tiny: TrainConfig, tmp_path: Path) -> None:
     corpus = load_corpus("smart-home")
     pool = corpus.utterances[:300]
-    shadows = shadowed(tiny, len(pool), 8, tmp_path)
+    shadows = shadow_signals(tiny, corpus, pool, 8, cache=tmp_path, workers=1)
     members = half_samples(pool, 4, seed=7)[0]
     train = [u for u, used in zip(pool, members, strict=True) if used]
     target = signals(train_shadow(tiny, corpus, train, 1, tmp_path), pool)

@@ -177,12 +177,6 @@ def test_sorted_scores_know_neither_the_names_nor_the_order_of_labels_nor_the_an
     np.testing.assert_allclose(sorted_scores(made, SENTENCES, 3, 3), sorted_scores(other, renamed, 3, 3))
 
 
-@pytest.mark.parametrize("strange", [replace(SENTENCES[0], intent="pay"), replace(SENTENCES[1], tags=("B-place",))])
-def test_labels_that_the_model_does_not_know_are_refused(strange: Utterance) -> None:
-    with pytest.raises(UsageError, match="labels that the model knows"):
-        signals(model(TINY), [*SENTENCES, strange])
-
-
 def test_a_model_that_has_diverged_is_refused() -> None:
     for use in (signals, lambda made, pool: sorted_scores(made, pool, 2, 2)):
         for part in ("intent", "slots"):

@@ -198,7 +198,6 @@ ATTACKS: dict[
     ),
     "closes every open file": ("os.closerange(0, 60)", "crashed"),
     "exits": ("sys.exit(0)", "wrong, your code stops with SystemExit: 0"),
-    "exits at once": ("os._exit(0)", "crashed, the process that ran it ended with status 0"),
     "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(60)", "crashed, the process that ran it ended"),
     "forks": (
         "for _ in range(100):\n    if not os.fork():\n        time.sleep(60)\ntime.sleep(60)",

@@ -131,8 +131,6 @@ WRONG: dict[str, dict[str, Any]] = {
         ),
         "sensitivity weighs more than noise": guess("falls", "rises", "stays", "rises"),
         "a smaller epsilon is all gain": guess("falls", "stays", "stays", "falls"),
-        "in words of one's own": guess("shrinks", "stays", "stays", "rises"),
-        "one word for four questions": "stays",
     },
     "total": {
         "the plain sum only": lambda epsilon, releases, delta: epsilon * releases,

@@ -23,16 +23,12 @@ from edp_lab.training.gradients import Layout, StackedGradients
 from edp_lab.training.noise import Share, standard_noise
 from tests.course.examples import Wrong
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 relaxed = settings(deadline=None, max_examples=50)  # others share the machine
 PLAIN = TrainConfig("smart-home", method="sgd", size="small", lr=0.02)
 BASE: dict[str, Any] = {
     "clip_norm": 1.0, "z": 2.0, "batch_size": 20, "optimizer": "sgd", "lr": 1.0, "sampling": "poisson", "seed": 0
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def trained(**change: Any) -> compute.Training:

@@ -172,7 +172,6 @@ WRONG: dict[str, dict[str, Any]] = {
         "more noise sources hide more": Wrong(guess("falls", "falls"), "the ε that is claimed: you said 'falls'"),
         "the share of a sentence falls": guess("stays", "falls"),
         "claim and truth move together": guess("rises", "rises"),
-        "in words of one's own": guess("stays", "grows"),
     },
     "accountant": {
         "takes z at face value": lambda z, N, alpha: z,

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,18 +28,11 @@ from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn
 from tests.course.test_contract import assert_readable
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NOISE: dict[str, Any] = {
     "variant": AS_PRINTED, "num_devices": 8, "clip_norm": 1.0, "z0": 1.0, "epochs": 10, "parameters": 300_000,
     "delta": 1e-5, "seed": 0,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def noise(**change: Any) -> DeviceNoise:

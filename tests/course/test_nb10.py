@@ -94,7 +94,6 @@ def test_phase_one_has_the_ledgers_epsilon_and_copies_leave_their_share_of_the_n
     assert result.resized.epsilon == image_guarantee((3, 256, 256), 0.6, 1e-5).epsilon
     at = compute.SIGMAS.index(1.0)
     assert result.curves["28 × 28 (MNIST)"][at] == image_guarantee((1, 28, 28), 1.0, 1e-5).epsilon
-    result = noise_images(sketch, THESIS)
     clean, noised, averaged = result.shown
     assert result.copies == 3 * 256 * 256 / 64
     assert (averaged - clean) * math.sqrt(result.copies) == pytest.approx(noised - clean, abs=1e-4)

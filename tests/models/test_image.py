@@ -68,7 +68,6 @@ def test_predictions_are_the_largest_probabilities_whatever_the_size_of_a_pass(m
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("resnet", (1, 28, 28), 10), "unknown network 'resnet': choose cnn or alexnet or vgg or mlp"),
         (("cnn", (28, 28), 10), "cannot take examples of shape"),
         (("vgg", (1, 7, 28), 10), "cannot take examples of shape"),
         (("mlp", (), 10), "cannot take examples of shape"),

@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Mechanism, NoGuarantee, accountant_for, judge
 from edp_lab.privacy.calibration import MOST_EPOCHS, Budget, affordable_epochs, affordable_tau, calibrate_z0
+from tests.privacy.test_guarantee import logarithmic
 
 DELTA = 1e-5
 MILLIONTH = 1e-6
 DECAYS = ["none", "linear", "exponential"]
-
-
-def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
-    return st.floats(math.log(low), math.log(high)).map(math.exp)
 
 
 disjoint = st.builds(
@@ -114,13 +111,6 @@ def test_a_bill_of_single_steps_and_repeated_epochs_is_taken_as_it_is():
     decaying = Mechanism.sound(1.0, 2.0, 4, 4, "exponential", 0.1)
     check_z0(decaying, repeated, budget)
     check_tau(decaying, repeated, budget)
-
-
-@pytest.mark.parametrize("adjacency", [None, Adjacency.ADD_OR_REMOVE_ONE])
-def test_noise_for_sampling_spends_the_budget_when_judged_again(adjacency):
-    mechanism = Mechanism.sound(1.0, 1.0, 4, 4, "linear", 0.1, sampling_rate=0.1)
-    z0 = calibrate_z0(mechanism, 4, Budget(3.0, DELTA, adjacency))
-    assert 2.999 < judge(replace(mechanism, z0=z0), 4, DELTA, adjacency=adjacency).epsilon <= 3.0
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from edp_lab.privacy.foundations import (
     star,
     truth_probability,
 )
+from tests.privacy.test_guarantee import logarithmic
 
 DELTA = 1e-5
 DRAWS = 200_000
@@ -49,10 +50,6 @@ DISTRIBUTION = {Noise.LAPLACE: stats.laplace, Noise.EXPONENTIAL: stats.expon, No
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20260707)
-
-
-def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
-    return st.floats(math.log(low), math.log(high)).map(math.exp)
 
 
 @settings(deadline=None)

@@ -67,7 +67,6 @@ def test_the_loss_figures_are_two_densities_whose_bad_events_are_the_tail_and_th
     ratio = stats.norm(1000, math.sqrt(2)).pdf(outcome) / stats.norm(1001, math.sqrt(2)).pdf(outcome)
     assert figures.loss_ratio == pytest.approx(ratio)
     assert (np.diff(figures.loss_ratio) < 0).all()  # the line that reaches infinity is the left one
-    figures = loss_figures(points=20_001)
     bad = figures.loss_ratio > 3
     assert bad.mean() == pytest.approx(figures.tail, abs=1e-4)
     assert figures.tail == pytest.approx(0.1150, abs=1e-4)

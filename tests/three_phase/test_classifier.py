@@ -127,12 +127,8 @@ def test_the_benchmark_times_every_method_in_turn():
     assert seen == [f"{row['method']}, round {k}" for k in (1, 2) for row in rows]
     assert rows[0]["ratio_to_adam"] == 1.0
     assert all(row["seconds"] > 0 and row["ratio_to_adam"] > 0 for row in rows)
-    with pytest.raises(UsageError, match="add adam to the methods"):
-        bench_image(methods=("dp-adam",))
     with pytest.raises(UsageError, match="unknown method 'sgd'"):
         bench_image(methods=("sgd",))
-    with pytest.raises(UsageError, match="give at least 2 rounds"):
-        bench_image(rounds=1)
 
 
 def test_a_run_is_a_function_of_its_seed_and_a_private_one_is_not():

@@ -5,7 +5,6 @@ import itertools
 import math
 from functools import partial
 
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,6 +31,8 @@ from edp_lab.three_phase.pate import (
     query_epsilon,
     vote_counts,
 )
+from tests.privacy.test_composition import worst_case_delta
+from tests.privacy.test_guarantee import exact_delta
 
 COUNTS = st.lists(st.integers(0, 12), min_size=2, max_size=5).filter(any).map(np.array)
 DELTA = 1e-5
@@ -230,24 +231,18 @@ class TestComposition:
         assert account.composed["zCDP"] == pytest.approx(180 + 2 * math.sqrt(180 * math.log(1e5)))
         assert account.epsilon == pytest.approx(270.0, abs=0.1)
         assert account.data_dependent_epsilon == account.epsilon
-        # 540 queries of sigma 20: mu = sqrt(2 * 540) / 20, delta(epsilon) by its formula with 40 digits.
+        # 540 queries of sigma 20: mu = sqrt(2 * 540) / 20.
         account = account_votes(Aggregator("gaussian", 20.0), np.tile(unanimous(10), (540, 1)), DELTA)
-        with mpmath.workdps(40):
-            mu, e = mpmath.sqrt(1080) / 20, mpmath.mpf(account.epsilon)
-            delta = mpmath.ncdf(mu / 2 - e / mu) - mpmath.exp(e) * mpmath.ncdf(-mu / 2 - e / mu)
+        delta = exact_delta(math.sqrt(1080) / 20, account.epsilon)
         assert delta <= DELTA
         assert float(delta) == pytest.approx(DELTA, rel=1e-6)
 
     @settings(deadline=None, max_examples=30)
     @given(st.floats(0.01, 3), st.integers(1, 3000))
     def test_every_sum_covers_the_worst_that_private_queries_can_do(self, epsilon, queries):
-        """Randomised responses of the same epsilon, k of them: the tight delta at what we report."""
         aggregator = Aggregator.for_epsilon("laplace", epsilon, DELTA, 10)
-        truths = np.arange(queries + 1)
-        loss = epsilon * (2 * truths - queries)
-        chance = stats.binom.pmf(truths, queries, 1 / (1 + math.exp(-epsilon)))
         for found in composed_epsilons(aggregator, queries, DELTA).values():
-            assert float(chance @ -np.expm1(np.minimum(found - loss, 0))) <= DELTA
+            assert worst_case_delta(epsilon, queries, found) <= DELTA
 
     def test_more_queries_cost_more_and_none_cost_nothing(self):
         for vote in ("laplace", "gaussian", "confident"):

@@ -26,6 +26,7 @@ from edp_lab.training.processes import Ranks, run_rank
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import write_corpus, write_encoder
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__)
 EPOCHS, STEPS = 4, 20
 KEY = 2**127 + 12345
@@ -75,14 +76,6 @@ def main(folder: Path) -> None:
         if accelerator.is_main_process:
             torch.save(parameters, folder / f"{case} {accelerator.num_processes}.pt")
             print(json.dumps([case, run.record["devices"], run.progress.rows]), flush=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
