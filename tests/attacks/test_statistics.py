@@ -387,8 +387,8 @@ def test_too_few_utterances_are_refused(members, non_members, culprit):
         check_split(members, non_members)
 
 
-def test_official_split_of_atis_leaks(real_data, monkeypatch):
-    monkeypatch.setenv("EDP_LAB_DATA", str(real_data))
+@pytest.mark.usefixtures("real_data")
+def test_official_split_of_atis_leaks():
     atis = load_corpus("atis").utterances
     guards = check_split(atis[:893], atis[-893:])
     assert guards.leaks

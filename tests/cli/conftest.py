@@ -13,6 +13,7 @@ from edp_lab.cli import main
 from edp_lab.training import TrainConfig, train
 
 Cli = Callable[..., tuple[int, str, str]]
+OutputOf = Callable[..., tuple[str, str]]
 
 
 def write_rows(path: Path, count: int = 60) -> Path:
@@ -38,6 +39,18 @@ def cli(monkeypatch, capsys) -> Cli:
             status = int(ended.code or 0)
         out, err = capsys.readouterr()
         return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def output_of(cli: Cli) -> OutputOf:
+    """Run ``edp-lab ARGS``, which must end with a status, 0 unless said otherwise: (stdout, stderr)."""
+
+    def run(*arguments: str, status: int = 0) -> tuple[str, str]:
+        ended, out, err = cli(*arguments)
+        assert ended == status, err
+        return out, err
 
     return run
 

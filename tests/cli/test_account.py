@@ -134,13 +134,12 @@ def test_noise_that_is_told_is_that_of_training_not_of_the_layer_scales(account)
 # Words
 
 
-def test_a_person_reads_both_epsilons_and_their_scope(cli):
-    status, out, err = cli("account", *ONE_STEP, "--as-printed", "--target-epsilon", "8")
-    assert (status, err) == (0, "")
+def test_a_person_reads_both_epsilons_and_their_scope(output_of):
+    out, err = output_of("account", *ONE_STEP, "--as-printed", "--target-epsilon", "8")
+    assert err == ""
     for said in ("Algorithm 1 as printed", "paper's", "5.2", "holds", "none", "public text: epsilon 39.3", "adversary"):
         assert said in out
-    status, out, _ = cli("account", *ONE_STEP, "--decay", "linear", "--epochs", "5", "--target-epsilon", "8")
-    assert status == 0
+    out, _ = output_of("account", *ONE_STEP, "--decay", "linear", "--epochs", "5", "--target-epsilon", "8")
     for said in ("sound eDP-SGD", "noise over sensitivity: 1 in the first epoch", "no tau does", "epoch(s) at this z0"):
         assert said in out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -15,17 +16,11 @@ QUICK = ("--epochs", "1", "--instructors", "2")
 
 
 @pytest.fixture
-def attack(cli, monkeypatch):
+def attack(output_of, monkeypatch):
     """``edp-lab attack ARGS``, which hardly tries: (stdout, stderr)."""
     for steps in ("STUDENT_STEPS", "WHITE_BOX_STEPS"):
         monkeypatch.setattr(f"edp_lab.attacks.extraction.{steps}", 5)
-
-    def run(*arguments: str) -> tuple[str, str]:
-        status, out, err = cli("attack", *arguments)
-        assert status == 0, err
-        return out, err
-
-    return run
+    return partial(output_of, "attack")
 
 
 def test_a_table_has_each_victim_once_and_says_what_privacy_does_not_bound(attack):
@@ -81,18 +76,12 @@ METHODS = ["sgd", "edp-sgd-as-printed", "edp-sgd", "dp-sgd"]
 
 
 @pytest.fixture
-def canaries(cli, monkeypatch, tmp_path):
+def canaries(output_of, monkeypatch, tmp_path):
     """The command on a tiny corpus, on a terminal of 80 columns: (stdout, stderr)."""
     smart_home.write_jsonl(smart_home.generate(450, 5), tmp_path / "tiny.jsonl")
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[str, str]:
-        short = ("--corpus", str(tmp_path / "tiny.jsonl"), "--epochs", "1", "--references", "99")
-        status, out, err = cli("attack", "canaries", *short, *arguments)
-        assert status == 0, err
-        return out, err
-
-    return run
+    short = ("--corpus", str(tmp_path / "tiny.jsonl"), "--epochs", "1", "--references", "99")
+    return partial(output_of, "attack", "canaries", *short)
 
 
 def test_json_has_a_row_for_each_method_and_repetition_count(canaries):
@@ -135,11 +124,11 @@ def test_table_fits_a_narrow_terminal_and_says_what_holds(canaries):
 LINEAR = ("--model", "linear", "--gpus", "40", "--batch-size", "80")
 
 
-def test_json_states_claim_bounds_and_guesses(cli):
+def test_json_states_claim_bounds_and_guesses(output_of):
     settings = ("--target-epsilon", "4", "--canaries", "300", "--seed", "3", "--json")
-    status, out, err = cli("audit", "one-run", *LINEAR, *settings)
+    out, err = output_of("audit", "one-run", *LINEAR, *settings)
     report = json.loads(out)
-    assert (status, err) == (0, "")
+    assert err == ""
     assert report["verdict"] == "consistent"
     assert report["epsilon_claimed"] == report["epsilon_holds"] == pytest.approx(4, abs=1e-5)
     assert report["epsilon_lower_bound"] == report["bounds"]["gaussian"] < report["ceiling"]
@@ -159,9 +148,8 @@ SAMPLED = ("Poisson sampling", "add or remove one utterance", "for any mechanism
 @pytest.mark.parametrize(
     ("options", "said"), [("--as-printed --z0 4 --canaries 400", REFUTED), ("--method dp-sgd --canaries 100", SAMPLED)]
 )
-def test_table_for_people_says_what_is_refuted_and_by_which_neighbours(cli, options, said):
-    status, out, _ = cli("audit", "one-run", "--model", "linear", *options.split())
-    assert status == 0
+def test_table_for_people_says_what_is_refuted_and_by_which_neighbours(output_of, options, said):
+    out, _ = output_of("audit", "one-run", "--model", "linear", *options.split())
     assert [one for one in said if one not in out] == []
     assert max(map(len, out.splitlines())) <= 100
 

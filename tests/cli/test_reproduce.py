@@ -18,7 +18,7 @@ from edp_lab.reproduce.claims import read_table, registry
 
 
 @pytest.fixture
-def reproduce(cli, monkeypatch, tmp_path):
+def reproduce(output_of, monkeypatch, tmp_path):
     """``edp-lab reproduce ARGS`` with invented measurements: (stdout, stderr)."""
 
     def result(job):
@@ -34,13 +34,7 @@ def reproduce(cli, monkeypatch, tmp_path):
 
     monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, jobs, what: list(map(result, jobs)))
     monkeypatch.setattr(table_runs.TableRuns, "prepare", lambda self, jobs: None)
-
-    def run(*arguments: str) -> tuple[str, str]:
-        status, out, err = cli("reproduce", *arguments, "--out", str(tmp_path / "out"))
-        assert status == 0, err
-        return out, err
-
-    return run
+    return lambda *arguments: output_of("reproduce", *arguments, "--out", str(tmp_path / "out"))
 
 
 TABLE1 = ("table1", "--quick", "--models", "clc", "--corpora", "smart-home-health")
@@ -149,15 +143,14 @@ def test_table2_measures_once_and_stands_beside_the_paper(reproduce, tmp_path, m
 # ---- Claims ----------------------------------------------------------------------------------------------------------
 
 
-def test_json_is_the_committed_ledger_and_nothing_else(cli):
-    status, out, err = cli("claims", "--json")
-    assert (status, err) == (0, "")
+def test_json_is_the_committed_ledger_and_nothing_else(output_of):
+    out, err = output_of("claims", "--json")
+    assert err == ""
     assert json.loads(out) == [entry.as_json() for entry in read_table().entries]
 
 
-def test_all_claims_stand_in_a_table_that_fits_and_are_counted(cli):
-    status, out, _ = cli("claims")
-    assert status == 0
+def test_all_claims_stand_in_a_table_that_fits_and_are_counted(output_of):
+    out, _ = output_of("claims")
     assert max(map(len, out.splitlines())) <= 120
     firsts = [(line.split() or [""])[0] for line in out.splitlines()]
     assert [first for first in firsts if first in registry()] == list(registry())
@@ -177,20 +170,18 @@ def test_a_few_claims_are_shown_with_their_numbers(cli, arguments):
     assert "2 claims: does not hold 2; proven 1, measured 1" in " ".join(out.split())
 
 
-def test_a_claim_is_computed_again_and_said_to_be(cli):
-    status, out, err = cli("claims", "--run", "--only", "P22", "--json")
-    assert status == 0
+def test_a_claim_is_computed_again_and_said_to_be(output_of):
+    out, err = output_of("claims", "--run", "--only", "P22", "--json")
     [row] = json.loads(out)
     assert row["evidence"]["measured"]["epsilon"] > 100
     assert err.split()[:4] == ["P22", "does", "not", "hold"]
-    assert "computed now" in cli("claims", "--run", "--only", "P22")[1]
+    assert "computed now" in output_of("claims", "--run", "--only", "P22")[0]
 
 
-def test_the_whole_ledger_is_written_with_where_it_comes_from(cli, monkeypatch, tmp_path):
+def test_the_whole_ledger_is_written_with_where_it_comes_from(output_of, monkeypatch, tmp_path):
     few = {name: registry()[name] for name in ("P2", "P10")}
     monkeypatch.setattr(study, "registry", lambda: few)
-    status, _, _ = cli("claims", "--run", "--out", str(tmp_path / "claims.json"))
-    assert status == 0
+    output_of("claims", "--run", "--out", str(tmp_path / "claims.json"))
     ledger = read_table(tmp_path / "claims.json")
     assert [entry.id for entry in ledger.entries] == ["P2", "P10"]
     assert ledger.command == f"edp-lab claims --run --out {tmp_path / 'claims.json'}"

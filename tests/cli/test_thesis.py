@@ -16,23 +16,11 @@ TINY = Scale("digits", 1, 2, 20, (100,), 1, 1, 2, 2, instructors=2)
 
 
 @pytest.fixture
-def said(cli):
-    """What a command that ends with the status says: (stdout, stderr)."""
-
-    def run(*arguments: str, status: int = 0) -> tuple[str, str]:
-        ended, out, err = cli(*arguments)
-        assert ended == status, err
-        return out, err
-
-    return run
-
-
-@pytest.fixture
-def thesis(said, monkeypatch, tmp_path):
+def thesis(output_of, monkeypatch, tmp_path):
     """``edp-lab reproduce thesis --out FOLDER ARGS``, shortly and without MNIST."""
     monkeypatch.setattr(thesis_tables, "QUICK", TINY)
     monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path))
-    return lambda *arguments, **how: said("reproduce", "thesis", "--out", str(tmp_path / "out"), *arguments, **how)
+    return lambda *arguments, **how: output_of("reproduce", "thesis", "--out", str(tmp_path / "out"), *arguments, **how)
 
 
 def test_a_table_sets_ours_beside_theirs_and_says_what_holds(thesis):
@@ -92,8 +80,8 @@ def test_ctrl_c_says_what_is_kept(thesis, monkeypatch, tmp_path):
 RUN = ("three-phase", "run", "--epochs", "1", "--instructors", "2")
 
 
-def test_a_run_says_what_the_thesis_says_and_what_holds(said):
-    out, err = said(*RUN)
+def test_a_run_says_what_the_thesis_says_and_what_holds(output_of):
+    out, err = output_of(*RUN)
     assert max(map(len, out.splitlines())) <= 120
     for expected in (
         "phases 1, 2, 3 on digits: 1,197 private training images, 540 public, 60 to test on; cnn, seed 0",
@@ -108,8 +96,8 @@ def test_a_run_says_what_the_thesis_says_and_what_holds(said):
     assert len(err.splitlines()) == 5
 
 
-def test_json_is_the_record_and_nothing_else(said):
-    out, _ = said(*RUN, "--phases", "2,3", "--vote", "gaussian", "--labels", "50", "--json")
+def test_json_is_the_record_and_nothing_else(output_of):
+    out, _ = output_of(*RUN, "--phases", "2,3", "--vote", "gaussian", "--labels", "50", "--json")
     record = json.loads(out)
     assert record["settings"]["phases"] == [2, 3]
     assert record["labels"]["queries"] == 50
@@ -121,5 +109,5 @@ def test_json_is_the_record_and_nothing_else(said):
     ("phases", "cost"),
     [("3", "hard vote of the plain model: 540 labels without noise, no guarantee."), ("1", "No label was released")],
 )
-def test_a_vote_without_noise_promises_nothing(said, phases, cost):
-    assert cost in said(*RUN, "--phases", phases, "--vote", "hard")[0]
+def test_a_vote_without_noise_promises_nothing(output_of, phases, cost):
+    assert cost in output_of(*RUN, "--phases", phases, "--vote", "hard")[0]

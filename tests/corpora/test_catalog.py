@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.corpora import FetchProgress, catalog, data_folders, fetch, list_corpora, load_corpus, smart_home
+from edp_lab.corpora import FetchProgress, catalog, data_folders, fetch, list_corpora, load_corpus
 from edp_lab.corpora.catalog import Source, sources
 from edp_lab.errors import UsageError
 
@@ -81,13 +81,6 @@ def test_missing_and_incomplete_corpora_name_the_folders_or_the_file_and_the_cur
     assert len(load_corpus("atis").utterances) == 2
 
 
-@pytest.mark.parametrize("name", ["atsi", "smart_home", "nlu-evalfolds"])
-def test_unknown_name_lists_the_known_and_suggests_a_close_one(name):
-    with pytest.raises(UsageError, match=r"did you mean (atis|smart-home|nlu-eval-folds)\?") as error:
-        load_corpus(name)
-    assert all(info.name in str(error.value) for info in list_corpora())
-
-
 def test_every_listed_corpus_is_embedded_or_has_sources_that_are_pinned_and_hashed():
     paths, names = [], [info.name for info in list_corpora()]
     assert names[:2] == ["atis", "snips"]
@@ -111,12 +104,6 @@ def test_annotated_csv_of_unknown_size_loads_by_name(folders, monkeypatch):
     path.write_text("userid;scenario;intent;status;answer_annotation\n17;alarm;set;;wake me [time : now]\n")
     [utterance] = (loaded := load_corpus("nlu-eval-full")).utterances
     assert (loaded.intents, utterance.speaker) == (("alarm_set",), "17")
-
-
-@pytest.mark.parametrize(("name", "domain"), [("smart-home", None), ("smart-home-video", "video")])
-def test_embedded_corpora_come_from_their_own_module(monkeypatch, name, domain):
-    monkeypatch.setattr(smart_home, "load", lambda asked: (asked, "loaded"))
-    assert load_corpus(name) == (domain, "loaded")
 
 
 # --- a user's own corpus ---
@@ -377,8 +364,7 @@ def test_default_target_is_the_first_writable_data_folder(site, folders, monkeyp
 # --- the real corpora ---
 
 
-def test_real_corpus_read_as_a_users_own_is_the_same(real_data, tmp_path, monkeypatch):
-    monkeypatch.setenv("EDP_LAB_DATA", str(real_data))
+def test_real_corpus_read_as_a_users_own_is_the_same(real_data, tmp_path):
     shutil.copytree(real_data / "atis", tmp_path / "atis")
     assert load_corpus(tmp_path / "atis").sha256 == load_corpus("atis").sha256
 

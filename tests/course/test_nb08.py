@@ -25,29 +25,24 @@ PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
 SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
 
 
-@pytest.fixture(scope="module")
-def noise() -> StepNoise:
-    return step_noise()
-
-
 @pytest.mark.parametrize(
     "settings",
     [PRINTED, SOUND, (True, 0.3, 0.5, 16, 2.0, 40), (True, 1.0, 0.3, 8, 1.0, 10), (False, 1.0, 8.0, 1, 1.0, 200)],
 )
-def test_step_audit_is_the_librarys_own_for_the_same_seed(noise: StepNoise, settings: Any) -> None:
-    ours = audit_step(noise, *settings).audit
+def test_step_audit_is_the_librarys_own_for_the_same_seed(settings: Any) -> None:
+    ours = audit_step(step_noise(), *settings).audit
     assert ours == audit_mechanism(ours.mechanism, 1e-5, key_from_seed(3), settings[-1])
     assert ours.epsilon_holds == ours.epsilon_if_alpha_public
 
 
-def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them(noise: StepNoise) -> None:
+def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() -> None:
     for settings in (PRINTED, SOUND):
-        ours = audit_step(noise, *settings)
+        ours = audit_step(step_noise(), *settings)
         absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
         room = 1e-4 * ours.std + 2**-11 * ours.distance  # which the sound clip leaves to what floats round
         assert ours.absent == pytest.approx(absent, abs=room)
         assert ours.present == pytest.approx(present, abs=room)
-    one, tenfold = audit_step(noise, *PRINTED), audit_step(noise, True, 10.0, *PRINTED[2:])
+    one, tenfold = audit_step(step_noise(), *PRINTED), audit_step(step_noise(), True, 10.0, *PRINTED[2:])
     assert [sum(bars.y) for bars in go.Figure(panels.draw_step(one)).data[:2]] == pytest.approx([100, 100])
     assert (tenfold.distance, tenfold.std) == pytest.approx((10 * one.distance, 10 * one.std))
     assert tenfold.audit.bounds == one.audit.bounds
@@ -83,8 +78,8 @@ def test_needed_guesses_are_the_fewest_that_refute() -> None:
     assert compute.needed(false_at_one, 5) is None
 
 
-def test_commands_make_the_same_audit_and_print_it(noise: StepNoise, capsys: pytest.CaptureFixture[str]) -> None:
-    panel = panels.step(noise, True, 1.0, 1.0, 8, 1000)
+def test_commands_make_the_same_audit_and_print_it(capsys: pytest.CaptureFixture[str]) -> None:
+    panel = panels.step(step_noise(), True, 1.0, 1.0, 8, 1000)
     panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
     assert report_of(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
     panel.set(as_printed=False)
