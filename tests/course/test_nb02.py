@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -24,7 +23,6 @@ from edp_lab.training.noise import Share, standard_noise
 from tests.course.examples import Wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-relaxed = settings(deadline=None, max_examples=50)  # others share the machine
 PLAIN = TrainConfig("smart-home", method="sgd", size="small", lr=0.02)
 BASE: dict[str, Any] = {
     "clip_norm": 1.0, "z": 2.0, "batch_size": 20, "optimizer": "sgd", "lr": 1.0, "sampling": "poisson", "seed": 0
