@@ -13,10 +13,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import edp_lab
 from edp_lab.errors import UsageError, cure_of, writing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel (setup.py)
 PARTIAL = ".partial-"  # begins the names of files and folders that are being written
@@ -142,6 +145,21 @@ def read_json(path: Path) -> Any:
         return json.loads(content, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise UsageError(f"{path} is damaged: it is not JSON ({error})") from error
+
+
+def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
+    """The tensors in the bytes of a safetensors file: a JSON header and raw numbers, so that nothing in it runs.
+
+    Raises:
+        UsageError: the bytes are not a whole safetensors file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(content)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{path} is damaged: it is not a whole safetensors file ({error})") from error
 
 
 def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:

@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.errors import UsageError, writing
-from edp_lab.files import read_bytes, read_json, write_whole
+from edp_lab.files import parse_tensors, read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import is_start, load_start, warm_start
-from edp_lab.models.tensor_file import parse_tensors, shapes
 from edp_lab.models.vectors import load_vectors
 from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
@@ -156,6 +156,11 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         model = _rebuild(about["kind"], labels, about["config"]).to(dtype)
     model.load_state_dict(state)
     return model
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """What must agree before numbers are taken over: copying would stretch or convert them silently."""
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 class Undrawn(TorchFunctionMode):

@@ -34,10 +34,9 @@ from torch.nn import functional as F
 
 from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
 from edp_lab.errors import UsageError
-from edp_lab.files import comes_with, read_bytes, read_json, sealed, unsealed, write_whole
+from edp_lab.files import comes_with, parse_tensors, read_bytes, read_json, sealed, unsealed, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.ghost_clipping.ops import PLAIN
-from edp_lab.models.tensor_file import parse_tensors
 
 STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")

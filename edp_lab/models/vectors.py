@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.files import given_path, read_bytes, read_json, regular, write_whole
-from edp_lab.models.tensor_file import parse_tensors
+from edp_lab.files import given_path, parse_tensors, read_bytes, read_json, regular, write_whole
 
 DIMENSIONS = 100  # of vectors trained here
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text

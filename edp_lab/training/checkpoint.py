@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 import edp_lab
 from edp_lab.errors import UsageError
-from edp_lab.files import read_bytes, write_whole
+from edp_lab.files import parse_tensors, read_bytes, write_whole
+from edp_lab.models.factory import shapes
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.tensor_file import parse_tensors, shapes
 from edp_lab.models.wordpiece import PieceFeatures
 from edp_lab.training.run_folder import STATE, go_on, versions
 
