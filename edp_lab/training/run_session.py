@@ -37,8 +37,7 @@ from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.certificate import CERTIFICATE, meaningful, write_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
-from edp_lab.training.machines import TIMEOUT, Machines, lost
-from edp_lab.training.processes import LAUNCHER, Ranks, leave_group, run_rank
+from edp_lab.training.processes import LAUNCHER, TIMEOUT, Machines, Ranks, leave_group, lost, run_rank
 from edp_lab.training.run_folder import LOCK, MODEL, RECORD, SECRET, STATE, read_record, run_config, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 

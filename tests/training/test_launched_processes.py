@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 
 from edp_lab.errors import UsageError
-from edp_lab.training import machines
 from edp_lab.training import processes as launch
-from edp_lab.training.machines import MACHINES, Machines, lost
-from edp_lab.training.processes import Ranks
+from edp_lab.training.processes import MACHINES, Machines, Ranks, lost
 from tests.training.own_corpus import runs, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -327,7 +325,7 @@ TWO = ("10.0.0.12", "10.0.0.1")
     ],
 )
 def test_what_cannot_be_the_machines_of_a_run_is_refused(given, processes, port, refusal, toy, monkeypatch):
-    monkeypatch.setattr(machines, "_interfaces", lambda: {"10.0.0.12": "eth0"})
+    monkeypatch.setattr(launch, "_interfaces", lambda: {"10.0.0.12": "eth0"})
     monkeypatch.setenv(MACHINES, given)
     monkeypatch.setenv("MASTER_PORT", port)
     with pytest.raises(UsageError, match=refusal):
