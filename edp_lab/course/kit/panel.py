@@ -84,6 +84,11 @@ def holds(value: str, unit: str = "", label: str = "holds") -> Tile:
     return Tile(label, value, unit, "holds")
 
 
+def proven(value: str, unit: str, refutes: bool) -> Tile:
+    """The tile of what an attack or draws prove, and whether that `refutes` an epsilon."""
+    return Tile("proven", value, unit, "printed" if refutes else "plain")
+
+
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     """The epsilon that the paper's accounting claims, and the one that holds."""
     at = f"ε at δ = {short(held.delta)}"

@@ -17,7 +17,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel, proven
 from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.private import draw_errors
 from edp_lab.course.kit.text import Html, Words, at_least, at_most, columns, count, short, step_command, train_command
@@ -280,9 +280,8 @@ def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Pa
 def tell_refute(result: StepAudit) -> tuple[Tile, Tile, str]:
     """The epsilon that is claimed, and the one that the draws prove to be too small."""
     audit = result.audit
-    proven, at = audit.bounds.gaussian, f"ε of one step at δ = {short(audit.delta)}"
-    role = "printed" if audit.verdict is Finding.REFUTED else "plain"
-    tile = Tile("proven", f"at least {at_least(proven)}", "ε at this δ: 95 % sure, for Gaussian noise", role)
+    found, at = f"at least {at_least(audit.bounds.gaussian)}", f"ε of one step at δ = {short(audit.delta)}"
+    tile = proven(found, "ε at this δ: 95 % sure, for Gaussian noise", audit.verdict is Finding.REFUTED)
     wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
     right = f"{100 * (1 - wrong / (2 * audit.draws)):.1f} % of the guesses “with” or “without” are right"
     verdict = {
@@ -310,8 +309,7 @@ def draw_refute(result: StepAudit) -> Figure:
         fig.beside("guess: with", 0, left=False),
         height=330,
         top=56,
-        barmode="overlay",
-        bargap=0,
+        **fig.OVERLAID,
         xaxis=axis("released, along the sentence's pull (C = 1)", [-reach, reach]),
         yaxis=axis("share of the draws (%)", [0, 1.2 * max(float(trace["y"].max()) for trace in bars)]),
     )

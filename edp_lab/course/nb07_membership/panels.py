@@ -139,8 +139,7 @@ def draw_scores(result: Shown) -> Figure:
         *bars,
         fig.vline(result.mark),
         told,
-        barmode="overlay",
-        bargap=0,
+        **fig.OVERLAID,
         xaxis=fig.axis(SCORES[attack], ends.tolist()),
         yaxis=fig.axis("share of that side (%)", [0, 1.15 * max(float(trace["y"].max()) for trace in bars)]),
     )

@@ -17,7 +17,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import DEVICES, choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import check_whole
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel, proven
 from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, percent, short, step_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
@@ -76,11 +76,6 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
     )
 
 
-def failing(verdict: Finding) -> str:
-    """The role of a tile."""
-    return "printed" if verdict is Finding.REFUTED else "plain"
-
-
 def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
     """What is claimed, or holds, and what the draws prove, and how many guesses were wrong."""
     audit = result.audit
@@ -91,12 +86,11 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
         Finding.CONSISTENT: f"{tested} allows that, and is neither refuted nor proven",
         Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
     }[audit.verdict]
-    proven = Tile(
-        "proven", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", failing(audit.verdict)
-    )
+    refuted = audit.verdict is Finding.REFUTED
+    found = proven(f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", refuted)
     missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
     told = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
-    return trial(audit, "one step"), proven, told
+    return trial(audit, "one step"), found, told
 
 
 BINS = 48
@@ -120,8 +114,7 @@ def draw_step(result: StepAudit) -> Figure:
         fig.vline(0),
         fig.beside("guess: absent", 0, left=True),
         fig.beside("guess: present", 0, left=False),
-        barmode="overlay",
-        bargap=0,
+        **fig.OVERLAID,
         xaxis=fig.axis("released along the canary", edges[[0, -1]].tolist()),
         yaxis=fig.axis("share of the draws (%)", [0, top]),
     )
@@ -208,19 +201,18 @@ def guesses(canaries: int = 1000, made: float = 30.0, right: float = 90.0, teste
 
 def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
     """The tested epsilon and the proven ones, and whether so many right guesses were luck."""
-    proven, tested = result.bounds, f"ε = {d(result.tested)}"
+    bounds, tested = result.bounds, f"ε = {d(result.tested)}"
     refuted = ": it is refuted only if the noise is known to be Gaussian"
-    if result.tested < proven.distribution_free:
+    if result.tested < bounds.distribution_free:
         refuted = ", so it is refuted"
-    elif result.tested >= (proven.gaussian or 0):
+    elif result.tested >= (bounds.gaussian or 0):
         refuted = ", so it is not refuted"
     more = " or more" if result.right < result.made else ""
     told = f"If {tested} held, {result.right:,}{more} of {result.made:,} guesses would be right with a probability of "
     told += f"at most {at_most(100 * result.most)} %{refuted}."
     test = Tile("put to the test", tested, f"a guess is right with at most {percent(result.chance)}", "claimed")
-    free, gaussian = at_least(proven.distribution_free), at_least(proven.gaussian)
-    role = "printed" if result.tested < proven.distribution_free else "plain"
-    return test, Tile("proven", f"ε ≥ {free}", f"for Gaussian noise ε ≥ {gaussian}", role), told
+    free, gaussian = f"ε ≥ {at_least(bounds.distribution_free)}", f"for Gaussian noise ε ≥ {at_least(bounds.gaussian)}"
+    return test, proven(free, gaussian, result.tested < bounds.distribution_free), told
 
 
 def draw_luck(result: Guesses) -> Figure:
@@ -235,8 +227,7 @@ def draw_luck(result: Guesses) -> Figure:
         *bars,
         fig.vline(result.right),
         fig.beside(f"you: {result.right:,}", result.right, left=result.right > (low + high) / 2),
-        barmode="overlay",
-        bargap=0,
+        **fig.OVERLAID,
         xaxis=fig.axis("right guesses", [low - 1, high + 1]),
         yaxis=fig.axis("chance at the tested ε, without δ (%)", [0, 118 * float(result.chances.max())]),
     )
@@ -301,22 +292,18 @@ def bits(noise: str, z0: float, numbers: int, seed: int) -> Panel:
 
 def tell_bits(audit: BitsAudit) -> tuple[Tile, Tile, str]:
     """What an ideal normal would hold, what the bits prove, and how many guesses that took."""
-    found, alarms = (f"{count:,} of {audit.trials:,}" for count in (audit.true_positives, audit.false_positives))
+    seen, alarms = (f"{count:,} of {audit.trials:,}" for count in (audit.true_positives, audit.false_positives))
     end = {
         Finding.REFUTED: "no noise with this ε allows that",
         Finding.CONSISTENT: "this ε allows that",
         Finding.NO_POWER: "so few releases could not refute so large an ε",
     }[audit.verdict]
-    told = f"The canary is seen in {found} releases with it, and in {alarms} without: {end}."
+    told = f"The canary is seen in {seen} releases with it, and in {alarms} without: {end}."
     at = f"ε of one release at δ = {short(audit.delta)}, if the noise were ideal"
     most = f"{2 * audit.trials:,} releases can prove {at_least(audit.ceiling)} at most"
-    proven = Tile(
-        "proven",
-        f"≥ {at_least(audit.epsilon_lower_bound)}",
-        f"{SURE}, whatever the noise; {most}",
-        failing(audit.verdict),
-    )
-    return claimed(d(audit.epsilon_claimed), at), proven, told
+    sure, refuted = f"{SURE}, whatever the noise; {most}", audit.verdict is Finding.REFUTED
+    found = proven(f"≥ {at_least(audit.epsilon_lower_bound)}", sure, refuted)
+    return claimed(d(audit.epsilon_claimed), at), found, told
 
 
 def draw_bits(audit: BitsAudit) -> Figure:

@@ -295,7 +295,6 @@ class Card(NamedTuple):
     goal: str = ""
     minutes: str = ""
     needs: str = ""
-    executed: str = ""
 
 
 def write_site(runs: Sequence[NotebookRun], notebooks_dir: Path, out: Path) -> Path:
