@@ -84,7 +84,7 @@ def generate(utterances: int, seed: int, domain: str | None = None, speakers: in
     """
     if speakers:
         return _corpus(_spoken(utterances, seed, domain, speakers), domain)
-    return _corpus((s.annotated for s in _samples(utterances, seed, domain)), domain)
+    return _corpus((utterance for utterance, *_ in _samples(utterances, seed, domain)), domain)
 
 
 def pack(
@@ -95,7 +95,7 @@ def pack(
     progress: Callable[[int], None] = lambda done: None,
 ) -> None:
     """Write `generate(utterances, seed, domain)` as a packed corpus, without holding it in memory."""
-    made = (s.annotated for s in _samples(utterances, seed, domain))
+    made = (utterance for utterance, *_ in _samples(utterances, seed, domain))
     declared = _corpus((), domain)
     write_packed(made, declared.intents, declared.slots, folder, progress)
 
@@ -177,12 +177,8 @@ class _Reading(NamedTuple):
     intent: str
 
 
-class _Sample(NamedTuple):
-    """One utterance: as annotated, as meant (before annotation noise), and as the oracle annotates it."""
-
-    annotated: Utterance
-    meant: _Reading
-    best: _Reading
+# One utterance: as annotated, as meant (before annotation noise), and as the oracle annotates it.
+_Sample = tuple[Utterance, _Reading, _Reading]
 
 
 def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[_Sample]:
@@ -200,7 +196,7 @@ def _endless(domains: tuple[str, ...], uniform: Uniform) -> Iterator[_Sample]:
         words, meant, best = _draw_sentence(drawn, uniform)
         if len(words) in LENGTHS:
             tags, intent = _noised(words, meant, drawn, uniform)
-            yield _Sample(Utterance(tuple(words), shared.setdefault(tags, tags), intent), meant, best)
+            yield Utterance(tuple(words), shared.setdefault(tags, tags), intent), meant, best
 
 
 def _check_count(utterances: int, least: int = 1) -> None:
