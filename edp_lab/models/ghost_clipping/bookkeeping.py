@@ -81,8 +81,8 @@ class Block(NamedTuple):
         return row_norms((self.gather(d, d.dtype).mT @ self.gather(x, x.dtype)).flatten(1)).square()
 
     def short(self, inputs: int, outputs: int) -> bool:
-        """Whether Gram matrices are less work than gradients (outputs, inputs): float64 costs twice as much."""
-        return 2 * self.rows.shape[1] * (inputs + outputs) < inputs * outputs
+        """Whether Gram matrices are less work than gradients (outputs, inputs): half of one is enough, but in float64."""
+        return self.rows.shape[1] * (inputs + outputs) < inputs * outputs
 
     def _check(self, x: Tensor) -> None:
         if len(x) != self.total:  # a compiled loop would read on beyond the last one
@@ -118,11 +118,11 @@ class MicroBatches:
         """Gradients sum_t d_t x_t^T of each d (R, O) and x (R, D), for each micro-batch: (M, O * D).
 
         None if there is no room for them, or if the micro-batches are so short that other ways are faster: of one, T
-        rows take T^2 (O + D) products in float64, a gradient three passes through O * D numbers in memory.
+        rows take T^2 (O + D) / 2 products in float64, a gradient three passes through O * D numbers in memory.
         """
         shapes = [(d.shape[1], x.shape[1]) for d, x in pairs]
         length = len(pairs[0][0]) / len(self.sizes)
-        if 4 * length * sum(outputs + inputs for outputs, inputs in shapes) < sum(map(math.prod, shapes)):
+        if 2 * length * sum(outputs + inputs for outputs, inputs in shapes) < sum(map(math.prod, shapes)):
             return None
         found = []
         for (d, x), shape in zip(pairs, shapes, strict=True):
