@@ -50,6 +50,8 @@ class CLC(IntentSlotModel):
 
     `whitened`: the heads read the words' vectors, too, and the intent head means beside the largest; all of it through
     a `Whitening`. The noise on a head is alike in all directions: so should be what the head has to learn from.
+
+    `random`: how many `RandomFeatures` of the words a whitened intent head reads, too.
     """
 
     features: WordFeatures | ContextFeatures
@@ -63,6 +65,7 @@ class CLC(IntentSlotModel):
         size: CLCSize | None = None,
         vectors: Tensor | None = None,
         whitened: bool = False,
+        random: int = 0,
     ) -> None:
         size = size or CLCSize()
         read = features.width if isinstance(features, ContextFeatures) else 0
@@ -70,7 +73,7 @@ class CLC(IntentSlotModel):
         if whitened:
             pooled += 2 * size.hidden + size.word
             token += size.word
-        super().__init__(labels, pooled_size=pooled, token_size=token)
+        super().__init__(labels, pooled_size=pooled + random if whitened else pooled, token_size=token)
         self.features, self.size, self.whitened = features, size, whitened
         if whitened:
             self.pooled_view, self.token_view = Whitening(pooled), Whitening(token)
@@ -87,15 +90,16 @@ class CLC(IntentSlotModel):
             else:
                 raise UsageError(f"{len(vectors)} word vectors for {count} words: give one vector per word")
             word_size = self.words.embedding_dim
+        self.random = RandomFeatures(word_size, random) if whitened and random else None
         self.characters = nn.Embedding(BYTES, size.character)
         self.convolution = nn.Linear(3 * size.character, size.filters)
         inputs = [word_size + size.filters, *[2 * size.hidden] * (size.layers - 1)]
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
 
     def freeze(self) -> None:
-        """From now on the two heads alone learn, and data sets are read once (see `dataset`)."""
+        """From now on the heads and the CRF alone learn, and data sets are read once (see `dataset`)."""
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name.partition(".")[0] in ("intent", "slots"))
+            parameter.requires_grad_(name.partition(".")[0] in ("intent", "slots", "crf"))
         self.frozen = True
 
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
@@ -146,7 +150,10 @@ class CLC(IntentSlotModel):
         if not self.whitened:
             return pooled, tokens
         both = torch.cat([tokens, words], dim=1)
-        return self.pooled_view(torch.cat([pooled, mean(both, lengths)], dim=1)), self.token_view(both)
+        sentence = self.pooled_view(torch.cat([pooled, mean(both, lengths)], dim=1))
+        if self.random is not None:
+            sentence = torch.cat([sentence, self.random(words, lengths)], dim=1)
+        return sentence, self.token_view(both)
 
     def _spelling(self, characters: Tensor, lengths: Tensor, ops: PlainOps) -> Tensor:
         """Width-3 convolution over a word's bytes, then the maximum over its positions: (R, L) -> (R, filters)."""
@@ -174,6 +181,7 @@ class CLC(IntentSlotModel):
             "size": vars(self.size),
             "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
             **({"whitened": True} if self.whitened else {}),
+            **({} if self.random is None else {"random": len(self.random.mean)}),
         }
 
 
@@ -204,6 +212,38 @@ class Whitening(nn.Module):
         found = (axes * scales @ axes.T).to(x.dtype)
         centred = x - self.mean
         self.map.copy_(found * (centred.norm(dim=1).mean() / (centred @ found).norm(dim=1).mean()))
+
+
+class RandomFeatures(nn.Module):
+    """relu(v . r) of the vectors v of an utterance's words, averaged, for random directions r: (R, D) -> (B, F).
+
+    A mean of vectors blurs which words were said, this less, and nothing in it learns (Wieting and Kiela 2019, arXiv
+    1901.10444). Each feature varies by `SPREAD` around zero, if words are as frequent as their place in the vocabulary
+    says (Zipf), about as much as what is whitened.
+    """
+
+    directions: Tensor
+    mean: Tensor
+    scale: Tensor
+    SPREAD, WORDS = 0.3, 5  # an utterance varies like a mean of so many words
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        for name, shape in (("directions", (inputs, size)), ("mean", (size,)), ("scale", (size,))):
+            self.register_buffer(name, torch.zeros(shape))
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        return (mean((words @ self.directions).relu(), lengths) - self.mean) * self.scale
+
+    def draw(self, vectors: Tensor) -> None:
+        """Set it for the vectors (V, D) of a vocabulary that begins with the most frequent word."""
+        self.directions.normal_()
+        found, often = (vectors @ self.directions).relu(), 1 / (torch.arange(len(vectors)) + 3)
+        often /= often.sum()
+        self.mean.copy_(often @ found)
+        variance = often @ (found - self.mean).square()
+        tells = variance > 1e-6 * (often @ found.square())  # not what all words have alike
+        self.scale.copy_(self.SPREAD * (self.WORDS / variance).sqrt().where(tells, 0.0))
 
 
 def mean(rows: Tensor, lengths: Tensor) -> Tensor:

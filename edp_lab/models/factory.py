@@ -34,6 +34,7 @@ from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_token
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 KINDS = ("clc", "bert")
+RANDOM = 256  # features that the intent head of a frozen start reads, too
 
 Size = TypeVar("Size")
 
@@ -63,7 +64,7 @@ def build_model(
             (see `load_bert`). Assumed public, or trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
             sizes are theirs, and only its dropout can be given.
-        frozen: all stays as the CLC to start from brings it, but for the heads.
+        frozen: all stays as the CLC to start from brings it, but for the heads and the CRF.
 
     Raises:
         UsageError: unknown kind or size, pretrained weights that cannot be loaded, or a private BERT without
@@ -183,7 +184,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _from_start(name: str, labels: Labels, size: Mapping[str, Any] | None, frozen: bool) -> CLC:
-    model = warm_start(load_start(name), labels)
+    model = warm_start(load_start(name), labels, RANDOM if frozen else 0)
     model.size = replace(model.size, dropout=_sized(CLCSize, size).dropout)
     if frozen:
         model.freeze()
@@ -230,7 +231,7 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
-        return CLC(labels, numbered, size, vectors, config.get("whitened", False))
+        return CLC(labels, numbered, size, vectors, config.get("whitened", False), config.get("random", 0))
     from edp_lab.models.bert import BertIntentSlot, new_bert
 
     bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])

@@ -154,10 +154,11 @@ def whitened(plain: CLC, public: Dataset) -> CLC:
     return model
 
 
-def warm_start(start: CLC, labels: Labels) -> CLC:
+def warm_start(start: CLC, labels: Labels, random: int = 0) -> CLC:
     """A new CLC for these labels, with everything of `start` but its heads, which begin by the names of their labels.
 
-    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all.
+    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all. For `random` features
+    (see `CLC`) weights begin at 0.
 
     Raises:
         UsageError: the start reads words by an encoder or has no slots.
@@ -166,9 +167,11 @@ def warm_start(start: CLC, labels: Labels) -> CLC:
     if not isinstance(features, WordFeatures) or not start.labels.tags:
         raise UsageError("a start needs word vectors and slots: make one with edp-lab pretrain --model start")
     vectors = start.words.weight[: len(features.words)].detach().clone()
-    model = CLC(labels, features, start.size, vectors, whitened=True)
+    model = CLC(labels, features, start.size, vectors, whitened=True, random=random)
     names = Names(features.words, vectors)
     with torch.no_grad():
+        if model.random is not None:
+            model.random.draw(vectors)
         for part in ("characters", "convolution", "lstm", "pooled_view", "token_view"):
             getattr(model, part).load_state_dict(getattr(start, part).state_dict())
         _take(model.intent, start.intent, names.nearness(labels.intents, start.labels.intents))
@@ -246,5 +249,5 @@ def _tag_nearness(names: Names, new: Sequence[str], known: Sequence[str]) -> Ten
 
 
 def _take(new: nn.Linear, known: nn.Linear, weights: Tensor) -> None:
-    new.weight.copy_(weights @ known.weight)
+    new.weight.zero_()[:, : known.in_features] = weights @ known.weight
     new.bias.copy_(weights @ known.bias)

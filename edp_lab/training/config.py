@@ -130,9 +130,9 @@ class TrainConfig:
         str | None,
         "FastText .vec/.bin, a folder of edp-lab pretrain (the CLC keeps a BERT frozen), or a BERT hub name.",
     ] = None
-    frozen: Annotated[bool, "Train the heads alone: all else stays as the start that --pretrained names brings it."] = (
-        False
-    )
+    frozen: Annotated[
+        bool, "Train the heads and the CRF alone: all else stays as the start that --pretrained names brings it."
+    ] = False
     noise: Annotated[
         str,
         "aggregate: one draw for all devices; per-device: N draws, as real ranks do; shared: one secret draw that "

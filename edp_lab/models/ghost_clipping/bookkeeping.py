@@ -81,7 +81,7 @@ class Block(NamedTuple):
         return row_norms((self.gather(d, d.dtype).mT @ self.gather(x, x.dtype)).flatten(1)).square()
 
     def short(self, inputs: int, outputs: int) -> bool:
-        """Whether Gram matrices are less work than gradients (outputs, inputs): half of one is enough, but in float64."""
+        """Whether Gram matrices are less work than gradients (outputs, inputs), on two cores: half, in float64."""
         return self.rows.shape[1] * (inputs + outputs) < inputs * outputs
 
     def _check(self, x: Tensor) -> None:
