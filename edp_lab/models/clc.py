@@ -103,32 +103,35 @@ class CLC(IntentSlotModel):
         self.frozen = True
 
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
-        """Where only the heads learn, with what the LSTM makes of each word: four bytes for each of its numbers."""
+        """Where only the heads learn, as they read it: four bytes for each of its numbers."""
         data = super().dataset(utterances)
         if self.frozen:
-            data.features = {"words": data.features["words"], "read": self._read(data)}
+            data.features = self._read(data)
         return data
 
     @torch.no_grad()
-    def _read(self, data: Dataset) -> Ragged:
-        rows = [np.zeros((0, 2 * self.size.hidden), np.float32)] * len(data)
+    def _read(self, data: Dataset) -> dict[str, Ragged]:
+        ends = np.cumsum(data.lengths)
+        words = np.zeros((ends[-1], len(self.token_view.mean)), np.float32)
+        sentences = np.zeros((len(data), self.intent.in_features), np.float32)
         for batch in self.inference_batches(data, 256):
-            words = self.words(batch.inputs["words"])
-            read = self._tokens(words, batch, PLAIN, None).float().cpu()
-            for example, own in zip(batch.examples.tolist(), read.split(batch.lengths.tolist()), strict=True):
-                rows[example] = own.numpy()
-        return Ragged.of(rows)
+            sentence, tokens = (read.float().cpu().numpy() for read in self.encode(batch, PLAIN, None))
+            sentences[batch.examples.cpu()] = sentence
+            spans = zip(ends[batch.examples.cpu()].tolist(), batch.lengths.tolist(), strict=True)
+            words[np.concatenate([np.arange(end - length, end) for end, length in spans])] = tokens
+        return {"words": Ragged(words, np.append(0, ends)), "sentence": Ragged(sentences, np.arange(len(data) + 1))}
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
+        if "sentence" in batch.inputs:
+            both = (batch.inputs[name].to(self.intent.weight.dtype) for name in ("sentence", "words"))
+            sentence, tokens = (dropout(x, batch, self.size.dropout, dropout_key, k) for k, x in enumerate(both))
+            return sentence, tokens
         words = batch.inputs["words"]
         if isinstance(self.features, ContextFeatures):
             words = words.to(self.convolution.weight.dtype)
         else:
             words = ops.embedding(words, self.words.weight, batch.lengths)
-        if "read" in batch.inputs:
-            tokens = batch.inputs["read"].to(self.intent.weight.dtype)
-        else:
-            tokens = self._tokens(words, batch, ops, dropout_key)
+        tokens = self._tokens(words, batch, ops, dropout_key)
         tokens = dropout(tokens, batch, self.size.dropout, dropout_key, len(self.lstm))
         return self._read_by_heads(tokens, words, batch.lengths)
 

@@ -86,8 +86,15 @@ def untrained(corpus: str, seed: int) -> Row:
     return _scores(corpus, 0.0, seed, {"final": asdict(found)})
 
 
-def _of_another_recipe(row: Row, corpus: str) -> bool:
-    return bool(row["target"]) and row["settings"] != _private(corpus, row["seed"]) | {"z0": row["settings"]["z0"]}
+def of_another_recipe(row: Row) -> bool:
+    """Whether a private run's settings are not what the recipe says today."""
+    own = row.get("settings", {})
+    return bool(row["target"]) and own != settled(row["protected"], own["pretrained"]) | {"z0": own["z0"]}
+
+
+def settled(n: int, start: str) -> Row:
+    """The recipe's settings for n utterances."""
+    return {line.setting: line.value for line in recipe(n, start)}
 
 
 def _scores(corpus: str, epsilon: float | None, seed: int, record: Row) -> Row:
@@ -106,7 +113,7 @@ def _private(corpus: str, seed: int) -> Row:
     """The recipe's settings."""
     whole = load_corpus(corpus)
     train = split(whole, seed, **TrainConfig(corpus).split).train
-    return {line.setting: line.value for line in recipe(len(train), start_for(whole.name))}
+    return settled(len(train), start_for(whole.name))
 
 
 def _best(tried: list[Row]) -> Row:
@@ -152,7 +159,7 @@ def main(file: Path, epsilons: list[float], corpora: list[str]) -> None:
 
     for corpus in corpora:
         name = Path(corpus).name
-        if old := [row for row in made["rows"] if row["corpus"] == name and _of_another_recipe(row, corpus)]:
+        if old := [row for row in made["rows"] if row["corpus"] == name and of_another_recipe(row)]:
             made["rows"] = [row for row in made["rows"] if row not in old]
             made["seconds"].pop(name, None)
         done = {(row["target"], row["seed"]) for row in made["rows"] if row["corpus"] == name}
