@@ -131,7 +131,7 @@ def _template(name: str) -> Any:
     from edp_lab.privacy.guarantee import CONDITIONS, upward
 
     def fill(text: str, indent: str = "") -> str:
-        return textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=f"{indent}    ")
+        return textwrap.fill(text, columns(100), initial_indent=indent, subsequent_indent=f"{indent}    ")
 
     look: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     beside = FileSystemLoader(Path(__file__).parent)
