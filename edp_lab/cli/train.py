@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 AT_MOST: Bounds = {"min": 0, "max": 1_000_000}
 NEXT = "runs/next"  # the --out of an advice
+LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
 
 
@@ -122,7 +123,8 @@ def train(
     """Train an intent-and-slot model: privately with --epsilon 3, or without privacy with --method sgd.
 
     The run's record states the epsilon that holds beside the one that the paper's accounting claims. With --z0,
-    --method or --as-printed everything is set by hand, and the seed is published unless --private-seed is given.
+    --method or --as-printed everything is set by hand, and the seed is published unless --private-seed is given. The
+    defaults below are of such runs; --epsilon has its own, which --dry-run shows.
 
     Ctrl-C ends the run after the step in hand, with a usable model and record; --resume goes on with it.
     """
@@ -222,7 +224,7 @@ def on_interrupt() -> Iterator[threading.Event]:
 
 @contextmanager
 def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
-    """A listener for `edp_lab.training.train` that shows a bar on a terminal and prints a line per epoch.
+    """A listener for `edp_lab.training.train`: a bar on a terminal, and lines for some `LINES` of the epochs.
 
     `quiet`: nothing, because another rank speaks.
     """
@@ -240,6 +242,8 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
                     completed=event.epoch * event.steps + event.step,
                     loss=f"loss {event.loss:.3f}",
                 )
+                return
+            if event.epoch + 1 < event.epochs and (event.epoch + 1) % math.ceil(event.epochs / LINES):
                 return
             row = event.row  # type: ignore[union-attr]
             parts = [f"epoch {event.epoch + 1:>3}/{event.epochs}", f"loss {row['loss']:.3f}", f"SER {row['ser']:.4f}"]

@@ -71,11 +71,15 @@ class WordFeatures:
         words = np.zeros(len(found.types), dtype=np.int64)
         characters = np.zeros((len(found.types), WORD_BYTES), dtype=np.int64)
         for k, word in enumerate(found.types):
-            bucket = zlib.crc32(word.lower().encode(errors="surrogatepass")) % self.buckets
-            words[k] = number.get(word.lower(), len(self.words) + bucket)
+            words[k] = number.get(word.lower(), len(self.words) + hashed(word, self.buckets))
             spelled = word.encode(errors="surrogatepass")[:WORD_BYTES]
             characters[k, : len(spelled)] = np.frombuffer(spelled, dtype=np.uint8) + 1
         return {"words": found.numbers.through(words), "characters": found.numbers.through(characters)}
+
+
+def hashed(word: str, buckets: int) -> int:
+    """In which of the buckets a word is, in whatever case: the same on all machines."""
+    return zlib.crc32(word.lower().encode(errors="surrogatepass")) % buckets
 
 
 class Batch(NamedTuple):

@@ -25,10 +25,12 @@ from edp_lab.corpora.encoding import Batch, Dataset, Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.bookkeeping import LSTMUse
 from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps
-from edp_lab.models.intent_slot import IntentSlotModel, dropout, to_padded
+from edp_lab.models.intent_slot import IntentSlotModel, dropout, mean, strongest
+from edp_lab.models.label_names import SaidWords
 from edp_lab.models.wordpiece import ContextFeatures
 
 BYTES = 257  # 256 byte values and padding
+HEADS = ("intent", "slots", "slot_words", "crf")
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,11 @@ class CLC(IntentSlotModel):
     `whitened`: the heads read the words' vectors, too, and the intent head means beside the largest; all of it through
     a `Whitening`. The noise on a head is alike in all directions: so should be what the head has to learn from.
 
-    `random`: how many `RandomFeatures` of the words a whitened intent head reads, too.
+    `said`: the heads of a whitened one read `SaidWords`, too. They and the CRF alone learn; data sets are read once.
     """
 
     features: WordFeatures | ContextFeatures
     keeps_books = True
-    frozen = False
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class CLC(IntentSlotModel):
         size: CLCSize | None = None,
         vectors: Tensor | None = None,
         whitened: bool = False,
-        random: int = 0,
+        said: bool = False,
     ) -> None:
         size = size or CLCSize()
         read = features.width if isinstance(features, ContextFeatures) else 0
@@ -73,7 +74,12 @@ class CLC(IntentSlotModel):
         if whitened:
             pooled += 2 * size.hidden + size.word
             token += size.word
-        super().__init__(labels, pooled_size=pooled + random if whitened else pooled, token_size=token)
+        own = None
+        if said:
+            assert isinstance(features, WordFeatures)
+            own = SaidWords(features, labels.intents)
+        super().__init__(labels, pooled_size=pooled + (own.size if own else 0), token_size=token)
+        self.said = own
         self.features, self.size, self.whitened = features, size, whitened
         if whitened:
             self.pooled_view, self.token_view = Whitening(pooled), Whitening(token)
@@ -90,36 +96,41 @@ class CLC(IntentSlotModel):
             else:
                 raise UsageError(f"{len(vectors)} word vectors for {count} words: give one vector per word")
             word_size = self.words.embedding_dim
-        self.random = RandomFeatures(word_size, random) if whitened and random else None
         self.characters = nn.Embedding(BYTES, size.character)
         self.convolution = nn.Linear(3 * size.character, size.filters)
         inputs = [word_size + size.filters, *[2 * size.hidden] * (size.layers - 1)]
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
-
-    def freeze(self) -> None:
-        """From now on the heads and the CRF alone learn, and data sets are read once (see `dataset`)."""
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name.partition(".")[0] in ("intent", "slots", "crf"))
-        self.frozen = True
+        if own is not None:
+            if labels.tags:
+                self.slot_words = nn.Embedding(own.rows, len(labels.tags))
+                nn.init.zeros_(self.slot_words.weight)
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(name.partition(".")[0] in HEADS)
 
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
-        """Where only the heads learn, as they read it: four bytes for each of its numbers."""
+        """Where only the heads learn, as they read it: some 4 kB an utterance, 1.5 kB a word."""
         data = super().dataset(utterances)
-        if self.frozen:
-            data.features = self._read(data)
+        if self.said is not None:
+            data.features = self._read(data, self.said)
         return data
 
     @torch.no_grad()
-    def _read(self, data: Dataset) -> dict[str, Ragged]:
+    def _read(self, data: Dataset, said: SaidWords) -> dict[str, Ragged]:
         ends = np.cumsum(data.lengths)
         words = np.zeros((ends[-1], len(self.token_view.mean)), np.float32)
         sentences = np.zeros((len(data), self.intent.in_features), np.float32)
+        near = np.zeros((ends[-1], 3), np.int64)
         for batch in self.inference_batches(data, 256):
             sentence, tokens = (read.float().cpu().numpy() for read in self.encode(batch, PLAIN, None))
-            sentences[batch.examples.cpu()] = sentence
-            spans = zip(ends[batch.examples.cpu()].tolist(), batch.lengths.tolist(), strict=True)
-            words[np.concatenate([np.arange(end - length, end) for end, length in spans])] = tokens
-        return {"words": Ragged(words, np.append(0, ends)), "sentence": Ragged(sentences, np.arange(len(data) + 1))}
+            examples = batch.examples.numpy()
+            sentences[examples] = sentence
+            spans = zip(ends[examples].tolist(), batch.lengths.tolist(), strict=True)
+            own = np.concatenate([np.arange(end - length, end) for end, length in spans])
+            words[own] = tokens
+            near[own] = said.near(batch.inputs["words"], batch.lengths).cpu()
+        of_words, of_sentences = np.append(0, ends), np.arange(len(data) + 1)
+        read = {"words": Ragged(words, of_words), "near": Ragged(near, of_words)}
+        return {**read, "sentence": Ragged(sentences, of_sentences)}
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
         if "sentence" in batch.inputs:
@@ -133,7 +144,18 @@ class CLC(IntentSlotModel):
             words = ops.embedding(words, self.words.weight, batch.lengths)
         tokens = self._tokens(words, batch, ops, dropout_key)
         tokens = dropout(tokens, batch, self.size.dropout, dropout_key, len(self.lstm))
-        return self._read_by_heads(tokens, words, batch.lengths)
+        sentence, tokens = self._read_by_heads(tokens, words, batch.lengths)
+        if self.said is not None:
+            said = self.said(batch.inputs["words"], batch.lengths, self.words.weight)
+            sentence = torch.cat([sentence, said], dim=1)
+        return sentence, tokens
+
+    def emissions(self, tokens: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
+        found = super().emissions(tokens, batch, ops)
+        if self.said is None:
+            return found
+        looked_up = ops.embedding(batch.inputs["near"], self.slot_words.weight, batch.lengths)  # (R, 3, K)
+        return found + (looked_up * looked_up.new_tensor(self.said.WEIGHTS)[:, None]).sum(1)
 
     def _tokens(self, words: Tensor, batch: Batch, ops: PlainOps, dropout_key: int | None) -> Tensor:
         """What the LSTM makes of each word: (R, 2H)."""
@@ -154,8 +176,6 @@ class CLC(IntentSlotModel):
             return pooled, tokens
         both = torch.cat([tokens, words], dim=1)
         sentence = self.pooled_view(torch.cat([pooled, mean(both, lengths)], dim=1))
-        if self.random is not None:
-            sentence = torch.cat([sentence, self.random(words, lengths)], dim=1)
         return sentence, self.token_view(both)
 
     def _spelling(self, characters: Tensor, lengths: Tensor, ops: PlainOps) -> Tensor:
@@ -184,7 +204,7 @@ class CLC(IntentSlotModel):
             "size": vars(self.size),
             "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
             **({"whitened": True} if self.whitened else {}),
-            **({} if self.random is None else {"random": len(self.random.mean)}),
+            **({} if self.said is None else {"said": True}),
         }
 
 
@@ -215,49 +235,6 @@ class Whitening(nn.Module):
         found = (axes * scales @ axes.T).to(x.dtype)
         centred = x - self.mean
         self.map.copy_(found * (centred.norm(dim=1).mean() / (centred @ found).norm(dim=1).mean()))
-
-
-class RandomFeatures(nn.Module):
-    """relu(v . r) of the vectors v of an utterance's words, averaged, for random directions r: (R, D) -> (B, F).
-
-    A mean of vectors blurs which words were said, this less, and nothing in it learns (Wieting and Kiela 2019, arXiv
-    1901.10444). Each feature varies by `SPREAD` around zero, if words are as frequent as their place in the vocabulary
-    says (Zipf), about as much as what is whitened.
-    """
-
-    directions: Tensor
-    mean: Tensor
-    scale: Tensor
-    SPREAD, WORDS = 0.3, 5  # an utterance varies like a mean of so many words
-
-    def __init__(self, inputs: int, size: int) -> None:
-        super().__init__()
-        for name, shape in (("directions", (inputs, size)), ("mean", (size,)), ("scale", (size,))):
-            self.register_buffer(name, torch.zeros(shape))
-
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
-        return (mean((words @ self.directions).relu(), lengths) - self.mean) * self.scale
-
-    def draw(self, vectors: Tensor) -> None:
-        """Set it for the vectors (V, D) of a vocabulary that begins with the most frequent word."""
-        self.directions.normal_()
-        found, often = (vectors @ self.directions).relu(), 1 / (torch.arange(len(vectors)) + 3)
-        often /= often.sum()
-        self.mean.copy_(often @ found)
-        variance = often @ (found - self.mean).square()
-        tells = variance > 1e-6 * (often @ found.square())  # not what all words have alike
-        self.scale.copy_(self.SPREAD * (self.WORDS / variance).sqrt().where(tells, 0.0))
-
-
-def mean(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Of each utterance's words: (R, D) -> (B, D)."""
-    return to_padded(rows, lengths)[0].sum(1) / lengths[:, None]
-
-
-def strongest(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Of each number the largest over an utterance's words: (R, D) -> (B, D)."""
-    padded, mask = to_padded(tokens, lengths)
-    return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
 
 
 # ---- The bidirectional LSTM ------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_token
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 KINDS = ("clc", "bert")
-RANDOM = 256  # features that the intent head of a frozen start reads, too
+PLACES = 512  # for words, that the heads of a frozen start read, too (see `SaidWords`)
 
 Size = TypeVar("Size")
 
@@ -184,10 +184,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _from_start(name: str, labels: Labels, size: Mapping[str, Any] | None, frozen: bool) -> CLC:
-    model = warm_start(load_start(name), labels, RANDOM if frozen else 0)
+    model = warm_start(load_start(name), labels, PLACES if frozen else 0)
     model.size = replace(model.size, dropout=_sized(CLCSize, size).dropout)
-    if frozen:
-        model.freeze()
     return model
 
 
@@ -231,7 +229,7 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
-        return CLC(labels, numbered, size, vectors, config.get("whitened", False), config.get("random", 0))
+        return CLC(labels, numbered, size, vectors, config.get("whitened", False), config.get("said", False))
     from edp_lab.models.bert import BertIntentSlot, new_bert
 
     bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])

@@ -51,6 +51,10 @@ class IntentSlotModel(nn.Module):
         """Pooled (B, P) and per-token (R, D) representations. `dropout_key` None: no dropout."""
         raise NotImplementedError
 
+    def emissions(self, tokens: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
+        """What the slot head says of each word: (R, D) -> (R, K)."""
+        return ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
+
     def config(self) -> dict[str, object]:
         """JSON-able arguments from which `edp_lab.models.load_model` rebuilds the architecture."""
         raise NotImplementedError
@@ -66,8 +70,7 @@ class IntentSlotModel(nn.Module):
         if batch.tags is None:
             return loss
         loss = self.intent_weight * loss
-        emissions = ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
-        padded, mask = to_padded(emissions, batch.lengths)
+        padded, mask = to_padded(self.emissions(tokens, batch, ops), batch.lengths)
         return loss + ops.crf(padded, to_padded(batch.tags, batch.lengths)[0], mask, self.crf).to(loss.dtype)
 
     @torch.no_grad()
@@ -76,7 +79,7 @@ class IntentSlotModel(nn.Module):
         pooled, tokens = self.encode(batch, PLAIN, None)
         emissions = None
         if self.labels.tags:
-            emissions, mask = to_padded(self.slots(tokens), batch.lengths)
+            emissions, mask = to_padded(self.emissions(tokens, batch, PLAIN), batch.lengths)
         else:
             mask = torch.arange(int(batch.lengths.max()), device=pooled.device) < batch.lengths[:, None]
         return self.intent(pooled).log_softmax(-1), emissions, mask
@@ -116,6 +119,17 @@ def to_padded(flat: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     mask = torch.arange(int(lengths.max()), device=flat.device) < lengths[:, None]
     padded = flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put(mask.nonzero(as_tuple=True), flat)
     return padded, mask
+
+
+def mean(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Of each utterance's words: (R, D) -> (B, D)."""
+    return to_padded(rows, lengths)[0].sum(1) / lengths[:, None]
+
+
+def strongest(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Of each number the largest over an utterance's words: (R, D) -> (B, D)."""
+    padded, mask = to_padded(tokens, lengths)
+    return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
 
 
 def dropout(x: Tensor, batch: Batch, rate: float, key: int | None, place: int) -> Tensor:

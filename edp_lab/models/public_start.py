@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
 import zlib
-from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +34,15 @@ from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, parse_tensors, read_bytes, read_json, sealed, unsealed, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.ghost_clipping.ops import PLAIN
+from edp_lab.models.label_names import Names
 
 STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")
 ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
 UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
+NAMED = 10.0  # what an intent's logit gains if all words of its name are said
 MOST_SEEN = 0.05  # of a private corpus' utterances that a start may know: short commands coincide
-# How near two names are (settled on ATIS' validation split, before any private step: SER .83 by the cosine of mean
-# vectors, .21 so).
-TEMPERATURE = 0.02  # of the softmax
-SHARPNESS = 8  # power of the cosine: "from" and "to" have similar vectors
-OTHER_WORD = 0.9  # the most that another word can match
-LEAST_WEIGHT = 0.3  # of a word that all names have
 
 
 def start_folder(name: str) -> Path:
@@ -154,11 +147,11 @@ def whitened(plain: CLC, public: Dataset) -> CLC:
     return model
 
 
-def warm_start(start: CLC, labels: Labels, random: int = 0) -> CLC:
+def warm_start(start: CLC, labels: Labels, places: int = 0) -> CLC:
     """A new CLC for these labels, with everything of `start` but its heads, which begin by the names of their labels.
 
-    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all. For `random` features
-    (see `CLC`) weights begin at 0.
+    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all. With `places` heads
+    read `SaidWords`, of which an intent begins with its own name alone, times `NAMED`.
 
     Raises:
         UsageError: the start reads words by an encoder or has no slots.
@@ -167,73 +160,18 @@ def warm_start(start: CLC, labels: Labels, random: int = 0) -> CLC:
     if not isinstance(features, WordFeatures) or not start.labels.tags:
         raise UsageError("a start needs word vectors and slots: make one with edp-lab pretrain --model start")
     vectors = start.words.weight[: len(features.words)].detach().clone()
-    model = CLC(labels, features, start.size, vectors, whitened=True, random=random)
+    features = replace(features, buckets=places or UNKNOWN_WORDS)
+    model = CLC(labels, features, start.size, vectors, whitened=True, said=places > 0)
     names = Names(features.words, vectors)
     with torch.no_grad():
-        if model.random is not None:
-            model.random.draw(vectors)
         for part in ("characters", "convolution", "lstm", "pooled_view", "token_view"):
             getattr(model, part).load_state_dict(getattr(start, part).state_dict())
         _take(model.intent, start.intent, names.nearness(labels.intents, start.labels.intents))
+        if places:
+            model.intent.weight[:, -len(labels.intents) :].fill_diagonal_(NAMED)
         if labels.tags:
             _take(model.slots, start.slots, _tag_nearness(names, labels.tags, start.labels.tags))
     return model
-
-
-class Names:
-    """How near the names of labels are to each other, by their words; `known` is the vocabulary, `vectors` theirs."""
-
-    def __init__(self, words: Sequence[str], vectors: Tensor) -> None:
-        self.place, self.vectors = {word: k for k, word in enumerate(words)}, F.normalize(vectors)
-
-    def nearness(self, new: Sequence[str], known: Sequence[str]) -> Tensor:
-        """(new, known), rows that sum to 1: a softmax over how near each known name is.
-
-        Each word looks for its best match in the other name, the same word (1) or one with a similar vector (a power of
-        their cosine); words that many known names have count less; the mean of both directions.
-        """
-        cut_new, cut_known = ([label_words(name, self.place) for name in names] for names in (new, known))
-        words = sorted({word for name in (*cut_new, *cut_known) for word in name})
-        row = {word: k for k, word in enumerate(words)}
-        alike = self._alike(words)
-        count = Counter(word for name in cut_known for word in set(name))
-        weights = np.array([math.log((len(known) + 1) / (count[word] + 1)) + LEAST_WEIGHT for word in words])
-        near = np.zeros((len(new), len(known)))
-        told = np.array([len(name) > 0 for name in cut_known])
-        flat = np.array([row[word] for name in cut_known for word in name], dtype=int)
-        starts = np.cumsum([0, *(len(name) for name in cut_known if name)])[:-1]
-        for i, name in enumerate(cut_new):
-            if name and len(flat):
-                own = np.array([row[word] for word in name])
-                pairs = alike[np.ix_(own, flat)]
-                there = weights[own] @ np.maximum.reduceat(pairs, starts, axis=1) / weights[own].sum()
-                back = np.add.reduceat(weights[flat] * pairs.max(0), starts) / np.add.reduceat(weights[flat], starts)
-                near[i, told] = (there + back) / 2
-        return torch.from_numpy(near / TEMPERATURE).softmax(1).float()
-
-    def _alike(self, words: Sequence[str]) -> np.ndarray:
-        """(words, words): 1 for the same, otherwise below it; 0 for a word without a vector."""
-        rows = torch.stack([self.vectors[self.place[w]] if w in self.place else 0 * self.vectors[0] for w in words])
-        alike = (OTHER_WORD * (rows @ rows.T).clamp_min(0) ** SHARPNESS).numpy()
-        np.fill_diagonal(alike, 1.0)
-        return np.asarray(alike)
-
-
-def label_words(label: str, known: Container[str]) -> list[str]:
-    """The words in a label's name: "home/PlayMusic" play, music; "fromloc.city_name" from, loc, city, name.
-
-    What precedes a slash is a corpus. A word that is not known is cut into known ones, if it can be.
-    """
-    spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", label.rpartition("/")[2])
-    words = [word.lower() for word in re.split(r"[\W\d_]+", spaced) if word]
-    return [part for word in words for part in ([word] if word in known else _cut(word, known))]
-
-
-def _cut(word: str, known: Container[str]) -> list[str]:
-    for at in range(len(word) - 2, 1, -1):
-        if word[:at] in known:
-            return [word[:at], word[at:]]
-    return [word]
 
 
 def _tag_nearness(names: Names, new: Sequence[str], known: Sequence[str]) -> Tensor:

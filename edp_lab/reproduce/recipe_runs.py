@@ -36,8 +36,8 @@ from edp_lab.training.recipe import plan, recipe, seconds_of_step
 from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Trainer
 
-SEEDS = (206, 207, 208)  # fresh, but that 206 was scored once with this recipe; earlier forms had 200 to 205
-LATER = (209, 210, 211)  # fresh for heads alone, of which an earlier form had the others
+SEEDS = (212, 213, 214)  # fresh: no run was scored with them before; earlier forms had 200 to 211
+TUNED = 206  # with which SGD's rate and epochs were sought
 RATES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)  # that SGD may have
 SCORES = ("ser", "intent_accuracy", "slot_f1")
 COMMAND = "python -m edp_lab.reproduce.recipe_runs FILE EPSILONS CORPUS ..."
@@ -54,11 +54,6 @@ def _ran(config: TrainConfig, folder: Path) -> Iterator[Row]:
     shutil.rmtree(folder)
 
 
-def seeds(corpus: str) -> tuple[int, ...]:
-    """Of the rows; all but 206 are fresh: today's recipe for this corpus was settled before they were scored."""
-    return LATER if _private(corpus, SEEDS[0])["frozen"] else SEEDS
-
-
 def measure(corpus: str, epsilon: float, seed: int, folder: Path) -> Row:
     """One run: its settings, its scores on the test split, what its certificate says."""
     made = plan(corpus, epsilon, seed=seed)
@@ -71,7 +66,7 @@ def measure(corpus: str, epsilon: float, seed: int, folder: Path) -> Row:
 
 
 def without_privacy(config: TrainConfig, folder: Path) -> Row:
-    """The same network from the same start under SGD."""
+    """All weights of the same start under SGD."""
     with _ran(config, folder) as record:
         settings = {name: getattr(config, name) for name in ("pretrained", "size", "batch_size", "epochs", "lr")}
         row = _scores(config.corpus, None, config.seed, record)
@@ -80,7 +75,8 @@ def without_privacy(config: TrainConfig, folder: Path) -> Row:
 
 def untrained(corpus: str, seed: int) -> Row:
     """The start alone, which has read no utterance, only label names: epsilon 0."""
-    whole, config = load_corpus(corpus), _sgd_here(corpus, seed)[0]
+    whole = load_corpus(corpus)
+    config = replace(_sgd_here(corpus, seed)[0], frozen=_private(corpus, seed)["frozen"])
     data = split(whole, seed, **config.split)
     found = evaluate_model(Trainer(config, whole, data).model.eval(), data.test)
     return _scores(corpus, 0.0, seed, {"final": asdict(found)})
@@ -134,7 +130,7 @@ def _next_trial(tried: list[Row], first: TrainConfig, most: int) -> TrainConfig 
 
 def expected(corpus: str, epsilon: float, sgd: TrainConfig) -> dict[str, float]:
     """Seconds of the private run, of SGD beside it, and of SGD as in `edp_lab.reproduce.pareto` at the paper's size."""
-    whole, seed = load_corpus(corpus), seeds(corpus)[0]
+    whole, seed = load_corpus(corpus), SEEDS[0]
     paper = TrainConfig(corpus, method="sgd", size="paper", epochs=12, seed=seed)
     found = {"private": plan(corpus, epsilon, seed=seed).seconds}
     for name, config in (("sgd", sgd), ("sgd_paper_size", paper)):
@@ -152,23 +148,28 @@ def main(file: Path, epsilons: list[float], corpora: list[str]) -> None:
     def folder(*what: object) -> Path:
         return file.with_name("-".join(map(str, (file.stem, *what))))
 
+    def write() -> None:
+        write_whole(file, f"{json.dumps(made, indent=1)}\n".encode())
+
     def keep(rows: list[Row], row: Row) -> None:
         rows.append(row)
-        write_whole(file, f"{json.dumps(made, indent=1)}\n".encode())
+        write()
         print(json.dumps(row), flush=True)
 
     for corpus in corpora:
         name = Path(corpus).name
-        if old := [row for row in made["rows"] if row["corpus"] == name and of_another_recipe(row)]:
-            made["rows"] = [row for row in made["rows"] if row not in old]
+        here = [row for row in made["rows"] if row["corpus"] == name]
+        if any(of_another_recipe(row) or row["seed"] not in SEEDS for row in here):
+            kept = [row for row in here if row["target"] is None and row["seed"] in SEEDS]
+            made["rows"] = [row for row in made["rows"] if row not in here or row in kept]
             made["seconds"].pop(name, None)
         done = {(row["target"], row["seed"]) for row in made["rows"] if row["corpus"] == name}
-        for seed, epsilon in product(seeds(corpus), [0.0, *epsilons]):
+        for seed, epsilon in product(SEEDS, [0.0, *epsilons]):
             if (epsilon, seed) not in done:
                 path = folder(name, epsilon, seed)
                 keep(made["rows"], measure(corpus, epsilon, seed, path) if epsilon else untrained(corpus, seed))
         tried = [row for row in made["trials"] if row["corpus"] == name]
-        first, most = _sgd_here(corpus, SEEDS[0])  # tried with that seed, whatever the rows have
+        first, most = _sgd_here(corpus, TUNED)
         while config := _next_trial(tried, first, most):
             tried.append(without_privacy(config, folder(name, config.lr, config.epochs, config.seed)))
             keep(made["trials"], tried[-1])
@@ -176,11 +177,12 @@ def main(file: Path, epsilons: list[float], corpora: list[str]) -> None:
         chosen = replace(first, lr=best["settings"]["lr"], epochs=best["settings"]["epochs"])
         if name not in made["seconds"]:
             made["seconds"][name] = expected(corpus, max(epsilons), chosen)
-        for seed in seeds(corpus):
+            write()
+        for seed in SEEDS:
             if (None, seed) not in done:
                 config = replace(chosen, seed=seed)
                 path = folder(name, config.lr, config.epochs, seed)
-                keep(made["rows"], best if seed == SEEDS[0] else without_privacy(config, path))
+                keep(made["rows"], without_privacy(config, path))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
+from edp_lab.corpora.encoding import Dataset
 from edp_lab.corpora.metrics import Scores, Tally, spans
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
@@ -25,11 +26,15 @@ AT_ONCE = 10_000  # utterances that are scored together
 
 
 def evaluate_model(
-    model: IntentSlotModel, utterances: Sequence[Utterance], accelerator: Accelerator | None = None
+    model: IntentSlotModel,
+    utterances: Sequence[Utterance],
+    accelerator: Accelerator | None = None,
+    read: dict[int, Dataset] | None = None,
 ) -> Scores:
     """SER, intent accuracy, slot F1 and exact match on annotated utterances; processes share the work.
 
-    `AT_ONCE` utterances at a time, so that memory does not grow with their number.
+    `AT_ONCE` utterances at a time, so that memory does not grow with their number. `read`: a dict that keeps what was
+    encoded for the next time with these utterances.
     """
     model.eval()
     world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
@@ -37,7 +42,10 @@ def evaluate_model(
     tally = Tally()
     for start in range(own.start, own.stop, AT_ONCE):
         some = utterances[start : min(start + AT_ONCE, own.stop)]
-        pairs = list(zip(some, model.predict(model.dataset(some), probabilities=False), strict=True))
+        data = model.dataset(some) if read is None or start not in read else read[start]
+        if read is not None:
+            read[start] = data
+        pairs = list(zip(some, model.predict(data, probabilities=False), strict=True))
         tally += Tally.of(
             [(u.intent, u.tokens, u.tags) for u, _ in pairs], [(p.intent, u.tokens, p.tags or None) for u, p in pairs]
         )

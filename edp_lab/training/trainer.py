@@ -27,7 +27,7 @@ from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split, list_corpora, load_corpus
 from edp_lab.corpora.corpus import Utterance, cap_speakers
-from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.encoding import Dataset, Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
 from edp_lab.models.factory import model_checksum
@@ -228,6 +228,7 @@ class Trainer:
         self.key = key_from_seed(config.seed) if key is None else key
         self.train_data = self.model.dataset(data.train)
         self.validation, self.test = data.validation, data.test
+        self.read: dict[int, Dataset] | None = {} if config.frozen else None  # of the validation split
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.progress, self.memory = checkpoint.RunPosition(), Memory()
@@ -347,7 +348,7 @@ class Trainer:
                 saved = time.perf_counter()
         # What was released decides whether a sound run goes on; steps without noise look at the loss only.
         check_finite(torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1), self.layout)
-        scores = evaluate_model(self.model, self.validation, self.accelerator)
+        scores = evaluate_model(self.model, self.validation, self.accelerator, self.read)
         done = now.epoch
         bill = self.bill()
         row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **bill}

@@ -40,7 +40,7 @@ ORDER = [5, 0, 1, 2, 3, 4, 7, 6]
 KEY = 2**100 + 12345
 SIZES = [[8], [4, 4], [5, 1, 0, 2], [0, 0, 8], [1] * 8, [1, 0, 0, 7]]
 TEXT = [f"{kind}{variant}" for kind in ("clc", "bert") for variant in ("", " intents only", " frozen")]
-TEXT += ["clc heads"]
+TEXT += ["clc heads", "clc heads intents only"]
 IMAGES = {"cnn": (2, 20, 25), "small cnn": (1, 8, 8), "alexnet": (1, 28, 28), "vgg": (1, 8, 8), "mlp": (2,)}
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 NO_GRADIENT = torch.zeros(0)
@@ -68,9 +68,7 @@ def build(kind: str):
         size = CLCSize(hidden=5, layers=2, word=4, character=3, filters=4, dropout=0.5)
         model = CLC(labels, WordFeatures(WORDS[:5], buckets=3), size, torch.randn(5, 6) if frozen else None)
         if "heads" in kind:
-            model = CLC(labels, WordFeatures(WORDS[:5], 1), size, torch.randn(5, 4), whitened=True, random=7)
-            model.random.draw(model.words.weight)
-            model.freeze()
+            model = CLC(labels, WordFeatures(WORDS[:5], 7), size, torch.randn(5, 4), whitened=True, said=True)
     else:
         size = BertSize(layers=3, heads=2, hidden=8, intermediate=12, positions=40)
         encoder = new_bert(size.architecture(len(PIECES)))

@@ -46,26 +46,28 @@ def test_the_noise_keeps_epsilon_and_not_much_more(corpus, epsilon, given):
     assert 0.99 * epsilon <= found.epsilon <= epsilon
     assert config.private_seed
     assert given.items() <= vars(config).items()
-    assert not {line.setting for line in made.lines} & set(given)
+    settings = {line.setting: line.value for line in made.lines}
+    assert {line.setting for line in made.lines if line.why == "as given"} == settings.keys() & given.keys()
+    assert settings.items() <= vars(config).items()
     assert made.steps == config.epochs * config.mechanism(made.protected).releases_per_epoch
     assert made.seconds > 0
     assert made.public
 
 
-@pytest.mark.parametrize(("n", "batch", "steps"), [(2001, 501, 320), (12_001, 6001, 160), (450_000, 8385, 320)])
+@pytest.mark.parametrize(("n", "batch", "steps"), [(2001, 1001, 160), (45_000, 2652, 160), (450_000, 8385, 320)])
 def test_a_step_takes_a_large_share_and_another_batch_as_many_steps(n, batch, steps):
     for given in ({}, {"batch_size": n // 20}):
         own = {line.setting: line.value for line in recipe(n, "public-start", **given)}
-        assert (own["batch_size"], own["frozen"]) == (batch, n == 12_001)
+        assert (own["batch_size"], own["frozen"]) == (batch, n < 100_000)
         assert own["epochs"] * n / given.get("batch_size", batch) == pytest.approx(steps, rel=0.1)
 
 
-@pytest.mark.parametrize("n", [9_000, 12_000])
-@pytest.mark.parametrize(("frozen", "rate", "passes"), [(True, 0.03, 2), (False, 0.015, 4)])
+@pytest.mark.parametrize("n", [2_000, 12_000])
+@pytest.mark.parametrize(("frozen", "rate", "passes"), [(True, 0.02, 2), (False, 0.015, 4)])
 def test_rate_and_batch_go_with_what_is_trained_even_if_that_is_given(n, frozen, rate, passes):
     own = {line.setting: line.value for line in recipe(n, "public-start", frozen=frozen)}
     assert (own["lr"], own["batch_size"], own["clip_norm"]) == (rate, n // passes, 1.0 if frozen else 0.1)
-    assert (recipe(n, "public-start") == recipe(n, "public-start", frozen=frozen)) == (frozen == (n == 12_000))
+    assert (recipe(n, "public-start") == recipe(n, "public-start", frozen=frozen)) == frozen
 
 
 def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
