@@ -104,7 +104,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
             "frozen",
             frozen,
             learns,
-            "in a sixth of the time ATIS .086, with all weights .080; a bank's questions .259, with all weights .273",
+            "ATIS .086, all weights and words .080; a bank's questions .259 and .273, in three to six times the time",
         ),
         Line("size", "medium", "a third of the paper's width: each weight that learns gets noise"),
         batch,
