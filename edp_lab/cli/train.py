@@ -251,7 +251,6 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
             if row["slot_f1"] is not None:
                 parts.append(f"slot F1 {row['slot_f1']:.3f}")
             if row["z_t"] is not None:
-                parts.append(f"z {row['z_t']:.3g}")
                 unless = f" {CONDITIONS.get(event.status, '')}".rstrip()  # type: ignore[union-attr]
                 parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {upward(row['epsilon'])}{unless}")
             say("  ".join([*parts, f"{row['seconds']:.1f} s"]))

@@ -158,7 +158,8 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
 def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
     """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; all have tags or none.
 
-    So with ``"speaker": "..."``, whose utterance it is. Blank lines are passed over.
+    So with ``"speaker": "..."``, whose utterance it is. ``"text": "..."`` may stand for tokens, cut at white space.
+    Blank lines are passed over.
     """
     for number, line in enumerate(text_lines(path), start=1):
         if not line.strip():
@@ -167,7 +168,9 @@ def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
         item = _json(line, place, f"give each utterance a line such as {LINE}")
         if not isinstance(item, dict):
             raise UsageError(f"{place}: not an object: give each utterance a line such as {LINE}")
-        for key, what in (("tokens", "a list of words"), ("intent", "a string")):
+        if "tokens" not in item and isinstance(item.get("text"), str):
+            item["tokens"] = item["text"].split()
+        for key, what in (("tokens", 'a list of words (or "text")'), ("intent", "a string")):
             if key not in item:
                 raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {what}')
         tokens, tags, intent = item["tokens"], item.get("tags"), item.get("intent")

@@ -108,7 +108,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
         ),
         Line("size", "medium", "a third of the paper's width: each weight that learns gets noise"),
         batch,
-        Line("epochs", epochs, f"about {steps} steps", amounts),
+        Line("epochs", epochs, "more passes bring no more", amounts),
         Line("clip_norm", clip, why, clips),
         Line("lr", rate, "Adam's at first, then falling to zero", rates),
         Line("intent_weight", 1.0, "the intent counts as much as the slots", "SNIPS: .3 is no better"),

@@ -131,6 +131,8 @@ def test_jsonl(tmp_path):
     assert reading.places[1] == f"{file}, line 3"
     untagged = write(tmp_path / "b.jsonl", '{"tokens": ["hi"], "intent": "greet"}\n')
     assert only(readers.read_jsonl(untagged)).tags is None
+    text = write(tmp_path / "d.jsonl", '{"text": "new  york", "tags": ["B-city", "I-city"], "intent": "go"}\n')
+    assert readers.read_jsonl(text).utterances[0].tokens == ("new", "york")
     spoken = write(tmp_path / "c.jsonl", '{"tokens": ["hi"], "intent": "greet", "speaker": 17}\n')
     assert only(readers.read_jsonl(spoken)).speaker == "17"
 
