@@ -1,7 +1,8 @@
 """Everyday commands to an assistant, generated from a grammar (``everyday.txt``, which explains its notation).
 
-Public text for what private models start from (`edp_lab.models.public_start`): some two hundred intents that anybody
-might ask an assistant for, with slots. Nothing is trained on it to be protected, and it is no measure of anything.
+Public text for what private models start from (`edp_lab.models.public_start`): some six hundred intents that anybody
+might have for an assistant or a service desk, with slots. Nothing is trained on it to be protected, and it is no
+measure of anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from edp_lab.corpora.corpus import Corpus, Utterance
 from edp_lab.errors import UsageError
 
 GRAMMAR = Path(__file__).with_name("everyday.txt")
+RELATED = GRAMMAR.with_name("related.txt")
 _ALTERNATIVES = re.compile(r"\(([^()]*)\)")
 _INTENT = re.compile(r"\[(\w+)(?: (\d+))?\]")
 _LIST = re.compile(r"(\w+): (.*)")
@@ -43,6 +45,13 @@ def everyday(utterances: int, seed: int = 0) -> Corpus:
         made.append(Utterance(tuple(tokens), tuple(tags), intent))
     slots = {tag[2:] for one in made for tag in one.tags or () if tag != "O"}
     return Corpus("everyday", tuple(made), tuple(sorted({one.intent for one in made})), tuple(sorted(slots)))
+
+
+def related(orders: int, seed: int = 0) -> list[list[str]]:
+    """Lines of words that are near in meaning (``related.txt``), each in so many random orders: text for vectors."""
+    random = Random(f"related {seed}")
+    lines = [line.split() for line in RELATED.read_text(encoding="utf-8").split("\n") if line[:1] not in ("", "#")]
+    return [random.sample(line, len(line)) for _ in range(orders) for line in lines]
 
 
 def _words(item: str, lists: dict[str, list[str]], random: Random) -> list[str]:

@@ -213,11 +213,14 @@ class Whitening(nn.Module):
 
     A direction in which it hardly varies is not stretched in full: a `FLOOR` is added to its variance. The mean
     distance from the mean stays as it was. Without a `fit` x stays as it is.
+
+    Then what tells public labels apart may be favoured: other labels will differ there, too.
     """
 
     mean: Tensor
     map: Tensor
     FLOOR = 0.03  # of the mean variance
+    EVEN = 3.0  # times the mean variance of heads, added in each direction
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -235,6 +238,17 @@ class Whitening(nn.Module):
         found = (axes * scales @ axes.T).to(x.dtype)
         centred = x - self.mean
         self.map.copy_(found * (centred.norm(dim=1).mean() / (centred @ found).norm(dim=1).mean()))
+
+    def favour(self, heads: Tensor) -> None:
+        """Stretch the directions in which these heads of public labels differ (K, D), K >= 2, by the root of their
+        variances, and shrink the others.
+
+        Under noise on what is learnt, this is a Gaussian prior for new heads that varies as the known ones do.
+        """
+        variances, axes = torch.linalg.eigh(torch.cov(heads.T).double())
+        variances = variances.clamp_min(0)
+        scales = (variances / variances.mean() + self.EVEN).sqrt()
+        self.map.copy_(self.map.double() @ (axes * (scales / scales.square().mean().sqrt()) @ axes.T))
 
 
 # ---- The bidirectional LSTM ------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu
 ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
 UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
-NAMED = 10.0  # what an intent's logit gains if all words of its name are said
+NAMED = 6.0  # what an intent's logit gains if all words of its name are said
+MODEST = 0.4  # share of known labels' heads that a new one begins with: they are guesses, and must be unlearnt
 MOST_SEEN = 0.05  # of a private corpus' utterances that a start may know: short commands coincide
 
 
@@ -142,6 +143,7 @@ def whitened(plain: CLC, public: Dataset) -> CLC:
     for name, view in (("intent", model.pooled_view), ("slots", model.token_view)):
         old, new = getattr(plain, name), getattr(model, name)
         weight = F.pad(old.weight, (0, new.in_features - old.in_features))
+        view.favour(torch.linalg.solve(view.map.double(), weight.T.double()).T)
         new.weight.copy_(torch.linalg.solve(view.map.double(), weight.T.double()).T)
         new.bias.copy_(old.bias + weight @ view.mean)
     return model
@@ -187,5 +189,5 @@ def _tag_nearness(names: Names, new: Sequence[str], known: Sequence[str]) -> Ten
 
 
 def _take(new: nn.Linear, known: nn.Linear, weights: Tensor) -> None:
-    new.weight.zero_()[:, : known.in_features] = weights @ known.weight
-    new.bias.copy_(weights @ known.bias)
+    new.weight.zero_()[:, : known.in_features] = MODEST * weights @ known.weight
+    new.bias.copy_(MODEST * weights @ known.bias)

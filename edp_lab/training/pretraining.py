@@ -26,7 +26,7 @@ from transformers import BertForMaskedLM, BertTokenizer
 from edp_lab.corpora import list_corpora
 from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, tag_set
 from edp_lab.corpora.encoding import Labels, WordFeatures
-from edp_lab.corpora.everyday import everyday
+from edp_lab.corpora.everyday import everyday, related
 from edp_lab.errors import UsageError
 from edp_lab.files import new_folder
 from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet
@@ -47,6 +47,7 @@ START_RATE = 3e-3  # at first; falls linearly to zero
 GUESSED = 1500  # common words that text without labels teaches to guess
 UNKNOWN = 0.1  # share of words that a start reads as unknown
 WHITENED_BY = 8000  # utterances
+ORDERS = 10  # in which vectors read each line of related words
 POOL = 50  # batches among which sentences of similar length are grouped
 
 
@@ -131,21 +132,24 @@ def pretrain_start(
 ) -> list[float]:
     """Train the CLC that private ones start from, on several labelled corpora at once; each keeps its own labels.
 
-    Words get fastText vectors of the same text, which stay frozen. A tenth of the words are read as unknown ones, so
-    that spelling and context learn to stand in for them. Tags are learnt each by itself: a CRF over those of all
-    corpora would take most of the time. A function of its arguments. Gives the mean loss of each epoch.
+    Words get fastText vectors of the same text and of `related` words, which stay frozen. A tenth of the words are read
+    as unknown ones, so that spelling and context learn to stand in for them. Tags are learnt each by itself: a CRF over
+    those of all corpora would take most of the time. A function of its arguments. Gives the mean loss of each epoch.
 
     Args:
         corpora: by name; all with slots.
         folder: see `edp_lab.models.public_start`; it appears when all is done.
         unlabelled: more text, of which only the words are read (see `Neighbours`).
-        generated: how many everyday commands to add; nobody said them, so no run need be kept from them.
+        generated: how many everyday commands to add, and words for the vectors; nobody said them, so no run need be
+            kept from them.
     """
     labelled = {**corpora, **({"everyday": everyday(generated, seed)} if generated else {})}
     utterances = [_prefixed(one, name) for name, corpus in labelled.items() for one in corpus.utterances]
     more = [_bare(one, utterances[0].intent) for corpus in unlabelled.values() for one in corpus.utterances]
-    sentences = [one.tokens for one in (*utterances, *more)]
+    sentences: list[Sequence[str]] = [one.tokens for one in (*utterances, *more)]
     _check(sentences, epochs)
+    lines = related(ORDERS, seed) if generated else []
+    sentences += lines
     size = size or START_SIZE
     slots = sorted({tag[2:] for one in utterances for tag in one.tags or () if tag != "O"})
     labels = Labels(tuple(sorted({one.intent for one in utterances})), tag_set(slots))
@@ -158,6 +162,7 @@ def pretrain_start(
         losses = _train_start(model, len(features.words), utterances, more, epochs, key_from_seed(seed), progress)
         model = whitened(model, model.dataset(_some([*utterances, *more], seed)))
         made_of = [*_described(labelled), *_described(unlabelled, " without labels")]
+        made_of += [f"{len(lines) // ORDERS:,} lines of related words, made up"] if lines else []
         said = [*corpora.values(), *unlabelled.values()]
         save_start(model, inside, made_of, (one.text for corpus in said for one in corpus.utterances))
     return losses
