@@ -232,6 +232,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
     from edp_lab.training.trainer import StepDone
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+    noises: list[float] = []
     with bar("training", *columns, quiet=quiet, loss="") as (update, say):
 
         def listen(event: Event) -> None:
@@ -251,6 +252,8 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
             if row["slot_f1"] is not None:
                 parts.append(f"slot F1 {row['slot_f1']:.3f}")
             if row["z_t"] is not None:
+                noises.append(row["z_t"])
+                parts += [f"z {row['z_t']:.3g}"] if row["z_t"] != noises[0] else []
                 unless = f" {CONDITIONS.get(event.status, '')}".rstrip()  # type: ignore[union-attr]
                 parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {upward(row['epsilon'])}{unless}")
             say("  ".join([*parts, f"{row['seconds']:.1f} s"]))
@@ -399,7 +402,8 @@ def pretrain(
     text: Annotated[
         str | None,
         "A corpus (name or path) or a .txt file with one sentence a line; for a start, corpora with commas between, "
-        "beside everyday commands; never the text that a private run is to protect. (default: generated commands)",
+        "beside everyday requests and related words; never the text that a private run is to protect. (default: "
+        "generated commands)",
     ] = None,
     unlabelled: Annotated[
         str | None, "For a start: corpora, with commas between, whose words are read without their labels."

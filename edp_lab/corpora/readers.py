@@ -1,9 +1,9 @@
 """Readers: one function per file format, each giving the utterances in file order.
 
-Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens. In the formats that mark
-slots inside running text (original SNIPS, NLU-EVAL), a token ends at white space and at the edge of a slot,
-nowhere else: "[artist : maimi yajima]'s album" gives ``maimi yajima 's album``. Punctuation stays on its
-word, case is kept.
+Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens (JSONL's ``text`` is cut at white
+space). In the formats that mark slots inside running text (original SNIPS, NLU-EVAL), a token ends at white space and
+at the edge of a slot, nowhere else: "[artist : maimi yajima]'s album" gives ``maimi yajima 's album``. Punctuation
+stays on its word, case is kept.
 
 Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does,
 with one warning that counts them and names the first.
@@ -168,12 +168,15 @@ def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
         item = _json(line, place, f"give each utterance a line such as {LINE}")
         if not isinstance(item, dict):
             raise UsageError(f"{place}: not an object: give each utterance a line such as {LINE}")
-        if "tokens" not in item and isinstance(item.get("text"), str):
-            item["tokens"] = item["text"].split()
-        for key, what in (("tokens", 'a list of words (or "text")'), ("intent", "a string")):
+        words = "text" if "text" in item and "tokens" not in item else "tokens"
+        for key, what in ((words, 'a list of words (or "text")'), ("intent", "a string")):
             if key not in item:
                 raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {what}')
-        tokens, tags, intent = item["tokens"], item.get("tags"), item.get("intent")
+        tokens, tags, intent = item[words], item.get("tags"), item.get("intent")
+        if words == "text":
+            if not isinstance(tokens, str):
+                raise UsageError(f'{place}: "text" must be a string')
+            tokens = tokens.split()
         for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
                 raise UsageError(f'{place}: "{key}" must be a list of strings')

@@ -1,9 +1,9 @@
 """What a private run starts from: a CLC that was trained, without privacy, on other people's labelled commands.
 
 Its word vectors stay frozen; characters and LSTM go on from where they are. What the heads read is whitened by public
-text: noise is alike in all directions, and so should the signal be. The heads are of other labels: a new label
-starts from those labels whose names are near. Label sets are public, and "fromloc.city_name" is no stranger to
-"from_city". Nothing of the private corpus is read but its label names.
+text, since noise is alike in all directions, and stretched where public labels differ. The heads are of other labels:
+a new label starts from those labels whose names are near. Label sets are public, and "fromloc.city_name" is no
+stranger to "from_city". Nothing of the private corpus is read but its label names.
 
     data/public_start/NAME/about.json             labels, words, sizes, what it was made of
                           /weights.safetensors    vectors in 8 bits, all else but the CRF in 16

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from edp_lab.errors import UsageError
 from edp_lab.files import read_json, write_whole
 from edp_lab.models.factory import load_model, model_checksum
-from edp_lab.models.public_start import MOST_SEEN, made_of
+from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
 from edp_lab.privacy.mechanism import of_training
@@ -62,7 +62,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "clip_norm": mechanism.clip_norm,
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
         "noise": EXACT_NOISE,
-        "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(config)],
+        "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(record)],
         "not_covered": [OTHER_RUNS, "gradient norms", *record["not_private"]],
         "corpus": config["corpus"],
         "model_sha256": record["model_sha256"],
@@ -121,8 +121,7 @@ def _same(name: str, told: Any, value: Any) -> bool:
     return bool(told == value)
 
 
-def _start(config: dict[str, Any]) -> list[str]:
-    start = config["pretrained"]
-    told = made_of(start) if start else []
+def _start(record: dict[str, Any]) -> list[str]:
+    start, told = record["config"]["pretrained"], record["started_from"]
     fits = [f"that it has seen at most {MOST_SEEN:.0%} of the utterances, which epsilon does not cover"] if told else []
     return [f"what the model started from: {start}", *told, *fits] if start else []

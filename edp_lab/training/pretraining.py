@@ -140,7 +140,7 @@ def pretrain_start(
         corpora: by name; all with slots.
         folder: see `edp_lab.models.public_start`; it appears when all is done.
         unlabelled: more text, of which only the words are read (see `Neighbours`).
-        generated: how many everyday commands to add, and words for the vectors; nobody said them, so no run need be
+        generated: how many everyday requests to add, and words for the vectors; nobody said them, so no run need be
             kept from them.
     """
     labelled = {**corpora, **({"everyday": everyday(generated, seed)} if generated else {})}

@@ -33,7 +33,7 @@ from edp_lab.models import build_model, save_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.public_start import check_unseen
+from edp_lab.models.public_start import check_unseen, made_of
 from edp_lab.privacy import Alpha, Variant
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.mechanism import SCALES
@@ -292,6 +292,7 @@ class Trainer:
                 "has_tags": corpus.has_tags,
                 "warnings": list(corpus.warnings),
             },
+            "started_from": made_of(self.config.pretrained) if self.config.pretrained else [],
             "not_private": flags,
             "epochs": self.progress.rows,
             "final": None,

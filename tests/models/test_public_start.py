@@ -20,6 +20,7 @@ from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.label_names import Names
 from edp_lab.models.public_start import load_start, start_for, warm_start, whitened
+from edp_lab.training import pretraining
 from edp_lab.training.pretraining import Neighbours, pretrain_start
 
 SIZE = CLCSize(hidden=8, layers=1, word=16, filters=4, character=4, dropout=0.0)
@@ -46,14 +47,17 @@ def test_everyday_commands_are_the_same_everywhere_and_hold_nothing_of_the_notat
         everyday(0)
 
 
-def test_labels_that_the_start_knows_are_taken_over_whole(folder):
-    """With its own label set a start reads every sentence as before, however the labels are ordered."""
+def test_labels_that_the_start_knows_are_taken_over_but_for_their_strength(folder):
+    """With its own label set a start reads every sentence as before, and guesses the same labels, less surely."""
     start = load_start(str(folder))
     data = start.dataset(everyday_prefixed(20))
     batch = data.batch(range(20))
     model = warm_start(start, start.labels)
     for own, other in zip(start.encode(batch, PLAIN, None), model.encode(batch, PLAIN, None), strict=True):
         torch.testing.assert_close(own, other)
+    for own, other in ((start.intent, model.intent), (start.slots, model.slots)):
+        assert torch.corrcoef(torch.stack([own.weight.flatten(), other.weight.flatten()]))[0, 1] > 0.9
+        assert float((other.weight.norm() / own.weight.norm()).detach()) == pytest.approx(public_start.MODEST, rel=0.2)
     near = Names(start.features.words, start.words.weight[:-1]).nearness(*[start.labels.intents] * 2)
     assert near.argmax(1).tolist() == list(range(len(near)))
 
@@ -67,10 +71,17 @@ def test_heads_read_what_public_text_has_whitened_and_say_the_same():
     model = whitened(plain, plain.dataset(spoken.utterances))
     for old, new in zip(plain.scores(batch)[:2], model.scores(batch)[:2], strict=True):
         torch.testing.assert_close(old, new, atol=1e-3, rtol=1e-3)
-    for read in model.encode(batch, PLAIN, None):
+    told, stretched = model.encode(batch, PLAIN, None), (model.pooled_view, model.token_view)
+    for read, view, head in zip(told, stretched, (model.intent, model.slots), strict=True):
         assert read.mean(0).abs().max() < 1e-4 * read.std()
-        variances = torch.linalg.eigvalsh(torch.cov(read.T.detach()))
-        assert variances[-1] < 6 * variances.median()  # before: some 50 times
+        even = Whitening(read.shape[1])
+        even.fit(read.detach() @ torch.linalg.inv(view.map))
+        variances = torch.linalg.eigvalsh(torch.cov(even(read.detach() @ torch.linalg.inv(view.map)).T))
+        assert variances[-1] < 4 * variances.median()  # before: some 50 times
+        _, axes = torch.linalg.eigh(torch.cov((head.weight.detach() @ view.map.T @ torch.linalg.inv(even.map).T).T))
+        kept = (torch.linalg.inv(even.map) @ view.map).double()
+        least, most = (float((kept @ axes[:, k].double()).norm()) for k in (0, -1))
+        assert most > 1.5 * least  # what tells these labels apart is stretched
 
 
 def test_what_tells_public_labels_apart_is_favoured():
@@ -83,8 +94,9 @@ def test_what_tells_public_labels_apart_is_favoured():
 def test_vectors_read_related_words_in_several_orders():
     lines = related(3)
     count = len(lines) // 3
-    assert all(sorted(one) == sorted(other) for one, other in zip(lines[:count], lines[count:], strict=False))
-    assert lines[:count] != lines[count : 2 * count]
+    orders = [lines[k * count : (k + 1) * count] for k in range(3)]
+    assert all(sorted(one) == sorted(other) for same in zip(*orders, strict=True) for one, other in pairwise(same))
+    assert orders[0] != orders[1] != orders[2] != orders[0]
     assert related(3) == lines != related(3, seed=1)
     assert all(len(line) > 3 and " ".join(line).islower() for line in lines)
 
@@ -161,6 +173,20 @@ def test_text_without_labels_is_read_and_told_of(tmp_path):
     assert public_start.made_of(start)[1] == "text: 9 utterances without labels"
     assert public_start.seen_share(start, public_start.utterance_hashes(["A f"])) == 1
     assert all(label.startswith("everyday/") for label in load_start(start).labels.intents)
+
+
+def test_generated_requests_bring_words_that_nobody_says_in_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretraining, "ORDERS", 2)
+    pretrain_start({"own": everyday(100)}, tmp_path / "read", generated=50, epochs=1, size=SIZE)
+    start = load_start(str(tmp_path / "read"))
+    said = {word for corpus in (everyday(100), everyday(50)) for one in corpus.utterances for word in one.tokens}
+    words = {word for line in related(1) for word in line}
+    assert words <= set(start.features.words)
+    assert len(words - said) > 10_000
+    assert public_start.made_of(str(tmp_path / "read"))[1:] == [
+        "everyday: 50 utterances",
+        f"{len(related(1)):,} lines of related words, made up",
+    ]
 
 
 def test_neighbours_are_the_next_word_and_the_one_before_of_the_same_sentence(folder):
