@@ -386,8 +386,12 @@ def advice(found: Explained, cause: Cause) -> tuple[list[str], float | None]:
 
 def _told(found: Explained, **more: str) -> dict[str, Any]:
     """What the recipe, or a run without privacy, has to be told of a run; all else is theirs."""
+    from edp_lab.models.public_start import is_start
+
     config, sgd = found.config, more.get("method") == "sgd"
-    own = {} if config.model == "clc" else {"model": config.model, "pretrained": config.pretrained}
+    own: dict[str, Any] = {} if config.model == "clc" else {"model": config.model, "pretrained": config.pretrained}
+    if sgd and is_start(config.pretrained):  # docs/training.md has the same
+        own = {"pretrained": config.pretrained, "size": config.size, "epochs": 12, "lr": 0.01}
     return {"corpus": config.corpus, **own, **({} if sgd else {"unit": config.unit, "cap": config.cap}), **more}
 
 

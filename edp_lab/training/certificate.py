@@ -21,11 +21,14 @@ from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
-from edp_lab.privacy.mechanism import of_training
+from edp_lab.privacy.mechanism import Unit, of_training
 from edp_lab.training.run_folder import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
 OTHER_RUNS = "other runs on the same corpus: their epsilons add up"
+SEVERAL = (
+    "several utterances of one person together (edp-lab account --run DIR --utterances-per-person K says how much)"
+)
 MADE = ("written", "versions")  # all else is computed
 
 
@@ -63,8 +66,13 @@ def certificate(folder: Path) -> dict[str, Any]:
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
         "noise": EXACT_NOISE,
         "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(record)],
-        "not_covered": [OTHER_RUNS, "gradient norms", *record["not_private"]],
-        "corpus": config["corpus"],
+        "not_covered": [
+            OTHER_RUNS,
+            *([SEVERAL] if mechanism.unit is Unit.UTTERANCE else []),
+            "gradient norms",
+            *record["not_private"],
+        ],
+        "corpus": Path(config["corpus"]).name,
         "model_sha256": record["model_sha256"],
         "ledger": ledger.chain,
     }

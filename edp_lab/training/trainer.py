@@ -267,7 +267,7 @@ class Trainer:
         """For the record of a run that begins."""
         flags = [*run_folder.NOT_PRIVATE]
         if not corpus.labels_declared:
-            flags.append("label sets (read off the corpus)")
+            flags.append("label sets (read off the corpus; public if listed in intents.txt and slots.txt)")
         if own_words:
             flags.append("vocabulary (read off the training set)")
         if self.mechanism is not None and self.mechanism.alpha is Alpha.PRIVATE:

@@ -82,6 +82,8 @@ def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
     assert told["delta"] == made.protected**-1.1
     assert told["model_sha256"] == read_record(folder)["model_sha256"]
     assert not (folder / SECRET).exists()
+    assert any("several utterances of one person" in one for one in told["not_covered"])
+    assert "/" not in told["corpus"]
     page = (folder / PAGE).read_text()
     assert "ε" in page
     assert "everyday" in page  # what the model started from
