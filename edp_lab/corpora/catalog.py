@@ -17,7 +17,8 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -26,11 +27,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import readers
-from edp_lab.corpora.corpus import Corpus, is_packed, load_packed
+from edp_lab.corpora.corpus import Corpus, Utterance, is_packed, load_packed
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, user_cache
 
+MANY = 20  # utterances for each intent, on average
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
 TIMEOUT = 30.0  # seconds without a byte
 PIECE = 1 << 16  # bytes read at a time
@@ -211,7 +213,7 @@ def _own_corpus(name: str, path: Path) -> Corpus:
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
     if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):
-        return _corpus(name, reading, labels_declared=False)
+        return _corpus(name, reading._replace(warnings=[*reading.warnings, *_lone(reading.utterances)]), False)
 
     declared: list[set[str]] = []
     for file in (intent_file, slot_file):
@@ -227,6 +229,16 @@ def _own_corpus(name: str, path: Path) -> Corpus:
             if tag != "O" and tag[2:] not in slots:
                 raise UsageError(f"{place}: slot {tag[2:]!r} is not listed in {slot_file}")
     return replace(_corpus(name, reading, True), intents=tuple(sorted(intents)), slots=tuple(sorted(slots)))
+
+
+def _lone(utterances: Sequence[Utterance]) -> list[str]:
+    """A note on intents that occur once where others have many: often slips, and their names go into the model."""
+    count = Counter(one.intent for one in utterances)
+    once = [intent for intent, times in count.items() if times == 1]
+    if not once or len(utterances) < MANY * len(count):
+        return []
+    which = f"intent {once[0]!r} has" if len(once) == 1 else f"{len(once)} intents, such as {once[0]!r}, have"
+    return [f"{which} a single utterance: a slip? The model will hold that name"]
 
 
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
