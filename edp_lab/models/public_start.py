@@ -80,10 +80,11 @@ def utterance_hashes(texts: Iterable[str]) -> np.ndarray:
     return np.array([zlib.crc32(text.lower().encode(errors="surrogatepass")) for text in texts], "<u4")
 
 
-def made_of(name: str) -> list[str]:
+def made_of(name: str | None) -> list[str]:
     """What a start was trained on, a line for each corpus with its licence; nothing where it is no start."""
-    file = start_folder(name) / ABOUT
-    return [str(line) for line in read_json(file)["made_of"]] if file.exists() else []
+    if name is None or not is_start(name):
+        return []
+    return [str(line) for line in read_json(start_folder(name) / ABOUT)["made_of"]]
 
 
 def is_start(name: str | None) -> bool:

@@ -130,6 +130,6 @@ def _same(name: str, told: Any, value: Any) -> bool:
 
 
 def _start(record: dict[str, Any]) -> list[str]:
-    start, told = record["config"]["pretrained"], record["started_from"]
+    start, told = record["config"]["pretrained"], record.get("started_from", [])  # older ones lack it
     fits = [f"that it has seen at most {MOST_SEEN:.0%} of the utterances, which epsilon does not cover"] if told else []
     return [f"what the model started from: {start}", *told, *fits] if start else []

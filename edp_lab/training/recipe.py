@@ -167,9 +167,8 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     z0 = calibrate_z0(mechanism, config.epochs, budget)
     config = replace(config, z0=float(upward(z0, 9)))
     steps = config.epochs * config.batches(0, n).steps_per_epoch
-    public = tuple(made_of(start)) if start else ()
     seconds = steps * seconds_of_step(config, whole, data)
-    return Plan(config, epsilon, delta, n, steps, seconds, public, lines, whole.warnings)
+    return Plan(config, epsilon, delta, n, steps, seconds, tuple(made_of(start)), lines, whole.warnings)
 
 
 MOST_EPSILON = 1000.0

@@ -292,7 +292,7 @@ class Trainer:
                 "has_tags": corpus.has_tags,
                 "warnings": list(corpus.warnings),
             },
-            "started_from": made_of(self.config.pretrained) if self.config.pretrained else [],
+            "started_from": made_of(self.config.pretrained),
             "not_private": flags,
             "epochs": self.progress.rows,
             "final": None,
