@@ -80,14 +80,15 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
     epochs = max(1, round(steps * given.get("batch_size", batch.value) / n))
     rate, rates = 0.015, "SNIPS: .144 with .010 and with .015"
     stays: tuple[Line, ...] = ()
+    others = "four corpora of others (an energy supplier, a diary, a car, a hotel; seeds 0 and 1)"
     clip, why = 0.1, "most gradients are longer, so each utterance has one vote"
     clips = "ATIS: 1.0 is no better"
     knows, learns = "it knows other people's commands", "all weights learn"
     amount, amounts = "as many as time allows", "NLU-EVAL: .385 with 14 epochs of 512, .351 with 40 of 1,536"
     if frozen:
-        rate, rates = 0.01, "those four: .198 with .010, .199 with .014 (an earlier start)"
-        least = "of all ways to weigh steps, equal weights add up to the least noise"
-        falling = "those four: .198, falling to zero from .02 .215 (an earlier start)"
+        rate, rates = 0.01, f"{others}: .198 with .010, .199 with .014 (an earlier start)"
+        least = "of rates with the same sum, equal ones add up to the least noise (with Adam nearly)"
+        falling = f"{others}: .198, falling to zero from .02 .215 (an earlier start)"
         stays = (Line("lr_schedule", "constant", least, falling),)
         clip, why = 1.0, "an utterance that is understood has a shorter gradient, and less of a vote"
         clips = "NLU-EVAL, one run each: .307 with .1, .304 with 1, .309 with 3 (an earlier form)"
@@ -95,7 +96,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
         learns = f"only the heads and the CRF learn (below {HEADS_ALONE:,} utterances): fewer numbers get noise"
         amount, amounts = "more passes bring no more", "NLU-EVAL: .297, with half as many again .299 (an earlier form)"
     if model == "bert":
-        rate, rates = 0.001, "ATIS: better than with .0005"
+        rate, rates, stays = 0.001, "ATIS: better than with .0005", ()
     return (
         Line("method", "dp-sgd", "each utterance is clipped alone, which halves what one can change"),
         Line("sampling", "poisson", "chance hides who takes part, so less noise will do"),
@@ -103,9 +104,8 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
             "pretrained",
             start,
             knows,
-            "four corpora of others (an energy supplier, a diary, a car, a hotel; seeds 0 and 1): .196, with one that "
-            "knew 582 everyday intents instead of 1,034 .209; a bank's questions: .259, without those words .339 (yet "
-            "another)",
+            f"{others}: .196, with one that knew 582 everyday intents instead of 1,034 .209; a bank's questions: .259, "
+            "without those words .339 (yet another)",
         ),
         Line(
             "frozen",
