@@ -4,7 +4,6 @@ Shadow models by real workers: what is kept, and what is trained again."""
 import os
 import signal
 from dataclasses import replace
-from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -31,6 +30,7 @@ from edp_lab.models import load_model
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.training import TrainConfig, result_cache, train
 from edp_lab.training.result_cache import NUMERICS
+from tests.models.test_crf import enumerate_paths
 
 SIZE = CLCSize(hidden=5, layers=1, word=4, character=3, filters=3)
 POOL = generate(40, seed=3).utterances
@@ -67,17 +67,10 @@ def logit(p: float) -> float:
 
 
 def paths(made: CLC, utterance: Utterance) -> dict[tuple[int, ...], float]:
-    """p of every tag sequence, by summing scores tag by tag."""
+    """p of every tag sequence, all of them scored."""
     _, emissions, _ = made.scores(made.dataset([utterance]).batch([0]))
-    assert emissions is not None
-    e, crf = emissions[0].detach().numpy(), made.crf
-    start, moves, end = (p.detach().numpy() for p in (crf.start, crf.transitions, crf.end))
-    scores = {}
-    for path in product(range(e.shape[1]), repeat=len(e)):
-        moved = sum(moves[i, j] for i, j in pairwise(path))
-        scores[path] = np.exp(start[path[0]] + sum(e[t, k] for t, k in enumerate(path)) + moved + end[path[-1]])
-    total = sum(scores.values())
-    return {path: float(score / total) for path, score in scores.items()}
+    found, scores = enumerate_paths(made.crf, emissions[0])
+    return dict(zip(map(tuple, found.tolist()), scores.softmax(0).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

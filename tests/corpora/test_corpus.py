@@ -12,11 +12,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from edp_lab.cli import app
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
-from edp_lab.corpora.corpus import META, SEAL, PackedUtterances, group_ids, load_packed, write_packed
+from edp_lab.corpora.corpus import META, SEAL, group_ids, load_packed, write_packed
 from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
 from edp_lab.corpora.smart_home import generate, pack
 from edp_lab.errors import UsageError
@@ -149,14 +147,6 @@ def test_nothing_is_left_of_a_corpus_that_could_not_be_written(tmp_path) -> None
         with pytest.raises(UsageError, match=says):
             write_packed(some, ["x"], [], tmp_path / name)
         assert list(tmp_path.iterdir()) == []
-
-
-def test_command_line_makes_one_and_uses_it(tmp_path) -> None:
-    out = tmp_path / "home"
-    made = CliRunner().invoke(app, ["data", "make", "smart-home", "--utterances", "50", "--out", str(out)])
-    assert (made.exit_code, made.stdout.strip()) == (0, str(out))
-    assert isinstance(load_corpus(str(out)).utterances, PackedUtterances)
-    assert json.loads((out / META).read_text())["utterances"] == 50
 
 
 # ---- Random splits ---------------------------------------------------------------------------------------------------

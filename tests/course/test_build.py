@@ -281,21 +281,6 @@ def test_other_notebooks_are_led_to_where_they_are_named(tmp_path: Path) -> None
     )
 
 
-def test_the_teachers_copy_leads_one_folder_up(tmp_path: Path) -> None:
-    line, _, canary, reading, _ = linked(tmp_path, "a canary", up="../")
-    assert line == "[glossary](../glossary.md) | [references](../references.md) | [01 Next →](01_b.ipynb)"
-    assert canary == "a [canary](../glossary.md#canary)"
-    assert reading.endswith("\n* B (2001). *U.* [arXiv 2001.00001](v).\n\nAll [references](../references.md).")
-
-
-def test_a_notebook_leads_to_its_neighbours_and_to_the_first(tmp_path: Path) -> None:
-    titles = {
-        f"{number}.ipynb": new_notebook(cells=[new_markdown_cell(f"# {number}")]) for number in ("00", "01", "02")
-    }
-    first, _, last = Links(titles, tmp_path).put_into(titles["01.ipynb"], "01.ipynb").cells
-    assert first.source == last.source == "[← 00](00.ipynb) | [start](00.ipynb) | [02 →](02.ipynb)"
-
-
 def test_without_a_glossary_and_alone_a_notebook_stays_as_it_is(tmp_path: Path) -> None:
     notebook = new_notebook(cells=[new_markdown_cell("# A\n\ncanary, notebook 00"), new_code_cell("x")])
     assert Links({"00_a.ipynb": notebook}, tmp_path).put_into(notebook, "00_a.ipynb") == notebook

@@ -208,13 +208,6 @@ def test_the_other_networks_learn_the_digits(model: str):
     assert trained.accuracy > 0.85, trained.rows[-1]
 
 
-def test_the_perceptron_learns_two_circles():
-    data = load_images("circles")
-    settings = ClassifierSettings(model="mlp", activation="relu", classes=2, lr=0.02)
-    trained = train_classifier(settings, data.train, data.train_labels, data.test, data.test_labels)
-    assert trained.accuracy > 0.95
-
-
 def test_rows_are_told_epoch_by_epoch_and_score_the_test_examples():
     data, told = digits(), []
     settings = ClassifierSettings(epochs=3)

@@ -12,7 +12,7 @@ from scipy import stats
 from edp_lab.privacy import Mechanism
 from edp_lab.training.config import NOISES
 from edp_lab.training.dp_step import PrivateStep, release
-from edp_lab.training.gradients import Layout, LoopGradients, StackedGradients, trainable
+from edp_lab.training.gradients import Layout, LoopGradients, trainable
 from edp_lab.training.noise import Share, standard_noise
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
@@ -79,18 +79,6 @@ def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
     step(0, 0, gradients.losses)
     left = torch.cat([p.grad.flatten() for _, p in parameters])
     assert torch.allclose(left, theirs(8, 0.0), rtol=0, atol=1e-6)
-
-
-def test_a_stack_of_gradients_is_clipped_like_the_loop():
-    _, gradients = looped(8)
-    rows = [
-        torch.cat([g.flatten() for g in torch.autograd.grad(f().sum(), gradients.parameters)]) for f in gradients.losses
-    ]
-    stack, silence = StackedGradients(torch.stack(rows), gradients.layout), torch.zeros(gradients.layout.size)
-    printed = Mechanism.as_printed(C, 0.0, 8, 1, alpha="none")
-    released = release(printed, 0, stack, gradients.layout, None, silence)
-    assert torch.allclose(released.gradient, ours(8, printed, silence), rtol=0, atol=1e-6)
-    assert float(released.clip_factors.min()) < 0.5 < 1 == float(released.clip_factors.max())  # both sides of the clip
 
 
 @pytest.mark.parametrize("kind", NOISES)
