@@ -1,7 +1,5 @@
 """One install: pyproject.toml (ranges), constraints.txt (pins), pylock.toml, environment.yml and the README agree."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires, version

@@ -1,7 +1,5 @@
 """What docs/teaching says is so: quiz answers follow from the library, every exercise has its points, plans add up."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A wheel carries the course: built, installed where there is no checkout, and used as a reader uses it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``edp-lab`` in this process, and a corpus to run it on."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``edp-lab account``: the numbers of the derivation, its JSON, and a run's ledger."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """``edp-lab attack`` and ``audit``: tables that fit, JSON alone on standard output, progress apart."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -4,8 +4,6 @@ If an option takes other values on purpose, RENEW=1 python -m pytest tests/cli/t
 anew: look at what git says has changed.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

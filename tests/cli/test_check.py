@@ -1,7 +1,5 @@
 """``edp-lab check``: settings as other libraries write them, its exit status, its sentences."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The command line as a person uses it: results, and how its options are declared."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import dataclasses

@@ -1,7 +1,5 @@
 """``edp-lab compare`` as a person uses it: real runs, a narrow terminal and files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

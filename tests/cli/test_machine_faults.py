@@ -1,7 +1,5 @@
 """Faults of the machine and damaged files: one sentence that names file and cure, no traceback, no half file."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

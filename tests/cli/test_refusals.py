@@ -6,8 +6,6 @@ If you change sentences on purpose, or add an invocation and a line below it, RE
 tests/cli/test_refusals.py writes it anew: look at what git says has changed.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 """``edp-lab reproduce table1``, ``table2`` and ``claims``: readable, JSON alone on standard output, files that say the
 same; the committed ledger, and a claim computed again."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``edp-lab reproduce thesis`` and ``three-phase run``: readable tables, JSON alone on standard output, files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,8 +1,6 @@
 """The catalogue: where corpora are found, a user's own corpora, declared labels, errors with their cure. Fetching,
 against a local server: resumption, restart, wrong content, refusals; a file is whole or absent."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Readers: each format's quirks on small files, errors that name file and line, real corpora's counts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

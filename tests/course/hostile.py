@@ -1,7 +1,5 @@
 """Text that would do harm as markup, and what shows it in every place that there is: for tests and a notebook."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

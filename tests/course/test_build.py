@@ -1,8 +1,6 @@
 """One source, two notebooks: students get stubs, teachers solutions, what is stored is what the sources give, each link
 leads somewhere, terms to the glossary, and every notebook names what to read next."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

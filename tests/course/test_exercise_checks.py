@@ -1,7 +1,5 @@
 """Checks: right, wrong and open answers, and what a student reads about each."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures as dicts, and the widget that shows them."""
 
-from __future__ import annotations
-
 import json
 import math
 from base64 import b64decode

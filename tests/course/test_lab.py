@@ -1,7 +1,5 @@
 """``edp-lab course lab``: a student's own copy of the course, which follows it and loses nothing."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

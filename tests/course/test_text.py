@@ -1,7 +1,5 @@
 """Numbers and commands as people write them: what read-outs, captions and tables of all notebooks share."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What label names say: how near they are to each other, and how much of them an utterance says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What private runs start from: which labels are near by name, what is taken over, what it has not seen."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

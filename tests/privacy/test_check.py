@@ -1,7 +1,5 @@
 """Other libraries' settings: bounds beside dp_accounting's and attacks', claims recognised and mended."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Long studies in short: rows are kept as soon as they are there, and runs that compare decays cost the same."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

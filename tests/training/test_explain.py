@@ -1,7 +1,5 @@
 """Why a model is bad: noise counted right, nothing read off the training set, one sentence where there is no answer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

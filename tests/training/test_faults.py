@@ -4,8 +4,6 @@ Importing torch takes seconds, so a server does it once, and every process is fo
 the two-process run that nothing happens to is started as a user does; forked ones end with the same bits.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """The ranks of a run as real processes: what rank 0 says arrives, a dead rank is noticed, and nothing is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

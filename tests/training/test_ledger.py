@@ -1,7 +1,5 @@
 """The ledger: written before the noise, never short of an entry, and every damage said in one sentence."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 Starting a rank costs seconds, so the ranks of one launch go through all cases one after another: they run this file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

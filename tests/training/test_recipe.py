@@ -1,7 +1,5 @@
 """A run for an epsilon: what the recipe makes of a corpus, what the run promises, and that its certificate is true."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Training end to end on a small corpus of the user's own: what is learnt, what is recorded, what is refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

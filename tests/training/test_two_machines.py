@@ -4,8 +4,6 @@ A machine is a process that holds a name, a list of hosts and a network namespac
 runs on one sees the files, but not the network, of this computer.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
