@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,34 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs the real corpora: set EDP_LAB_DATA to their folder")
     return Path(folder).resolve()
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Run ``edp-lab ARGS``: (exit status, stdout, stderr)."""
+
+    from edp_lab.cli import main
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edp-lab", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def output_of(cli) -> Callable[..., tuple[str, str]]:
+    """Run ``edp-lab ARGS``, which must end with a status, 0 unless said otherwise: (stdout, stderr)."""
+
+    def run(*arguments: str, status: int = 0) -> tuple[str, str]:
+        ended, out, err = cli(*arguments)
+        assert ended == status, err
+        return out, err
+
+    return run

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from edp_lab.attacks.audit import bits
 from edp_lab.attacks.audit.bits import NOISES, audit_bits, no_device_sum, no_float_sum, ziggurat
 from edp_lab.attacks.audit.bounds import Finding
-from edp_lab.cli.account import audit_app
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
@@ -112,13 +110,13 @@ def test_a_release_of_ones_own_is_judged_and_a_wrong_one_refused(monkeypatch):
             audit_bits(f"own_release:{name}", trials=2)
 
 
-def test_command_line():
-    run = CliRunner().invoke(audit_app, ["bits", "--attack", "sum", "--trials", "40", "--json"])
-    found = {one["noise"]: one for one in json.loads(run.stdout)}
+def test_command_line(output_of):
+    told, _ = output_of("audit", "bits", "--attack", "sum", "--trials", "40", "--json")
+    found = {one["noise"]: one for one in json.loads(told)}
     assert list(found) == [name for name, noise in NOISES.items() if "sum" in noise.clues]
     assert found["torch"]["verdict"] == "refuted"
     assert found["exact"]["epsilon_lower_bound"] <= found["exact"]["epsilon_claimed"]
-    told = CliRunner().invoke(audit_app, ["bits", "--noise", "torch", "--attack", "sum", "--trials", "40"]).stdout
+    told, _ = output_of("audit", "bits", "--noise", "torch", "--attack", "sum", "--trials", "40")
     assert "40 of 40" in told
     assert "epsilon = 0.926342" in told
     assert Mechanism.sound(1.0, 4.0, 1, 1).noise_std(0) == 4.0

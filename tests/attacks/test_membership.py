@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import norm
-from typer.testing import CliRunner
 
 from edp_lab.attacks.membership import attacks as membership
 from edp_lab.attacks.membership.attacks import (
@@ -41,7 +40,6 @@ from edp_lab.attacks.membership.signals import (
     train_shadow,
 )
 from edp_lab.attacks.statistics import LEAST_MEMBERS, auc, auc_interval, tpr_at_fpr
-from edp_lab.cli import app
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.smart_home import generate, write_jsonl
@@ -220,28 +218,22 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
             attack_shadow(overfitted, (shadow,), **settings)
 
 
-def run_command(*arguments: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["attack", *map(str, arguments)])
-    said = str(done.exception) if isinstance(done.exception, UsageError) else done.stderr
-    return 2 if isinstance(done.exception, UsageError) else done.exit_code, done.stdout, said
-
-
 def test_the_command_tells_scripts_and_people_what_was_found_and_what_could_not_be(
-    overfitted, private, trains, tmp_path
+    overfitted, private, trains, tmp_path, cli
 ):
     out = tmp_path / "loss.json"
-    status, printed, _ = run_command("loss", "--run", private, "--json", "--out", out)
+    status, printed, _ = cli("attack", "loss", "--run", str(private), "--json", "--out", str(out))
     told = json.loads(printed)
     assert (status, json.loads(out.read_text())) == (0, told)
     assert told["bound"]["epsilon"] > 0
-    status, printed, _ = run_command("loss", "--run", overfitted)
+    status, printed, _ = cli("attack", "loss", "--run", str(overfitted))
     said = ("AUC", "TPR at 0.1 %   no number", "guarantee: none (plain training)", "verdict: membership leaks")
     assert [words for words in said if words not in printed] == []
-    against = ("loss", "--run", private, "--against")
-    changed = json.loads(run_command(*against, overfitted, "--json")[1])["change"]
+    against = ("attack", "loss", "--run", str(private), "--against")
+    changed = json.loads(cli(*against, str(overfitted), "--json")[1])["change"]
     assert changed["relative"] < changed["interval"][1] < 0  # noise lowers the AUC
-    assert "AUC against" in run_command(*against, overfitted)[1]
-    status, _, error = run_command(*against, trains("other", "smart-home-health", method="sgd"))
+    assert "AUC against" in cli(*against, str(overfitted))[1]
+    status, _, error = cli(*against, str(trains("other", "smart-home-health", method="sgd")))
     assert (status, "other members" in error) == (2, True)
 
 

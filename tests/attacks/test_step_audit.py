@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from typer.testing import CliRunner
 
 from edp_lab.attacks.audit import step_audit
 from edp_lab.attacks.audit.bounds import Bounds, Finding, lower_bounds, mu_lower_bound, upper_limit
 from edp_lab.attacks.audit.step_audit import LAYOUT, audit_mechanism, draw_statistics, worst_case_pair
-from edp_lab.cli.account import audit_app
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
@@ -206,11 +204,11 @@ def test_bad_input_is_refused_in_a_sentence(mechanism, settings, culprit):
         audit_mechanism(mechanism, **{"delta": DELTA, "key": KEY, **settings})
 
 
-def test_command_prints_json_that_states_claim_and_bound_and_a_table_for_people():
+def test_command_prints_json_that_states_claim_and_bound_and_a_table_for_people(output_of):
     def command(*arguments: str) -> str:
-        result = CliRunner().invoke(audit_app, ["mechanism", *arguments])
-        assert (result.exit_code, result.stderr) == (0, "")
-        return result.stdout
+        told, error = output_of("audit", "mechanism", *arguments)
+        assert error == ""
+        return told
 
     report = json.loads(command("--as-printed", "--gpus", "8", "--z0", "1", "--draws", "100", "--seed", "3", "--json"))
     assert report["verdict"] == "refuted"

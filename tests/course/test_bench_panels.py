@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import nbformat
-from nbformat.v4 import new_code_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli.bench import bench_app
@@ -13,6 +11,7 @@ from edp_lab.course.kit.figure import Figure, figure, line
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import panel_driver as live
+from tests.course.test_runner import write
 
 PANEL = """
 import time
@@ -31,12 +30,6 @@ controls = {"C": number("clip norm", 1.0, [0.5, 1.0, 2.0, 4.0])}
 panel = Panel("Clip", "A line.", compute, [draw], str, lambda result, C: f"clip {C}", **controls)
 panel
 """
-
-
-def write(path: Path) -> None:
-    notebook = new_notebook(cells=[new_code_cell(PANEL)])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "python3", "language": "python"}
-    nbformat.write(notebook, path)
 
 
 def small_panel() -> tuple[Panel, list[float]]:
@@ -80,7 +73,7 @@ def test_what_a_panel_shows_is_told_in_numbers() -> None:
 
 
 def test_bench_times_a_panel_in_the_kernel_and_in_the_browser(tmp_path: Path) -> None:
-    write(tmp_path / "00_start.ipynb")
+    write(tmp_path / "00_start.ipynb", PANEL)
     for moves in [0] if browsing.missing() else [0, 8]:
         command = ["panels", "--notebooks", str(tmp_path), "--moves", "20", "--browser-moves", str(moves), "--json"]
         result = CliRunner().invoke(bench_app, command)
