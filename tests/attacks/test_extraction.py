@@ -178,7 +178,7 @@ def test_templates_are_drawn_by_answers_alone():
     assert drawn.max() <= 1
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(queries=st.integers(2, 200), images=st.integers(1, 4))
 def test_drawing_asks_for_no_more_than_its_queries(queries, images):
     target = TemplateApi()

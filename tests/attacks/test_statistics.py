@@ -7,7 +7,7 @@ from dataclasses import replace
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -197,7 +197,6 @@ def test_there_is_a_mechanism_that_reaches_the_bound(bound, sides):
     np.testing.assert_allclose(curve.tpr[seen], bound.tpr(curve.fpr)[seen], atol=0.02)
 
 
-@settings(deadline=None)
 @given(st.floats(0, 60), st.floats(1e-300, 1, exclude_max=True))
 def test_gaussian_bound_is_never_below_the_truth_and_close_to_it(mu, fpr):
     with mpmath.workdps(60):

@@ -31,7 +31,7 @@ def test_grammar_is_frozen_and_seeds_and_domains_give_different_corpora():
     assert all(len(a & b) < 10 for i, a in enumerate(texts) for b in texts[:i])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(-5, 2**70), domains)
 def test_smaller_corpus_is_a_prefix_of_a_larger_one(few, more, seed, domain):
     assert generate(few + more, seed, domain).utterances[:few] == generate(few, seed, domain).utterances

@@ -100,7 +100,7 @@ def test_without_noise_or_with_all_of_it_decayed_there_is_no_number() -> None:
     assert "no z0" in str(panels.tell_needed(never))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0.05, 3), st.integers(1, 40), st.sampled_from([0.1, 0.01, 1e-5]))
 def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: int, delta: float) -> None:
     result = privacy_loss(mu, releases, delta, 20, 0)

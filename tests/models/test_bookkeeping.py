@@ -154,7 +154,7 @@ def test_norms_and_sums_equal_a_loop_over_micro_batches(kind, sizes):
 
 
 @pytest.mark.parametrize("kind", TEXT)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data(), key=st.none() | st.integers(0, 2**128 - 1))
 def test_any_cut_of_any_batch_equals_a_loop(kind, data, key):
     """Among them batches with the same example in several micro-batches, and of single words only."""

@@ -134,7 +134,7 @@ scores = st.floats(-FAR, 0) | st.sampled_from([-FAR, 0.0])
 sizes_of_tokens = st.sampled_from([0.0, -5e3, 1e4, -2 * FAR, -2 * FAR + 5, -FAR]) | st.floats(-2 * FAR, 2 * FAR)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     transitions=arrays.arrays(float, (3, 3), elements=scores),
     emissions=arrays.arrays(float, (4, 3), elements=sizes_of_tokens),
@@ -151,7 +151,7 @@ def test_transitions_350_apart_lose_no_path(transitions, emissions):
     torch.testing.assert_close(found.marginals[0], expected, rtol=0, atol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**31), st.sampled_from([0.1, 5.0, 100.0]), st.integers(1, 9), st.booleans())
 def test_marginals_are_probabilities_and_gradients_finite(seed, scale, steps, single):
     dtype = torch.float32 if single else torch.float64

@@ -152,7 +152,7 @@ def test_a_save_that_dies_leaves_the_older_model(tmp_path, monkeypatch, calls, b
     assert len(list(tmp_path.glob("weights-*"))) == 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_any_damaged_byte_is_noticed(tmp_path, data, build):
     save_model(build("clc"), tmp_path)

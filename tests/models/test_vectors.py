@@ -54,7 +54,7 @@ def test_both_formats_are_read_as_gensim_reads_them(fasttext_files, file):
     assert (first.words, len(first.matrix)) == (ours.words[:3], 3)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=words, data=st.data(), header=st.booleans())
 def test_a_text_file_gives_back_what_was_written(tmp_path, words, data, header):
     words = list(dict.fromkeys(words)) or ["x"]
@@ -110,7 +110,7 @@ def test_every_truncation_of_a_binary_file_is_noticed(fasttext_files, tmp_path):
             load_vectors(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(4, 500), byte=st.integers(0, 255))
 def test_a_damaged_binary_file_never_crashes(fasttext_files, tmp_path, place, byte):
     content = bytearray((fasttext_files / "v.bin").read_bytes())

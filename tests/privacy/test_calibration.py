@@ -84,7 +84,7 @@ def check_epochs(mechanism: Mechanism, budget: Budget) -> None:
         assert epsilon(mechanism, epochs + 1, budget) > budget.epsilon
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(disjoint, st.integers(1, 20), disjoint_budgets)
 def test_all_three_meet_the_budget_and_spend_it(mechanism, epochs, budget):
     check_z0(mechanism, epochs, budget)
@@ -92,7 +92,7 @@ def test_all_three_meet_the_budget_and_spend_it(mechanism, epochs, budget):
     check_epochs(mechanism, replace(budget, epsilon=min(budget.epsilon, 100.0)))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(sampled, st.integers(1, 3), sampled_budgets)
 def test_all_three_under_poisson_sampling(mechanism, epochs, budget):
     check_z0(mechanism, epochs, budget)

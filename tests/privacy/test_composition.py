@@ -57,7 +57,6 @@ def test_the_queries_of_the_thesis_add_up_and_nothing_and_no_guarantee_too():
     assert EpsilonDelta(1.0) == (1, 0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(EPSILONS, DELTAS), min_size=1, max_size=20), st.randoms())
 def test_basic_composition_adds_and_parallel_takes_the_maximum(guarantees, random):
     total, most = basic_composition(guarantees), parallel_composition(guarantees)
@@ -69,7 +68,6 @@ def test_basic_composition_adds_and_parallel_takes_the_maximum(guarantees, rando
     assert most.epsilon <= total.epsilon * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(st.floats(1e-3, 3), st.integers(1, 3000), st.floats(-25, -0.1).map(math.exp))
 def test_composition_covers_the_worst_case(epsilon, releases, slack):
     for compose in (advanced_composition, best_composition):
@@ -79,7 +77,6 @@ def test_composition_covers_the_worst_case(epsilon, releases, slack):
     assert worst_case_delta(0.5, 4, 2.0 - 1e-3) > 0  # and is tight
 
 
-@settings(deadline=None)
 @given(EPSILONS, DELTAS, st.integers(1, 10_000), st.floats(1e-9, 0.5))
 def test_the_better_bound_is_stated_at_the_delta_of_both(epsilon, delta, releases, slack):
     advanced = advanced_composition(epsilon, delta, releases, slack)
@@ -101,7 +98,6 @@ def test_composition_and_amplification_agree_with_another_library():
         assert amplify_by_subsampling(2.0, 0.0, rate).epsilon == pytest.approx(peer, abs=2e-3)
 
 
-@settings(deadline=None)
 @given(st.floats(1e-6, 20), st.floats(1e-6, 1))
 def test_amplification_is_the_exact_ratio_of_a_sampled_randomised_response(epsilon, rate):
     """One record holds a secret bit, the sample holds it with probability q, and its presence is answered noisily."""
@@ -210,7 +206,7 @@ schedules = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(schedules, st.floats(1.01, 1000), st.floats(1.0, 10), st.floats(-0.7, 3), st.floats(0, 2))
 def test_it_costs_more_than_one_trial_and_rises_with_mean_and_shape(schedule, mean, factor, eta, more):
     price = best_of_random(schedule, mean, DELTA, eta)
@@ -219,7 +215,7 @@ def test_it_costs_more_than_one_trial_and_rises_with_mean_and_shape(schedule, me
     assert best_of_random(schedule, mean, DELTA, eta + more) >= price * (1 - 1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(2, 30), st.floats(50, 1000), st.sampled_from(SHAPES[:3]))
 def test_for_many_trials_it_is_far_below_publishing_them_all(z, mean, eta):
     """For small epsilon two to three times one trial, as in the experiments of the paper, however many trials."""

@@ -52,7 +52,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20260707)
 
 
-@settings(deadline=None)
 @given(logarithmic(1e-3, 20), st.integers(2, 1000))
 def test_the_likelihood_ratio_of_randomised_response_is_e_to_the_epsilon(epsilon, categories):
     truth = truth_probability(epsilon, categories)
@@ -123,7 +122,6 @@ def test_the_estimate_is_unbiased_and_its_standard_error_is_honest(rng):
     assert np.all((covered > 0.93) & (covered < 0.97))
 
 
-@settings(deadline=None)
 @given(logarithmic(1e-3, 1e3), logarithmic(1e-3, 100))
 def test_the_log_density_ratio_of_laplace_noise_is_epsilon(sensitivity, epsilon):
     noise = stats.laplace(scale=laplace_scale(sensitivity, epsilon))
@@ -147,7 +145,6 @@ def test_releases_add_noise_of_the_stated_distribution_to_every_value(release, l
     assert len(np.unique(noise.round(9))) > 0.99 * DRAWS
 
 
-@settings(deadline=None)
 @given(logarithmic(1e-4, 1e6), logarithmic(1e-12, 0.99), logarithmic(1e-3, 1e3))
 def test_the_analytic_sigma_keeps_delta_and_is_the_smallest_and_the_classic_one_never_better(
     epsilon, delta, sensitivity
@@ -182,7 +179,6 @@ def neighbours(draw, monotone):
     return before, before + np.array(draw(st.lists(step, min_size=candidates, max_size=candidates)))
 
 
-@settings(deadline=None)
 @given(st.data(), st.booleans(), logarithmic(1e-3, 10))
 def test_the_exponential_mechanism_keeps_epsilon_and_at_half_the_noise_for_monotone_scores(data, monotone, epsilon):
     pair = data.draw(neighbours(monotone))
@@ -279,7 +275,6 @@ def test_a_query_beyond_the_budget_is_refused_and_costs_nothing(rng):
         counter.count(lambda record: True, 1e-12)
 
 
-@settings(deadline=None)
 @given(st.decimals("0.001", "100", places=3), st.integers(1, 100))
 def test_equal_shares_fit_the_budget_and_no_more(budget, queries):
     """Ten queries of 0.1 fit a budget of 1.0, whose sum in floats or exact fractions would miss it."""
@@ -294,7 +289,6 @@ def test_equal_shares_fit_the_budget_and_no_more(budget, queries):
                 counter.count(bool, small)
 
 
-@settings(deadline=None)
 @given(st.lists(st.decimals("0.01", "1", places=2), min_size=1, max_size=30))
 @example([Decimal("0.281")] * 29)  # its float lies above, that of the budget 8.149 below
 def test_decimal_shares_fit_the_decimal_budget(shares):
@@ -430,7 +424,7 @@ def test_two_of_each_by_the_least_generalisation_which_suppression_saves():
     assert whole.anonymity == 4
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(tables, st.integers(1, 6), st.sampled_from([0.0, 0.1, 0.5]))
 def test_every_release_is_k_anonymous_and_says_nothing_untrue(rows, k, most):
     table, k = np.array(rows), min(k, len(rows))

@@ -43,7 +43,7 @@ def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(math.log(low), math.log(high)).map(math.exp)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logarithmic(1e-3, 1e8), logarithmic(1e-12, 0.1))
 @example(1e-3, 0.1)
 @example(1e8, 1e-12)
@@ -59,7 +59,7 @@ def test_epsilon_is_never_below_the_truth_within_a_millionth_and_the_inverse_of_
         assert gdp_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logarithmic(1e-17, 1e-3), logarithmic(1e-300, 1e-5))
 @example(1e-17, 1e-300)
 def test_tiny_mu_is_never_rounded_down(mu, delta):
@@ -67,7 +67,7 @@ def test_tiny_mu_is_never_rounded_down(mu, delta):
     assert exact_delta(mu, gdp_epsilon(mu, delta)) <= delta
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logarithmic(1e-6, 1e8), st.floats(-5, 8))
 def test_delta_is_never_below_the_truth(mu, t):
     epsilon = max(0.0, mu * (t + mu / 2))

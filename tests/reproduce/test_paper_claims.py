@@ -104,7 +104,7 @@ def test_the_verdict_follows_what_is_given(function, arguments, verdict):
     assert function(*arguments).verdict == verdict
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.integers(1, 6),
     st.floats(0.1, 5),

@@ -97,7 +97,6 @@ def test_phases_in_series_and_the_printed_tail_by_hand():
     assert noise.t21_loss_tail(fitting).verdict == HOLDS
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1e-3, 30), min_size=1, max_size=5))
 def test_phases_in_series_multiply_the_tanh_of_half_epsilon(epsilons):
     total = composition.in_series(epsilons)
@@ -121,7 +120,7 @@ def test_two_circles_agree_with_a_simulation_and_a_vote_of_nobody_with_chance():
     assert noise.best_accuracy(0.1, 0.8) == pytest.approx(0.84, abs=0.005)  # figure 4.2 has sigma 0.1
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.floats(1e-4, 50), st.integers(1, 10**6), st.floats(1e-12, 0.5))
 def test_eq_2_17_as_printed_promises_no_more_than_is_true(epsilon, releases, slack):
     """Below 1 its root is larger than the theorem's; from ln 2 on its first term alone is the plain sum."""

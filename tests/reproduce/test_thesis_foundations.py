@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -88,7 +88,6 @@ def test_the_error_of_a_local_count_is_that_of_its_estimates(share, rng):
     assert np.std(counts) == pytest.approx(local_count_error(people, epsilon), rel=0.05)
 
 
-@settings(deadline=None)
 @given(st.integers(3, 10**6), st.floats(1e-3, 1))
 def test_from_three_people_on_the_local_count_is_the_worse_one_and_global_noise_does_not_grow(people, epsilon):
     table = local_and_global([people, 4 * people], [epsilon])

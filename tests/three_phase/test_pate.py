@@ -89,7 +89,7 @@ def test_label_probabilities_have_closed_forms_for_two_classes():
         assert gaussian[1] == pytest.approx(stats.norm.sf(gap / math.sqrt(2)), rel=1e-6, abs=1e-15)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(COUNTS, st.floats(0.05, 50))
 def test_label_probabilities_sum_to_one_and_favour_the_winner(counts, noise):
     for vote in (Vote.LAPLACE, Vote.GAUSSIAN):
@@ -98,7 +98,7 @@ def test_label_probabilities_sum_to_one_and_favour_the_winner(counts, noise):
         assert (np.diff(chances[np.argsort(counts, kind="stable")]) >= -1e-12).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(COUNTS, st.floats(0.05, 3))
 def test_a_query_keeps_its_epsilon_exactly(counts, epsilon):
     """No neighbour makes any set of labels more than e^epsilon times as likely (Gaussian: + delta)."""
@@ -237,7 +237,7 @@ class TestComposition:
         assert delta <= DELTA
         assert float(delta) == pytest.approx(DELTA, rel=1e-6)
 
-    @settings(deadline=None, max_examples=30)
+    @settings(max_examples=30)
     @given(st.floats(0.01, 3), st.integers(1, 3000))
     def test_every_sum_covers_the_worst_that_private_queries_can_do(self, epsilon, queries):
         aggregator = Aggregator.for_epsilon("laplace", epsilon, DELTA, 10)
@@ -262,7 +262,7 @@ class TestComposition:
 
 
 class TestDataDependentBounds:
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(COUNTS, st.floats(0.05, 20))
     def test_they_cover_the_exact_divergence(self, counts, noise):
         laplace, gaussian = Aggregator("laplace", noise), Aggregator("gaussian", noise)
@@ -272,7 +272,7 @@ class TestDataDependentBounds:
             bound = gaussian_rdp(log_miss(counts, gaussian), noise)
             assert (exact_divergences(counts, gaussian) <= bound + 1e-6).all()
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(COUNTS, st.floats(0.05, 20))
     def test_they_bound_the_chance_that_noise_topples_the_winner(self, counts, noise):
         for aggregator in (Aggregator("laplace", noise), Aggregator("gaussian", noise)):
@@ -296,7 +296,7 @@ class TestDataDependentBounds:
         split = account_votes(aggregator, np.tile([25] * 10, (100, 1)), DELTA)
         assert split.data_dependent_epsilon < split.epsilon / 10
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(st.integers(0, 20), st.integers(0, 5), st.floats(0.5, 30), st.floats(0.5, 30), st.integers(0, 20))
     def test_a_confident_query_covers_its_exact_divergence(self, most, rest, noise, threshold_noise, threshold):
         """Outcomes: no answer, or answered with one of the labels; the chances are exact products."""

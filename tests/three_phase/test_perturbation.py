@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -43,7 +43,6 @@ def test_noise_after_the_resize_would_protect_sixteen_times_less():
     assert after.epsilon > 200 * before.epsilon
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
 def test_no_two_images_are_further_apart_than_the_sensitivity(shape, seed):
     rng = np.random.default_rng(seed)

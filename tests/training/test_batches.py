@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -28,7 +28,6 @@ def places(devices: Devices) -> dict[int, tuple[int, int]]:
 
 
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 8), st.integers(1, 8))
-@settings(deadline=None)
 def test_a_shuffled_epoch_meets_every_utterance_once_in_even_parts(examples, batch_size, devices, per_device):
     shape = (examples, batch_size, devices, devices * per_device, "shuffle")
     batches = Batches(KEY, *shape, alone=False, secret=examples % 2 == 0)

@@ -94,7 +94,7 @@ def fake_layout(sizes=(7, 40, 3)) -> Layout:
 
 
 @given(scale=st.floats(0.05, 20), clip=st.floats(0.1, 5), z=st.floats(0, 2), seed=st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
     """step(s alpha, C, z) = step(alpha, s C, z / s): alpha's constant is no further knob."""
     layout, generator = fake_layout(), torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
     scaled=st.booleans(),
     divisor=st.none() | st.integers(1, 64),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_sound_clip_never_exceeds_its_sensitivity(size, bound, seed, scaled, divisor):
     """Swapping one micro-batch's gradient moves what is noised, in the scaled space, by at most what it says."""
     layout, generator = fake_layout(), torch.Generator().manual_seed(seed)

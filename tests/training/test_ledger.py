@@ -80,7 +80,7 @@ def test_an_entry_is_synced_to_the_disk_before_write_returns_and_does_not_tell_t
 # The bill
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(mechanisms, entries, entries, st.randoms(use_true_random=False))
 def test_the_order_of_entries_does_not_matter_and_another_never_makes_it_cheaper(mechanism, releases, more, random):
     bills = []
@@ -117,7 +117,7 @@ def test_nothing_taken_costs_nothing(path):
 # Going on
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(mechanisms, entries, entries)
 def test_reopening_forgets_nothing_and_goes_on(mechanism, before, after):
     with quick() as path, quick() as at_once:
@@ -239,7 +239,7 @@ def test_a_first_line_that_is_no_mechanism_is_refused(path, entry):
     refused(path, "line 1")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_spliced_or_random_file_is_refused_or_has_lost_its_last_lines_only(data):
     with quick() as path:

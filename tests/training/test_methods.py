@@ -85,7 +85,7 @@ def test_dp_sgd_trains_where_nobody_was_drawn(corpus, encoder, sampling, model):
     method=st.sampled_from(["edp-sgd", "dp-sgd"]),
     step=st.integers(0, 5),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_no_clip_is_shared_by_more_utterances_than_are_accounted_for(n, sampling, step, **settings):
     """The sensitivity is C where everyone is alone and 2C elsewhere, so alone has to mean alone."""
     try:

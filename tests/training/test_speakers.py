@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edp_lab.corpora import Utterance, load_corpus, split
@@ -104,7 +104,6 @@ def test_one_speaker_less_moves_the_sum_by_the_sensitivity_and_no_other_speaker(
     st.integers(1, 5),
     st.integers(0, 9),
 )
-@settings(deadline=None)
 def test_what_is_kept_of_a_speaker_depends_on_them_alone(said, cap, seed):
     utterances = [Utterance(("word", str(word)), None, "intent", f"s{speaker}") for speaker, word in said]
     utterances += [Utterance(("a",), None, "intent", name) for name in ("x", "y")]
