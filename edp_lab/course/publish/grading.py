@@ -23,7 +23,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from edp_lab.course.kit.exercises import STATUSES, Exercise, Mark, Stopped, exercises, in_words, mark
-from edp_lab.course.publish.build import answer_text, context, edition, exercise_cells, exercise_name, read_sources
+from edp_lab.course.publish.build import answer_text, context, edition, exercise_name, read_sources
 from edp_lab.course.publish.confined import SOLUTIONS, Ended, Submission, check_sandbox, confined
 from edp_lab.errors import UsageError
 from edp_lab.files import regular
@@ -102,7 +102,7 @@ class Grader:
         self._hidden = [notebooks_dir / name for name in SOLUTIONS] if sandbox else None
         sources = {name[:2]: source for name, source in read_sources(notebooks_dir).items()}
         self._notebooks = {number: edition(source, for_students=True) for number, source in sources.items()}
-        self._exercises = {number: _places(source) for number, source in sources.items()}
+        self._exercises = {number: _places(notebook) for number, notebook in self._notebooks.items()}
         self._timeout = timeout
         if not any(self._exercises.values()):
             raise UsageError(f"no notebooks with exercises in {notebooks_dir / 'source'}: give --notebooks")
@@ -171,10 +171,10 @@ def _judged(submission: Submission, cell: Mapping[str, str], judge: Exercise, se
         return mark(judge, answer, seed)
 
 
-def _places(source: NotebookNode) -> dict[str, str]:
+def _places(notebook: NotebookNode) -> dict[str, str]:
     """The exercises of a notebook: the ids of their cells, by name."""
-    ids = {exercise_name(cell.source): cell.id for cell in source.cells if cell.cell_type == "code"}
-    return {name: ids[name] for name in exercise_cells(source)}
+    code = (cell for cell in notebook.cells if cell.cell_type == "code")
+    return {name: cell.id for cell in code if (name := exercise_name(cell.source))}
 
 
 def _submitted(notebook: NotebookNode, places: Mapping[str, str]) -> dict[str, str]:

@@ -28,6 +28,7 @@ from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
+from traitlets.config import Config
 
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG, STYLE, TEMPLATE
@@ -245,15 +246,10 @@ def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
     """A page of ``notebook`` (its widgets frozen), with ``navigation`` in place of its own above and below."""
     note = new_markdown_cell(f"*{ABOUT}*" + ("" if navigation else " [All notebooks](index.html)"))
     cells = without_navigation(notebook) if navigation else notebook.cells
-    page = NotebookNode(notebook, cells=[note, *map(_without_setup, cells)])
-    exporter = MathExporter(extra_loaders=[TEMPLATES], template_file="course.html.j2")
+    page = NotebookNode(notebook, cells=[note, *cells])
+    setup = Config(TagRemovePreprocessor={"enabled": True, "remove_input_tags": {"setup"}})  # imports are not shown
+    exporter = MathExporter(setup, extra_loaders=[TEMPLATES], template_file="course.html.j2")
     return exported(exporter, page, {"metadata": {"name": name}, "navigation": navigation})
-
-
-def _without_setup(cell: NotebookNode) -> NotebookNode:
-    """Of a cell with imports, what it shows."""
-    hidden = "setup" in cell.metadata.get("tags", ())
-    return NotebookNode(cell, metadata={**cell.metadata, "transient": {"remove_source": True}}) if hidden else cell
 
 
 def without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
@@ -420,9 +416,9 @@ def cut_at_headings(text: str) -> list[str]:
 def module_names() -> list[str]:
     """Every module of the package, private ones and ``__main__`` left out, as ``edp_lab.privacy.mechanism``."""
     root = Path(edp_lab.__file__).parent
-    parts = [path.relative_to(root.parent).with_suffix("").parts for path in sorted(root.rglob("*.py"))]
-    named = [parts[:-1] if parts[-1] == "__init__" else parts for parts in parts]
-    return [".".join(parts) for parts in named if not any(part.startswith("_") for part in parts)]
+    paths = (path.relative_to(root.parent).with_suffix("") for path in sorted(root.rglob("*.py")))
+    names = (".".join(path.parts).removesuffix(".__init__") for path in paths)
+    return [name for name in names if "._" not in name]
 
 
 def write_api(out: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from itertools import cycle, islice
 from typing import Any
 
 import ipywidgets as widgets
@@ -87,12 +88,8 @@ def _sliders(panel: Panel) -> dict[str, Control]:
 def _walk(slider: Control, steps: int) -> Iterator[Any]:
     """The values of that many steps along a slider's stops, from where it stands, turning round at the ends."""
     stops = slider.stops
-    place, way = min(range(len(stops)), key=lambda k: abs(stops[k] - slider.value)), 1
-    for _ in range(steps):
-        if not 0 <= place + way < len(stops):
-            way = -way
-        place += way
-        yield stops[place]
+    following = 1 + min(range(len(stops)), key=lambda k: abs(stops[k] - slider.value))
+    return islice(cycle([*stops, *stops[-2:0:-1]]), following, following + steps)
 
 
 def _within(widget: widgets.Widget) -> Iterator[widgets.Widget]:
