@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import nbformat
 import pytest
+from click.testing import Result
 from nbformat import NotebookNode
+from nbformat.v4 import new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
@@ -22,6 +25,18 @@ from edp_lab.course.publish.submission import evaluate
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+def invoked(*words: object) -> Result:
+    """``edp-lab WORDS``, in this process."""
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+def store(path: Path, *cells: NotebookNode, kernel: str = "python3") -> Path:
+    """A notebook of these cells, which this kernel can run."""
+    about = {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
+    nbformat.write(new_notebook(cells=[*cells], metadata=about), path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +138,7 @@ def given_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[Any,
             raise CallError(*given)
 
         monkeypatch.setattr(f"edp_lab.{function}", refuse)
-        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        result = invoked(*shlex.split(line)[1:])
         assert isinstance(result.exception, CallError), result.output
         return result.exception.args
 

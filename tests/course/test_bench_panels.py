@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
+from nbformat.v4 import new_code_cell
 
-from edp_lab.cli.bench import bench_app
 from edp_lab.course.kit.controls import choice, number
 from edp_lab.course.kit.figure import Figure, figure, line
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import panel_driver as live
-from tests.course.test_runner import write
+from tests.course.conftest import invoked, store
 
 PANEL = """
 import time
@@ -73,10 +72,10 @@ def test_what_a_panel_shows_is_told_in_numbers() -> None:
 
 
 def test_bench_times_a_panel_in_the_kernel_and_in_the_browser(tmp_path: Path) -> None:
-    write(tmp_path / "00_start.ipynb", PANEL)
+    store(tmp_path / "00_start.ipynb", new_code_cell(PANEL))
     for moves in [0] if browsing.missing() else [0, 8]:
-        command = ["panels", "--notebooks", str(tmp_path), "--moves", "20", "--browser-moves", str(moves), "--json"]
-        result = CliRunner().invoke(bench_app, command)
+        often = "--moves", 20, "--browser-moves", moves
+        result = invoked("bench", "panels", "--notebooks", tmp_path, *often, "--json")
         assert result.exit_code == 0, result.output
         [row] = json.loads(result.stdout)
         assert (row["notebook"], row["panel"]) == ("00_start", "Clip")

@@ -9,12 +9,11 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from typer.testing import CliRunner
 
-from edp_lab.cli.course import course_app
 from edp_lab.course.publish.build import Links, build, edition, read_source
 from edp_lab.course.publish.runner import course_notebooks
 from edp_lab.errors import UsageError
+from tests.course.conftest import invoked
 
 ROOT = Path(__file__).parents[2]
 EXERCISE = "# EXERCISE half\ndef half(x):\n    ...\n# SOLUTION\ndef half(x):\n    return x / 2"
@@ -36,7 +35,7 @@ def texts(path: Path) -> list[str]:
 
 
 def test_the_stored_notebooks_are_what_their_sources_give() -> None:
-    checked = CliRunner().invoke(course_app, ["build", "--check"])
+    checked = invoked("course", "build", "--check")
     assert checked.exit_code == 0, checked.output
 
 
@@ -102,7 +101,7 @@ def test_check_names_what_drifted_and_what_has_no_source_and_writes_nothing(tmp_
     stray = tmp_path / "instructor" / "03_gone.ipynb"
     stray.write_text("{}")
     before = (tmp_path / path.name).read_bytes()
-    result = CliRunner().invoke(course_app, ["build", "--check", "--notebooks", str(tmp_path)])
+    result = invoked("course", "build", "--check", "--notebooks", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[:3] == [
         "02_name.ipynb differs from its source",

@@ -16,16 +16,15 @@ import psutil
 import pytest
 from click.testing import Result
 from nbformat.v4 import new_code_cell, new_notebook
-from typer.testing import CliRunner
 
 import edp_lab
-from edp_lab.cli.course import course_app
 from edp_lab.course.publish import confined as confined_module
 from edp_lab.course.publish.build import build
 from edp_lab.course.publish.confined import _READERS, SAID, Ended, check_sandbox, confined
 from edp_lab.course.publish.grading import Grade, Grader, read_seeds, student_seed, total
 from edp_lab.course.publish.submission import decode
 from edp_lab.errors import UsageError
+from tests.course.conftest import invoked
 
 TOTAL = """def total(epsilon, releases, delta):
     root = math.sqrt(2 * releases * math.log(1 / delta))
@@ -72,8 +71,8 @@ def graded(course: Path, folder: Path) -> dict[str, tuple[str, str]]:
     return {row.exercise: (row.status, row.message) for row in Grader(course).grade(folder, 7)}
 
 
-def run(course: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(course_app, ["grade", *arguments, "--notebooks", str(course)])
+def run(course: Path, *arguments: object) -> Result:
+    return invoked("course", "grade", *arguments, "--notebooks", course)
 
 
 def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_a_class_is_graded_whatever_each_one_submits(course: Path, tmp_path: Pat
     (tmp_path / "eli\x1b[2J").mkdir()
     (tmp_path / "flo").symlink_to("/")
     submit(course, tmp_path, "01_nobody")
-    result = run(course, str(tmp_path), "--csv")
+    result = run(course, tmp_path, "--csv")
     assert result.exit_code == 0, result.stderr
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [(row["student"], row["notebook"], row["exercise"], row["status"]) for row in rows] == [
@@ -377,8 +376,8 @@ def test_seeds_come_from_a_file_or_from_the_name(course: Path, tmp_path: Path) -
     submit(course, tmp_path / "ada", "01_a")
     seeds = tmp_path / "seeds.csv"
     seeds.write_text("student,seed\nada,12\n")
-    assert [row["seed"] for row in csv.DictReader(io.StringIO(run(
-        course, str(tmp_path), "--csv", "--seed-from", str(seeds)).stdout))] == ["12", "12"]  # fmt: skip
+    table = run(course, tmp_path, "--csv", "--seed-from", seeds).stdout
+    assert [row["seed"] for row in csv.DictReader(io.StringIO(table))] == ["12", "12"]
     assert student_seed("ada") == 4260250381  # for good: a second grading must try the same cases
     assert student_seed("Zo\u00eb") == student_seed("Zoe\u0308")  # as two systems write one name
     assert len({student_seed(name) for name in ("ada", "bo", "cy")}) == 3
@@ -401,7 +400,7 @@ def test_a_file_of_seeds_that_does_not_fit_is_refused(tmp_path: Path, text: str,
 def test_a_missing_seed_is_refused(course: Path, tmp_path: Path) -> None:
     (tmp_path / "ada").mkdir()
     (tmp_path / "seeds.csv").write_text("student,seed\nbo,1\n")
-    refused = run(course, str(tmp_path), "--seed-from", str(tmp_path / "seeds.csv")).exception
+    refused = run(course, tmp_path, "--seed-from", tmp_path / "seeds.csv").exception
     assert str(refused) == "the file of seeds lacks ada: add a line for each"
 
 

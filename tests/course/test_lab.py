@@ -8,12 +8,12 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from typer.testing import CliRunner
 
-from edp_lab.cli.course import DEFAULT_NOTEBOOKS, course_app
+from edp_lab.cli.course import DEFAULT_NOTEBOOKS
 from edp_lab.course.publish import serve
 from edp_lab.course.publish.serve import RECORD, own_copy
 from edp_lab.files import PARTIAL
+from tests.course.conftest import invoked
 
 NAMES = ["00_start.ipynb", "01_next.ipynb", "glossary.md", "images/a.png"]
 KILLED = """
@@ -123,12 +123,12 @@ def test_command_opens_the_copy_and_says_what_is_newer(monkeypatch: pytest.Monke
     monkeypatch.setattr(serve, "serve", lambda command, environment: started.append(command) or 0)
     monkeypatch.chdir(tmp_path)
     mine, before = tmp_path / "edp-lab-course", texts(DEFAULT_NOTEBOOKS / "instructor")
-    assert CliRunner().invoke(course_app, ["lab", "--no-browser"]).stderr == f"your own notebooks are in {mine}\n"
+    assert invoked("course", "lab", "--no-browser").stderr == f"your own notebooks are in {mine}\n"
     assert started[0][-2:] == [str(mine / "00_start.ipynb"), "--no-browser"]
     assert not any((mine / name).exists() for name in ("instructor", "source", "README.md"))
     (mine / "00_start.ipynb").write_text("my work")
     (mine / RECORD).unlink()
-    said = CliRunner().invoke(course_app, ["lab", "--instructor"]).stderr.splitlines()
+    said = invoked("course", "lab", "--instructor").stderr.splitlines()
     assert said[1:] == [
         "there is a newer 00_start.ipynb: yours stays; to get the new one, move yours away and start again"
     ]

@@ -40,7 +40,7 @@ from edp_lab.course.publish.panel_driver import stills
 from edp_lab.reproduce.claims import read_table
 from edp_lab.reproduce.compare import compare
 from edp_lab.training import TrainConfig, train
-from tests.course.conftest import ROOT
+from tests.course.conftest import ROOT, store
 from tests.course.hostile import EVIL, NAME, RUN, SHORT, draw, show
 
 
@@ -275,9 +275,7 @@ def test_no_script_runs_in_the_live_lab(browser: browsing.Chrome, tmp_path: Path
         "EVIL",
         "raise ValueError(EVIL)",
     ]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    notebook = tmp_path / "00_hostile.ipynb"
-    nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells], metadata=kernel), notebook)
+    notebook = store(tmp_path / "00_hostile.ipynb", *map(new_code_cell, cells))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with browsing.jupyterlab([notebook]) as address:
         with browsing.open_notebook(browser, address, notebook.name):

@@ -9,16 +9,14 @@ from urllib.parse import urlsplit
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from typer.testing import CliRunner
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from edp_lab.cli.course import course_app
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import pages as site
 from edp_lab.course.publish import slides
 from edp_lab.course.publish.pages import fit_links
 from edp_lab.errors import UsageError
-from tests.course.conftest import asked_elsewhere, console_errors
+from tests.course.conftest import asked_elsewhere, console_errors, invoked, store
 
 FIGURE = """
 from edp_lab.course.kit import theme
@@ -33,9 +31,7 @@ def write(path: Path, title: str, *cells: str) -> None:
     text = [new_markdown_cell(f"# {title}\n\nNoise of $\\sigma = z_0 C$. See [the next](01_next.ipynb).")]
     parameters = new_code_cell('mode = "quick"', metadata={"tags": ["parameters"]})
     code = [new_code_cell(cell, metadata={"tags": ["lesson"] if cell == "1 + 1" else []}) for cell in cells]
-    notebook = new_notebook(cells=[*text, parameters, new_markdown_cell("## Do\n\nA figure. And more."), *code])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "python3", "language": "python"}
-    nbformat.write(notebook, path)
+    store(path, *text, parameters, new_markdown_cell("## Do\n\nA figure. And more."), *code)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     glossary = "# Glossary\n\n| ε | $e^ε$ |\n|---|---|\n| loss | [first](00_first.ipynb#Do), [none](none.md) |\n"
     (folder / "glossary.md").write_text(glossary, encoding="utf-8")
     for command in ("html", "slides"):
-        folders = ["--notebooks", str(folder), "--executed", str(folder / "run"), "--out", str(folder / command)]
-        result = CliRunner().invoke(course_app, [command, *folders])
+        folders = "--notebooks", folder, "--executed", folder / "run", "--out", folder / command
+        result = invoked("course", command, *folders)
         assert result.exit_code == 0, result.output
         assert result.stdout.splitlines()[-1] == str(folder.resolve() / command / "index.html")
     return folder
@@ -91,16 +87,16 @@ def test_site_shows_formulas_figures_and_the_glossary_with_one_copy_of_plotly(fo
 
 
 def test_second_command_takes_the_executed_notebooks_of_the_first(folder: Path) -> None:
-    command = ["slides", "--only", "01", "--notebooks", str(folder), "--executed", str(folder / "run")]
-    result = CliRunner().invoke(course_app, [*command, "--out", str(folder / "again")])
+    folders = "--notebooks", folder, "--executed", folder / "run", "--out", folder / "again"
+    result = invoked("course", "slides", "--only", "01", *folders)
     assert "ok, as before" in result.stderr
     assert sorted(path.name for path in (folder / "again").glob("*.html")) == ["01_next.html", "index.html"]
 
 
 def test_no_site_is_made_of_a_course_that_fails(tmp_path: Path) -> None:
     write(tmp_path / "00_bad.ipynb", "00 Bad", "1 / 0")
-    folders = ["--notebooks", str(tmp_path), "--executed", str(tmp_path / "run"), "--out", str(tmp_path / "site")]
-    result = CliRunner().invoke(course_app, ["html", *folders])
+    folders = "--notebooks", tmp_path, "--executed", tmp_path / "run", "--out", tmp_path / "site"
+    result = invoked("course", "html", *folders)
     assert result.exit_code == 1
     assert "ZeroDivisionError" in result.stderr
     assert not (tmp_path / "site").exists()

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from typer.testing import CliRunner
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from edp_lab.cli.course import course_app
 from edp_lab.course.publish import runner as kept
 from edp_lab.course.publish.runner import (
     CellBegun,
@@ -27,6 +25,7 @@ from edp_lab.course.publish.runner import (
 )
 from edp_lab.course.publish.serve import lab_command
 from edp_lab.errors import UsageError
+from tests.course.conftest import invoked, store
 
 PARAMETERS = 'mode = "quick"\nclip_norm = 1.0  # C'
 GOOD = """
@@ -96,12 +95,9 @@ RAISING = {
 
 
 def write(path: Path, *code: str, kernel: str = "python3", parameters: str = PARAMETERS) -> Path:
-    cells = [new_markdown_cell("# A title\n\nThe noise is $\\sigma = z_0 C$."), new_code_cell(parameters)]
-    cells[1].metadata["tags"] = ["parameters"]
-    notebook = new_notebook(cells=cells + [new_code_cell(source) for source in code])
-    notebook.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
-    nbformat.write(notebook, path)
-    return path
+    given = new_code_cell(parameters, metadata={"tags": ["parameters"]})
+    title = new_markdown_cell("# A title\n\nThe noise is $\\sigma = z_0 C$.")
+    return store(path, title, given, *map(new_code_cell, code), kernel=kernel)
 
 
 @pytest.fixture(scope="module")
@@ -350,14 +346,13 @@ def test_notebooks_are_chosen_by_name_in_course_order(tmp_path: Path) -> None:
 
 def test_command_line_runs_prints_the_index_and_tells_failure_by_its_status(tmp_path: Path) -> None:
     write(tmp_path / "00_good.ipynb", "assert clip_norm == 0.5 and mode == 'full'")
-    folders = ["--notebooks", str(tmp_path), "--out", str(tmp_path / "out")]
-    options = ["run", *folders, "--mode", "full", "--parameter", "clip_norm=0.5"]
-    result = CliRunner().invoke(course_app, options)
+    command = "course", "run", "--notebooks", tmp_path, "--out", tmp_path / "out"
+    result = invoked(*command, "--mode", "full", "--parameter", "clip_norm=0.5")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{(tmp_path / 'out' / 'index.html').resolve()}\n"
     assert re.match(r"\[1/1\] 00_good +ok", result.stderr)
 
-    failed = CliRunner().invoke(course_app, ["run", *folders, "--json"])
+    failed = invoked(*command, "--json")
     assert failed.exit_code == 1
     [row] = json.loads(failed.stdout)
     assert list(row) == ["notebook", "status", "seconds", "memory_mb", "error"]
@@ -370,7 +365,7 @@ def test_command_line_runs_prints_the_index_and_tells_failure_by_its_status(tmp_
 
 def test_list_names_notebooks_and_their_parameters(tmp_path: Path) -> None:
     write(tmp_path / "00_good.ipynb")
-    result = CliRunner().invoke(course_app, ["list", "--notebooks", str(tmp_path)])
+    result = invoked("course", "list", "--notebooks", tmp_path)
     assert result.stdout.splitlines() == ["00_good  A title", '  mode="quick" clip_norm=1.0']
 
 
