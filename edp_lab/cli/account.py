@@ -28,7 +28,7 @@ from edp_lab.cli.options import (
 from edp_lab.cli.output import PATIENCE, Screen, answer, bar, echo, number, print_json, words
 from edp_lab.cli.train import one_thread_if_small
 from edp_lab.errors import UsageError
-from edp_lab.training.config import SEED, TrainConfig
+from edp_lab.training.config import SEED, TrainConfig, flag_of
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
@@ -124,7 +124,7 @@ def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | N
     """Options that would silently count for nothing."""
     idle = sorted(named - OF_A_RUN)
     if "run" in named and idle:
-        raise UsageError(f"--{idle[0].replace('_', '-')} is read from the run's ledger: drop it, or drop --run")
+        raise UsageError(f"{flag_of(idle[0])} is read from the run's ledger: drop it, or drop --run")
     if {"steps", "epochs"} <= named:
         raise UsageError("--steps and --epochs say the same in two ways: give one of them")
     if "tau" in named and decay == "none":

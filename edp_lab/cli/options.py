@@ -14,13 +14,11 @@ from typer.core import TyperCommand
 
 from edp_lab.cli.output import echo
 from edp_lab.errors import UsageError
-from edp_lab.training.config import MOST, MOST_PROCESSES, Bounds
+from edp_lab.training.config import MOST, MOST_PROCESSES, Bounds, flag_of, option_name
 
 S = TypeVar("S")
 Number = TypeVar("Number", int, float)
 Command = Callable[..., None]
-
-FLAGS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # fields: options
 
 COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: more would not end
 CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
@@ -99,7 +97,7 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
     kind, *notes = get_args(parameter.annotation) or (parameter.annotation,)
     if not (notes and isinstance(notes[0], str)):
         return parameter
-    switch = [f"--{parameter.name.replace('_', '-')}"] if parameter.default is False else []
+    switch = [flag_of(parameter.name)] if parameter.default is False else []
     bounds = notes[1] if notes[1:] else {}
     return parameter.replace(annotation=Annotated[kind, typer.Option(*switch, help=notes[0], **bounds)])
 
@@ -124,10 +122,6 @@ def options_of(settings: type) -> Callable[[Command], Command]:
         return command
 
     return expand
-
-
-def option_name(field: str) -> str:
-    return FLAGS.get(field, field)
 
 
 def given(ctx: typer.Context) -> set[str]:

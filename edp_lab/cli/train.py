@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, commas, given, option_name, options_of
+from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, commas, given, options_of
 from edp_lab.cli.output import answer, bar, echo, output_folder, telling, words
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
-from edp_lab.training.config import SEED, SIZES, Bounds, TrainConfig
+from edp_lab.training.config import SEED, SIZES, Bounds, TrainConfig, flag_of, option_name
 
 if TYPE_CHECKING:
     from edp_lab.training.explain import Cause, Explained
@@ -138,8 +138,7 @@ def train(
     if resume is not None:
         superfluous = [name for name in ctx.params if name in given(ctx) - {"resume", "as_json"}]
         if superfluous:
-            option = superfluous[0].replace("_", "-")
-            raise UsageError(f"--{option} is read from the run's record: drop it, or drop --resume")
+            raise UsageError(f"{flag_of(superfluous[0])} is read from the run's record: drop it, or drop --resume")
         before = read_record(resume)
         folder, size, start = resume, before["config"]["size"], partial(take_up, resume)
     elif dry_run and corpus is not None and epsilon is not None:
@@ -185,7 +184,7 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
     named, names = given(ctx), {field.name: option_name(field.name) for field in fields(TrainConfig)}
     for name, why in (("z0", "finds the noise itself"), ("as_printed", "needs noise that hides, which this has not")):
         if name in named:
-            raise UsageError(f"--epsilon {why}: drop it, or drop --{name.replace('_', '-')}")
+            raise UsageError(f"--epsilon {why}: drop it, or drop {flag_of(name)}")
     own = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
     with telling(f"reading {corpus}, seeking the noise, timing a step", lines=False):
         return plan(corpus, epsilon, **own)

@@ -35,6 +35,7 @@ OPTIMIZERS = ("adam", "dp-adam", "dp-adambc")
 PRECISIONS = ("float32", "float64")
 UNITS = ("utterance", "speaker")
 CAP = 10  # utterances of a speaker
+OPTIONS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # not named as their fields
 LEARNING_RATES = {
     "paper": {"clc": 2e-3, "bert": 5e-4},
     "medium": {"clc": 5e-3, "bert": 1e-3},
@@ -52,6 +53,16 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
         "bert": {"layers": 2, "heads": 4, "hidden": 64, "intermediate": 256},
     },
 }
+
+
+def option_name(field: str) -> str:
+    """What the command line calls a field of settings: "gpus"."""
+    return OPTIONS.get(field, field)
+
+
+def flag_of(field: str) -> str:
+    """The same as one types it: "--gpus"."""
+    return f"--{option_name(field).replace('_', '-')}"
 
 
 @dataclass(frozen=True)

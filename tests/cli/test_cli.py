@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app as main_app
 from edp_lab.cli import output
-from edp_lab.cli.options import App, chosen, option_name, options_of
+from edp_lab.cli.options import App, chosen, options_of
 from edp_lab.cli.thesis import run as three_phase_run
 from edp_lab.cli.train import advice, report
 from edp_lab.corpora import load_corpus
 from edp_lab.corpora.corpus import PackedUtterances
 from edp_lab.training import TrainConfig
+from edp_lab.training.config import option_name
 from edp_lab.training.explain import Cause, explain
 from tests.test_docs import check_command
 

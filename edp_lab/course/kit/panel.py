@@ -36,10 +36,11 @@ from traitlets import validate
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
-from edp_lab.course.kit.text import FLAGS, Html, at_most, digits, python, short
+from edp_lab.course.kit.text import Html, at_most, digits, python, short
 from edp_lab.course.kit.theme import Fit
 from edp_lab.errors import UsageError, sentence
 from edp_lab.privacy import Guarantee
+from edp_lab.training.config import flag_of
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
     from edp_lab.training.trainer import Event
@@ -175,7 +176,7 @@ class Frame(widgets.VBox):
     def _in_its_words(self, told: str) -> str:
         """The library's sentence with this panel's names in place of the command line's."""
         for name, control in self.controls.items():
-            told = re.sub(rf"--{FLAGS.get(name, name).replace('_', '-')}\b", control.label, told)
+            told = re.sub(rf"{flag_of(name)}\b", control.label, told)
         return told
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant
 from edp_lab.privacy.guarantee import upward
+from edp_lab.training.config import flag_of
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
     from edp_lab.attacks.audit.step_audit import StepAudit
@@ -165,8 +166,7 @@ def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
 
 # ---- Settings and commands -----------------------------------------------------------------------------------------
 
-# Options of `edp-lab train` that are not named like their field, and those that a reader wants to see in any case.
-FLAGS = {"clip_norm": "clip", "num_devices": "gpus"}
+# Options of `edp-lab train` that a reader wants to see in any case.
 ALWAYS = ("corpus", "method", "clip_norm", "z0", "decay", "tau", "num_devices", "epochs", "seed")
 MECHANISM = ("clip_norm", "z0", "decay", "tau", "num_devices", "as_printed", "alpha", "noise")
 
@@ -179,21 +179,17 @@ def plain(config: TrainConfig, epochs: int) -> TrainConfig:
 
 def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
     """The call of `edp-lab train` that makes this very run."""
-    options = options_of(config, type(config)(config.corpus), ALWAYS, FLAGS)
+    options = options_of(config, type(config)(config.corpus), ALWAYS)
     return shlex.join(["edp-lab", "train", *options, "--out", out])
 
 
-def options_of(settings: Any, defaults: Any, always: Collection[str], flags: Mapping[str, str]) -> Iterator[str]:
-    """Options for settings, a dataclass: those that are not the defaults, and those that a reader wants in any case.
-
-    Args:
-        flags: options that are not named like their field.
-    """
+def options_of(settings: Any, defaults: Any, always: Collection[str]) -> Iterator[str]:
+    """Options for settings, a dataclass: those that are not the defaults, and those that a reader wants in any case."""
     usual = asdict(defaults)
     for name, value in asdict(settings).items():
         if name in always or value != usual[name]:
-            flag = flags.get(name, name).replace("_", "-")
-            yield f"--no-{flag}" if value is False else f"--{flag}"
+            flag = flag_of(name)
+            yield flag.replace("--", "--no-", 1) if value is False else flag
             if not isinstance(value, bool):
                 yield ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -208,7 +204,7 @@ def command(name: str, options: Mapping[str, Any], *flags: str, precision: int |
     for option, value in options.items():
         if value is not None:
             told = f"{value:.{precision}g}" if precision and isinstance(value, float) else str(value)
-            words += [f"--{option.replace('_', '-')}", told]
+            words += [flag_of(option), told]
     return shlex.join(words)
 
 

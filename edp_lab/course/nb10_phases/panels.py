@@ -59,8 +59,7 @@ def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
 def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> str:
     """The call of `edp-lab three-phase run` that does these phases with networks."""
     always = ("phases", "sigma", "instructors", "vote", "vote_epsilon", "delta", "seed")
-    flags = {"understudy_method": "understudy"}
-    options = text.options_of(replace(settings, phases=tuple(take)), ThreePhaseSettings(), always, flags)
+    options = text.options_of(replace(settings, phases=tuple(take)), ThreePhaseSettings(), always)
     return shlex.join(["edp-lab", "three-phase", "run", "--data", "digits", *options])
 
 
