@@ -9,7 +9,6 @@ from edp_lab.course.publish.serve import dashboard_command, panels_only
 from tests.course.conftest import NOTEBOOKS, asked_elsewhere, console_errors
 
 pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")
-pytest.importorskip("voila", reason="the dashboard needs Voila: pip install -e '.[test]'")
 
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys

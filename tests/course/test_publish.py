@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +14,6 @@ from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import pages as site
 from edp_lab.course.publish import slides
 from edp_lab.course.publish.pages import fit_links
-from edp_lab.errors import UsageError
 from tests.course.conftest import asked_elsewhere, console_errors, invoked, store
 
 FIGURE = """
@@ -200,7 +198,6 @@ def test_reference_names_every_public_module() -> None:
 def test_reference_has_pages_and_a_search_that_load_nothing_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pdoc", reason="the reference pages need pdoc: pip install -e '.[test]'")
     monkeypatch.setattr(site, "module_names", lambda: ["edp_lab.errors", "edp_lab.privacy.foundations", "edp_lab.gone"])
     index = site.write_api(tmp_path)
     page = tmp_path / "edp_lab" / "privacy" / "foundations.html"
@@ -211,9 +208,3 @@ def test_reference_has_pages_and_a_search_that_load_nothing_from_elsewhere(
         loads = re.findall(r'<(?:script|link|img)\b[^>]*?(?:href|src)="([^"]+)"', path.read_text(encoding="utf-8"))
         assert not [load for load in loads if urlsplit(load).scheme in ("http", "https")]
     assert index.is_file()
-
-
-def test_reference_without_pdoc_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pdoc", None)
-    with pytest.raises(UsageError, match=r"pip install -c constraints\.txt pdoc"):
-        site.write_api(tmp_path)

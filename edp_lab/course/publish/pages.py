@@ -33,7 +33,7 @@ from traitlets.config import Config
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG, STYLE, TEMPLATE
 from edp_lab.course.publish.build import NAVIGATION, heading
-from edp_lab.errors import UsageError, writing
+from edp_lab.errors import writing
 from edp_lab.files import write_whole
 
 if TYPE_CHECKING:
@@ -426,12 +426,9 @@ def write_api(out: Path) -> Path:
 
     A module that cannot be imported, because what it needs is not installed, has no page.
     """
-    try:
-        import pdoc
-        import pdoc.extract
-        import pdoc.render
-    except ImportError:
-        raise UsageError("the reference pages are made by pdoc: pip install -c constraints.txt pdoc") from None
+    import pdoc
+    import pdoc.extract
+    import pdoc.render
 
     pdoc.render.configure(docformat="google", search=True, footer_text=f"edp_lab {edp_lab.__version__}")
     with writing(out, "make room there, or choose another --out"), warnings.catch_warnings():

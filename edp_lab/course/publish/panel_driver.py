@@ -39,15 +39,14 @@ def shown(panel: Panel) -> dict[str, Any]:
     """What a panel shows, for comparison with a browser.
 
     Returns:
-        heading; sliders: how many; values: of the controls; words: each read-out, in HTML; figures: of each figure,
-        of each trace, the numbers under "x", "y" and "z", flat, None for what is missing.
+        heading; sliders: how many; words: each read-out, in HTML; figures: of each figure, of each trace, the numbers
+        under "x", "y" and "z", flat, None for what is missing.
     """
     inside = list(_within(panel))
     figures = [widget.figure for widget in inside if isinstance(widget, LiveFigure)]
     return {
         "heading": panel.title,
         "sliders": len(_sliders(panel)),
-        "values": panel.values,
         "words": [widget.value for widget in inside if isinstance(widget, widgets.HTML | Fold)],
         "figures": [[_numbers(trace) for trace in figure["data"]] for figure in figures],
     }
@@ -55,7 +54,7 @@ def shown(panel: Panel) -> dict[str, Any]:
 
 def show_all() -> None:
     """Print `shown` of all panels as JSON."""
-    print(json.dumps([shown(panel) for panel in panels()], default=str))
+    print(json.dumps([shown(panel) for panel in panels()]))
 
 
 def move(panel: Panel, moves: int) -> list[float]:

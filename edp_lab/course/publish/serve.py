@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 
 from edp_lab.errors import UsageError
@@ -38,8 +37,6 @@ def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
 
 def dashboard_command(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Command and environment that serve the notebooks of a folder by Voila: local, with a token, panels only."""
-    if find_spec("voila") is None:
-        raise UsageError("the dashboard is served by Voila: pip install -c constraints.txt voila")
     options = ["--Voila.ip=127.0.0.1", "--token", "--template=edp-lab", "--classic-tree"]
     return [sys.executable, "-m", "voila", *options, str(folder)], _with_settings("JUPYTER_PATH")
 
