@@ -216,10 +216,8 @@ def _range(interval: tuple[float, float]) -> str:
 # ---- Who was in the training set -------------------------------------------------------------------------------------
 
 Fpr = Annotated[str, "False positive rates at which to give the true one, with commas between."]
-Confidence = Annotated[float, typer.Option(help="Of the intervals.", min=0.5, max=0.9999)]
-Cache = Annotated[
-    Path | None, typer.Option(help="Where trained shadow models are kept. (default: the user's cache)", hidden=False)
-]
+Confidence = Annotated[float, "Of the intervals.", {"min": 0.5, "max": 0.9999}]
+Cache = Annotated[Path | None, "Where trained shadow models are kept. (default: the user's cache)"]
 Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
 Against = Annotated[Path | None, "Also attack this run of the same corpus and seed, and show how the AUC changes."]
 Out = Annotated[Path | None, "Also write the JSON to this file."]

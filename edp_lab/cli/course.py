@@ -42,7 +42,7 @@ class Mode(StrEnum):
 NotebooksDir = Annotated[
     Path, typer.Option("--notebooks", help="Folder of the notebooks.", show_default="the project's notebooks/")
 ]
-ModeOption = Annotated[Mode, typer.Option("--mode", help="quick: seconds per notebook; full: real training.")]
+ModeOption = Annotated[Mode, "quick: seconds per notebook; full: real training."]
 Only = Annotated[str | None, "Numbers or names of notebooks, with commas between, such as 03,04; else all."]
 Jobs = Annotated[int, "Notebooks at once; with two or more, each has one thread.", CORES]
 
@@ -190,7 +190,7 @@ def build(
 @course_app.command("lab", context_settings=OPTIONS_OF_OTHERS)
 def lab(
     context: typer.Context,
-    instructor: Annotated[bool, typer.Option("--instructor", help="Copy the solutions and the sources, too.")] = False,
+    instructor: Annotated[bool, "Copy the solutions and the sources, too."] = False,
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
 ) -> None:
     """Open JupyterLab on your own copy of the notebooks, on this machine only; it asks for no news and no updates.

@@ -115,16 +115,16 @@ def stills() -> dict[str, Still]:
     A view has what was ``moved``, all ``settings``, ``tiles``, ``sentence``, ``figures``, and folded away ``words`` and
     ``command``; ``more`` are figures that change less of what one is to see.
     """
-    made = list(_instances.items())
-    shown: dict[str, Still] = {}
-    frames = [(key, widget) for key, widget in made if isinstance(widget, Frame)]
-    for key, widget in made:
+    found: dict[str, Still] = {}
+    for key, widget in list(_instances.items()):
         if isinstance(widget, go.FigureWidget):
             # A reader's own. What plotly sends it later goes to the browser only: its state is that of the start.
-            shown[key] = {"figure": slim(widget)}
+            found[key] = {"figure": slim(widget)}
         elif isinstance(widget, Predictions):
-            shown[key] = {"questions": list(widget.questions.values())}
-    return shown | {key: _panel(frame) for key, frame in frames}
+            found[key] = {"questions": list(widget.questions.values())}
+        elif isinstance(widget, Frame):
+            found[key] = _panel(widget)
+    return found
 
 
 def _panel(frame: Any) -> Still:
