@@ -42,7 +42,7 @@ from edp_lab.errors import UsageError
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from edp_lab.reproduce.claims import Claim, ClaimsTable, Entry
+    from edp_lab.reproduce.claims import Claim, ClaimsTable, Evidence
 
 WIDTH = 150
 PUBLIC = "atis,snips,nlu-eval"
@@ -389,7 +389,7 @@ def claims(
     ledger = _computed(chosen) if run else read_table()
     if out is not None:
         write_text(out, ledger.as_json())
-    entries = [entry for entry in ledger.entries if entry.id in [claim.id for claim in chosen]]
+    entries = [entry for entry in ledger.entries if entry.about in chosen]
     if as_json:
         print_json([entry.as_json() for entry in entries], indent=1, readable=True)
         return
@@ -398,7 +398,7 @@ def claims(
     each = ", ".join(f"{verdict} {counts[verdict]}" for verdict in Verdict if counts[verdict])
     strong = Counter(entry.strength.split()[0] for entry in entries)
     each += "; " + ", ".join(f"{strength} {strong[strength]}" for strength in STRENGTHS if strong[strength])
-    if readings := sum(entry.is_reading for entry in entries):
+    if readings := sum(entry.about.is_reading for entry in entries):
         each += f"; {readings} readings of ours" if readings > 1 else "; 1 reading of ours"
     when = f"{ledger.date}, {ledger.machine}, edp-lab {ledger.versions['edp-lab']}"
     told = f"computed now ({when})" if run else f"as committed ({when}); --run computes again"
@@ -412,7 +412,7 @@ def _computed(chosen: Sequence[Claim]) -> ClaimsTable:
     from edp_lab.reproduce.claims import ClaimsTable, compute
 
     torch.set_num_threads(1)  # networks this small gain nothing from a second one
-    entries: list[Entry] = []
+    entries: list[Evidence] = []
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with bar("", *columns, total=len(chosen)) as (update, say):
         for claim in chosen:
@@ -423,7 +423,7 @@ def _computed(chosen: Sequence[Claim]) -> ClaimsTable:
     return ClaimsTable(tuple(entries), **surroundings())
 
 
-def _show_claims(entries: Sequence[Entry]) -> None:
+def _show_claims(entries: Sequence[Evidence]) -> None:
     console = Screen()
     if len(entries) > DETAILED:
         rows = Table("", "claim", "verdict", "what was found", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -431,18 +431,19 @@ def _show_claims(entries: Sequence[Entry]) -> None:
             column.ratio, column.no_wrap = ratio, ratio is None
         rows.expand = True
         for entry in entries:
-            rows.add_row(entry.id, entry.claim, f"{entry.verdict}\n{entry.strength.split()[0]}", entry.said)
+            rows.add_row(entry.id, entry.about.says, f"{entry.verdict}\n{entry.strength.split()[0]}", entry.said)
             rows.add_section()
         console.print(rows)
         console.print("edp-lab claims P2 shows all of one: quote, numbers, notebook cell, test.", style="dim")
         return
     for entry in entries:
         console.print(f"{entry.id}  {entry.verdict}: {entry.strength}", style="bold")
-        console.print(entry.claim)
-        console.print(f"{entry.document}, {entry.source}", style="dim")
+        claim = entry.about
+        console.print(claim.says)
+        console.print(f"{claim.document}, {claim.place}", style="dim")
         console.print(f"\n{entry.said}\n")
         width = max(map(len, entry.measured))
         for name, value in entry.measured.items():
             console.print(f"  {name:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
-        place = f"function  {entry.function}\ncell      {entry.cell}\ntest      {entry.test}"
+        place = f"function  {claim.function}\ncell      {claim.cell}\ntest      {claim.test}"
         console.print(f"\n{place}\n", soft_wrap=True)

@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from enum import StrEnum
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from importlib import import_module
 from pathlib import Path
 from string import Formatter
@@ -109,6 +109,20 @@ class Claim:
         return evidence
 
     @property
+    def document(self) -> str:
+        return DOCUMENTS[self.id[0]]
+
+    @property
+    def place(self) -> str:
+        """In the document, with a few words of it."""
+        return f"{self.source}: “{self.quote}”"
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the verdict is on what we take the words to mean."""
+        return self.says.startswith(READING)
+
+    @property
     def function(self) -> str:
         return f"{self.evidence.__module__}.{self.evidence.__name__}"
 
@@ -123,80 +137,51 @@ REGISTERED: dict[str, Claim] = {}  # as modules are imported
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured about a claim, by name; whatever the verdict rests on is there."""
+    """What was measured about a claim, by name; whatever the verdict rests on is there. So it is a row of the table."""
 
     about: Claim
     measured: Measured
+    seconds: float = 0.0  # that it took; networks that an earlier row has trained are not counted again
 
     @property
     def id(self) -> str:
         return self.about.id
 
-    @property
+    @cached_property
     def verdict(self) -> Verdict:
         return self.about.rule(SimpleNamespace(**self.measured))
 
-    @property
+    @cached_property
     def said(self) -> str:
         return Words().vformat(self.about.said, (), self.measured)
 
-    @property
+    @cached_property
     def strength(self) -> str:
+        """One of STRENGTHS, and of what is measured the sample and the interval."""
         return Words().vformat(self.about.strength, (), self.measured)
+
+    def as_json(self) -> dict[str, Any]:
+        claim = self.about
+        evidence = {"function": claim.function, "said": self.said, "measured": self.measured, "seconds": self.seconds}
+        judged = {"source": claim.place, "verdict": str(self.verdict), "strength": self.strength, "evidence": evidence}
+        return {"id": self.id, "claim": claim.says, **judged, "cell": claim.cell, "test": claim.test}
 
 
 # ---- The table of all claims -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What the table says of a claim."""
-
-    id: str
-    claim: str
-    source: str  # the place in the document, with a few words of it
-    verdict: Verdict
-    strength: str  # what it rests on; one of STRENGTHS, and of what is measured the sample and the interval
-    function: str  # by which the evidence was computed
-    said: str  # what was found, in words
-    measured: Measured
-    seconds: float  # that it took; networks that an earlier row has trained are not counted again
-    cell: str
-    test: str
-
-    @property
-    def document(self) -> str:
-        return DOCUMENTS[self.id[0]]
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether the verdict is on what we take the words to mean."""
-        return self.claim.startswith(READING)
-
-    def as_json(self) -> dict[str, Any]:
-        row = asdict(self)
-        evidence = {name: row.pop(name) for name in ("function", "said", "measured", "seconds")}
-        cell, test = row.pop("cell"), row.pop("test")
-        return {**row, "verdict": str(self.verdict), "evidence": evidence, "cell": cell, "test": test}
-
-    @classmethod
-    def of_json(cls, row: Mapping[str, Any]) -> Entry:
-        own = dict(row)
-        return cls(**own.pop("evidence"), **{**own, "verdict": Verdict(own["verdict"])})
-
-
-@dataclass(frozen=True)
 class ClaimsTable:
     """Entries, and by which command, when, where and with what they were computed."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Evidence, ...]
     command: str
     date: str
     machine: str
     versions: dict[str, str]
 
     def as_json(self) -> str:
-        told = {**asdict(self), "entries": [entry.as_json() for entry in self.entries]}
+        told = {**vars(self), "entries": [entry.as_json() for entry in self.entries]}
         return json.dumps(told, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
@@ -219,31 +204,23 @@ def find(ids: Sequence[str] = ()) -> list[Claim]:
     return [claim for claim in registry().values() if not ids or claim.id in ids]
 
 
-def compute(claim: Claim, told: Told = lambda what: None) -> Entry:
+def compute(claim: Claim, told: Told = lambda what: None) -> Evidence:
     """Compute a claim's evidence now. `told` hears what takes long; what it raises ends the work."""
     start = time.perf_counter()
     evidence = claim.evidence(**claim.inputs(told))
-    return Entry(
-        id=claim.id,
-        claim=claim.says,
-        source=f"{claim.source}: “{claim.quote}”",
-        verdict=evidence.verdict,
-        strength=evidence.strength,
-        function=claim.function,
-        said=evidence.said,
-        measured=dict(evidence.measured),
-        seconds=round(time.perf_counter() - start, 2),
-        cell=claim.cell,
-        test=claim.test,
-    )
+    return replace(evidence, seconds=round(time.perf_counter() - start, 2))
 
 
 def read_table(path: Path = TABLE) -> ClaimsTable:
-    """The committed table; UsageError where it is not there, or damaged."""
+    """The committed table, judged by today's rules; UsageError where it is not there, or damaged."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        return ClaimsTable(**{**told, "entries": tuple(Entry.of_json(row) for row in told["entries"])})
+        rows = [(registry()[row["id"]], row["evidence"]) for row in told["entries"]]
+        entries = tuple(Evidence(claim, found["measured"], found["seconds"]) for claim, found in rows)
+        for entry in entries:
+            entry.as_json()  # whatever a rule or a sentence needs is there
+        return ClaimsTable(**{**told, "entries": entries})
     except OSError:
         raise UsageError(f"{path} is not there: run this in a clone of the project, or add --run") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({type(error).__name__}): restore it, or add --run") from None

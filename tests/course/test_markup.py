@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -163,8 +164,9 @@ def compared(corpus: str) -> str:
 
 def claimed(_: str) -> Frame:
     found = read_table()
-    said = {"claim": EVIL, "source": EVIL, "said": EVIL}
-    entries = [replace(one, **said, measured=one.measured | {EVIL: EVIL}) for one in found.entries]
+    entries = [replace(one, about=copy(one.about), measured=one.measured | {EVIL: EVIL}) for one in found.entries]
+    for one in entries:
+        vars(one.about).update(says=EVIL, source=EVIL, quote=EVIL, said=EVIL)
     return Ledger(replace(found, entries=tuple(entries), machine=EVIL))
 
 

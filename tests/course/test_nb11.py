@@ -58,7 +58,7 @@ def test_the_list_follows_the_filter_and_the_words_follow_the_list(rows: panels.
     shown = [entry.id for entry in FOUND.entries if entry.verdict is Verdict.UNTESTABLE]
     assert [name for _, name in rows.controls["row"].options] == shown
     assert rows.controls["row"].value == rows.result.selected.id == shown[0]
-    assert FOUND.entries[0].claim not in rows.words.value
+    assert FOUND.entries[0].about.says not in rows.words.value
     rows.controls["row"].value = shown[-1]
     assert f"<b>{shown[-1]}</b>" in rows.words.value
     rows.set(text="xyz")
@@ -82,7 +82,7 @@ def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(rows: pa
     for name in registry():
         rows.controls["row"].value = name
         entry = rows.result.selected
-        for text in (str(entry.verdict), entry.function, entry.cell, entry.test):
+        for text in (str(entry.verdict), entry.about.function, entry.about.cell, entry.about.test):
             assert text in rows.words.value
         assert rows.words.value.count("<tr>") == len(entry.measured)
     rows.check()
@@ -132,7 +132,7 @@ def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> No
 
 def test_a_verdict_that_has_changed_is_said() -> None:
     entry = next(entry for entry in FOUND.entries if entry.id == "P10")
-    other = replace(entry, verdict=Verdict.HOLDS, measured={**entry.measured, "largest": 0.01})
+    other = replace(entry, measured={**entry.measured, "largest": 0.01})
     before, now, told = panels.tell_again(entry, other)
     assert (before.value, now.value) == ("does not hold", "holds")
     assert told == f"1 of {len(entry.measured)} numbers differs from the ledger: largest."
@@ -170,7 +170,7 @@ def test_the_papers_settings_have_the_ledgers_verdicts_and_four_claims_hold_with
 def test_everything_in_full_mode_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def compute(claim: claims.Claim) -> claims.Entry:
+    def compute(claim: claims.Claim) -> claims.Evidence:
         asked.append(claim.id)
         return next(entry for entry in FOUND.entries if entry.id == claim.id)
 

@@ -14,7 +14,7 @@ from edp_lab.course.kit.inputs import check_option, require
 from edp_lab.course.kit.text import at_most, digits
 from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
 from edp_lab.reproduce import results_io
-from edp_lab.reproduce.claims import DOCUMENTS, ClaimsTable, Entry, Evidence, Verdict, registry
+from edp_lab.reproduce.claims import DOCUMENTS, ClaimsTable, Evidence, Verdict
 from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
 from edp_lab.reproduce.paper.claims_printed import p10_delta
 from edp_lab.reproduce.paper.runs import Change, beyond_chance
@@ -31,7 +31,7 @@ CHANGES = ("ser_change", "auc_change", "loss_auc_change")
 class Span(NamedTuple):
     """What a claim says and what was found, both positive, in the claim's own unit."""
 
-    entry: Entry
+    entry: Evidence
     claimed: float
     found: float
     what: str
@@ -40,8 +40,8 @@ class Span(NamedTuple):
 class View(NamedTuple):
     """The table through a filter."""
 
-    entries: tuple[Entry, ...]  # that pass it, in the table's order
-    selected: Entry | None  # the row that is shown in full; None where none passes
+    entries: tuple[Evidence, ...]  # that pass it, in the table's order
+    selected: Evidence | None  # the row that is shown in full; None where none passes
     counts: Mapping[str, Mapping[Verdict, int]]  # rows by document and verdict
     spans: tuple[Span, ...]  # of the rows about one number, in the table's order
     table: ClaimsTable  # all of it, and where it comes from
@@ -57,25 +57,28 @@ def view(
     check_option("document", document, [EVERY, *DOCUMENTS.values()])
     check_option("verdict", verdict, [EVERY, *map(str, Verdict)])
 
-    def passes(one: Entry) -> bool:
-        searched = f"{one.id} {one.claim} {one.source} {one.strength} {one.said} {one.function}".lower()
-        right = document in (EVERY, one.document) and verdict in (EVERY, str(one.verdict))
+    def passes(one: Evidence) -> bool:
+        claim = one.about
+        searched = f"{one.id} {claim.says} {claim.place} {one.strength} {one.said} {claim.function}".lower()
+        right = document in (EVERY, claim.document) and verdict in (EVERY, str(one.verdict))
         return right and all(word in searched for word in text.lower().split())
 
     entries = tuple(filter(passes, table.entries))
-    counts = {name: Counter(one.verdict for one in entries if one.document == name) for name in DOCUMENTS.values()}
+    counts = {
+        name: Counter(one.verdict for one in entries if one.about.document == name) for name in DOCUMENTS.values()
+    }
     chosen = next((entry for entry in entries if entry.id == row), next(iter(entries), None))
     spans = tuple(
         Span(entry, float(entry.measured[pair.claimed]), float(entry.measured[pair.found]), pair.what)
         for entry in entries
-        if (pair := registry()[entry.id].pair)
+        if (pair := entry.about.pair)
     )
     return View(entries, chosen, counts, spans, table)
 
 
-def rows_of(table: ClaimsTable, cell: str) -> list[Entry]:
+def rows_of(table: ClaimsTable, cell: str) -> list[Evidence]:
     """The rows that a cell of notebook 11 shows, such as "paper-print"; UsageError where it shows none."""
-    found = [entry for entry in table.entries if entry.cell == f"11_claims#{cell}"]
+    found = [entry for entry in table.entries if entry.about.cell == f"11_claims#{cell}"]
     require(found, f"no claim is shown by the cell '11_claims#{cell}'")
     return found
 

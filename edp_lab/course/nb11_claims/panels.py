@@ -32,7 +32,7 @@ from edp_lab.course.nb11_claims import compute
 from edp_lab.course.nb11_claims.compute import DRAWS, EVERY, HALF, Cell, Turned, View
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
-from edp_lab.reproduce.claims import ClaimsTable, Entry, Verdict
+from edp_lab.reproduce.claims import ClaimsTable, Evidence, Verdict
 from edp_lab.reproduce.paper.claims_mechanism import DRAWS as TABLE_DRAWS
 
 # Measured values that bound an epsilon from above, as do those with "epsilon" in their names, and from below.
@@ -107,9 +107,9 @@ class Ledger(Panel):
         super()._show(seen)
 
 
-def _options(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+def _options(entries: Sequence[Evidence]) -> list[tuple[str, str]]:
     """Rows of the list: ``P2 ✗ The returned gradient is ...``, cut to one line, and their ids."""
-    cut = {one.id: one.claim if len(one.claim) <= LONGEST else f"{one.claim[:LONGEST]}…" for one in entries}
+    cut = {one.id: says if len(says := one.about.says) <= LONGEST else f"{says[:LONGEST]}…" for one in entries}
     return [(f"{one.id} {LOOKS[one.verdict][0]} {cut[one.id]}", one.id) for one in entries]
 
 
@@ -120,11 +120,11 @@ def tell_view(result: View) -> tuple[Tile, Tile, str]:
         told = "No claim passes the filter: take a word out of the search, or choose “all”."
         return Tile("claims that pass", "0", f"of {len(result.table.entries)}"), Tile("claim", "none"), told
     told = f"{entry.id} {'is ' if entry.verdict is Verdict.UNTESTABLE else ''}{entry.verdict}"
-    told += f" ({entry.strength.split()[0]}): “{entry.claim}”"
-    pair = claims.registry()[entry.id].pair
+    told += f" ({entry.strength.split()[0]}): “{entry.about.says}”"
+    pair = entry.about.pair
     if pair is None:
         verdict = Tile("verdict", str(entry.verdict), entry.strength.split()[0])
-        return Tile("claim", entry.id, f"of the {entry.document}"), verdict, told
+        return Tile("claim", entry.id, f"of the {entry.about.document}"), verdict, told
     said, found = (written(name, entry.measured[name]) for name in (pair.claimed, pair.found))
     return claimed(said, pair.what, "claimed or allowed"), holds(found, pair.what, "found"), told
 
@@ -212,7 +212,7 @@ class Again(RunPanel):
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.entry: Entry | None = None  # of the last run that came to its end
+        self.entry: Evidence | None = None  # of the last run that came to its end
         self.chosen = widgets.Label()
         super().__init__(
             "Compute it again",
@@ -228,25 +228,25 @@ class Again(RunPanel):
         self.chosen.value = f"claim {row}" if row else "no claim is selected"
         self.command.value = f"edp-lab claims --run --only {row}" if row else ""
 
-    def prepare(self) -> Entry:
-        selected: Entry | None = self._ledger.result.selected
+    def prepare(self) -> Evidence:
+        selected: Evidence | None = self._ledger.result.selected
         if selected is None:
             raise UsageError("no claim is selected: take a word out of the search above")
         return selected
 
-    def work(self, task: Entry) -> None:
+    def work(self, task: Evidence) -> None:
         def hear(what: str) -> None:
             self.heed_stop("Stopped: nothing was changed.")
             self.state.value = what
 
         self.words.value, self.bar.max, self.bar.value = "", 1, 0
-        self.entry = claims.compute(claims.registry()[task.id], hear)
+        self.entry = claims.compute(task.about, hear)
         self.bar.value = 1
         self.tiles.show(*tell_again(task, self.entry))
         self.words.value = details(words.in_full(self.entry), "the claim, and the numbers of now")
 
 
-def tell_again(before: Entry, now: Entry) -> tuple[Tile, Tile, str]:
+def tell_again(before: Evidence, now: Evidence) -> tuple[Tile, Tile, str]:
     """Both verdicts on a claim, the committed one and that of now, and which numbers differ."""
     moved = [name.replace("_", " ") for name, value in now.measured.items() if value != before.measured.get(name)]
     told = "Every number is as in the ledger."
