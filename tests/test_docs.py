@@ -209,10 +209,10 @@ def test_findings_on_decay_are_those_of_table_1s_runs_paired_by_seed() -> None:
     own = {
         tuple(map(row.get, ("model", "corpus", "variant", "decay"))): [*map(ser.get, row["runs"])] for row in private
     }
-    found = [Change.of(str(key), own[*key[:3], "none"], own[key]) for key in own if key[3] != "none"]
+    found = [Change.of(own[*key[:3], "none"], own[key]) for key in own if key[3] != "none"]
     least, most = (f"{end(change.mean for change in found):.0f}" for end in (min, max))
     assert all(change.mean > 0 for change in found)
-    beyond = f"for {sum(change.rises for change in found)} of them beyond chance"
+    beyond = f"for {sum(change.mean > change.half_width for change in found)} of them beyond chance"
     for page in ("docs/results.md", "data/results/README.md"):
         states(page, f"larger under each of {len(found)} decays", f"by {least} to {most} %", beyond)
 

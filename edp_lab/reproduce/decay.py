@@ -58,7 +58,7 @@ def changes(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, Decay, float], Ch
             seeds = [seed for seed in SEEDS if (corpus, decay, tau, seed) in ser]
             if len(seeds) > 1:
                 steady, falling = ([ser[corpus, *arm, seed] for seed in seeds] for arm in (ARMS[0], (decay, tau)))
-                found[corpus, decay, tau] = Change.of(f"{decay} decay, tau {tau:g}", steady, falling)
+                found[corpus, decay, tau] = Change.of(steady, falling)
     return found
 
 

@@ -36,8 +36,8 @@ def outcomes(*errors: float, auc: float = 0.6, log10: float | None = None, share
 def cells(auc: tuple[float, float], error: tuple[float, float], number: int = 1, examples: int = 2641) -> list[Anew]:
     """Table 1 made anew with changes (mean, half-width) of attack and error, without decay and under decays."""
     decays = [Decay.NONE, *[Decay.LINEAR] * (number - 1)]
-    change = Change("AUC", *auc)
-    return [Anew("clc", "atis", one, Change("SER", *error), change, change, 5.0, examples) for one in decays]
+    change = Change(*auc)
+    return [Anew("clc", "atis", one, Change(*error), change, change, 5.0, examples) for one in decays]
 
 
 BETTER, WORSE = outcomes(0.1, 0.11, 0.12), outcomes(0.15, 0.16, 0.19)
@@ -205,11 +205,11 @@ def test_half_width_of_a_changed_auc_covers_as_often_as_it_says():
 
 
 def test_changes_are_means_over_pairs_and_many_are_held_to_more():
-    change = Change.of("a", [0.1, 0.2, 0.4], [0.11, 0.2, 0.36])
+    change = Change.of([0.1, 0.2, 0.4], [0.11, 0.2, 0.36])
     assert change.mean == pytest.approx(0)
     assert change.half_width == pytest.approx(4.3027 * 10 / math.sqrt(3), rel=1e-4)
     samples = np.random.default_rng(0).normal(0.3, 1, (40, 5))
-    changes = [Change.of("", [1.0] * 5, [*(1 + one / 100)]) for one in samples]
+    changes = [Change.of([1.0] * 5, [*(1 + one / 100)]) for one in samples]
     p = stats.ttest_1samp(samples, 0, axis=1).pvalue
     assert [one.p for one in changes] == pytest.approx(p)
     for many in (1, 4, 40):  # Holm by hand: the k-th smallest of m beats 5 % / (m - k), and so do all before it

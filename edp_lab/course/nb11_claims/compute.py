@@ -129,9 +129,9 @@ def table1_cells() -> list[dict[str, Any]]:
 def beyond(cells: Sequence[Cell]) -> tuple[int, int, int]:
     """Changes of eDP-SGD that have an interval; those beyond chance if each is tested alone, and all together."""
     private = [cell for cell in cells if cell["decay"] and cell["seeds"] > 1]
-    told = [(name, cell[name]["low"], cell[name]["high"], cell["seeds"]) for cell in private for name in CHANGES]
-    changes = [Change(name, (low + high) / 2, (high - low) / 2, seeds) for name, low, high, seeds in told]
-    return len(changes), sum(low > 0 or high < 0 for _, low, high, _ in told), sum(beyond_chance(changes))
+    told = [(cell[name]["low"], cell[name]["high"], cell["seeds"]) for cell in private for name in CHANGES]
+    changes = [Change((low + high) / 2, (high - low) / 2, seeds) for low, high, seeds in told]
+    return len(changes), sum(low > 0 or high < 0 for low, high, _ in told), sum(beyond_chance(changes))
 
 
 def table1_in_words(cells: Sequence[Cell]) -> str:

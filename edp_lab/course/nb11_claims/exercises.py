@@ -43,7 +43,7 @@ def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
         if got[-1] not in tuple(Verdict):
             yield f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got[-1]!r}."
         told.append(f"{kind}: for " + ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled))
-    wanted = _judged(lists, lambda mean, half: Change("", mean, half).falls)
+    wanted = _judged(lists, lambda mean, half: Change(mean, half).falls)
     slip = next((f" {said}" for said, falls in SLIPS.items() if _judged(lists, falls) == got), "")
     for case, mine, right in zip(told, got, wanted, strict=True):
         if mine != right:

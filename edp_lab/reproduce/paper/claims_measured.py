@@ -180,7 +180,7 @@ def p31_gradients_shrink(norms: Sequence[tuple[NDArray[np.float64], NDArray[np.f
 
 def _change(what: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Change:
     """Of `ser` or `auc`, seed by seed."""
-    return Change.of(what, *([getattr(run, what) for run in runs] for runs in (before, after)))
+    return Change.of(*([getattr(run, what) for run in runs] for runs in (before, after)))
 
 
 def _intervals(**changes: Change) -> Measured:

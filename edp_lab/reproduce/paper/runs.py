@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from edp_lab.attacks.statistics import auc
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
+from edp_lab.reproduce.claims import Told
 from edp_lab.reproduce.results_io import RESULTS
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import plain_gradient, trainable
@@ -38,23 +39,21 @@ CORPUS, EPOCHS = "smart-home-health", 8
 SEEDS, FEW = (0, 1, 2, 3, 4), (0, 1, 2)  # of norms, and of whole runs
 Z0, TAU = 0.003, 0.1
 SMALL = f"small CLC, {CORPUS}, {EPOCHS} epochs, z0 {Z0:g}, loss attack, measured now"
-Told = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Change:
     """Mean of a relative change over so many seeds, in percent, with the half-width of its 95 % interval."""
 
-    name: str
     mean: float
     half_width: float
     seeds: int = 3
 
     @classmethod
-    def of(cls, name: str, before: Sequence[float], after: Sequence[float]) -> Change:
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> Change:
         """From two or more values on either side, paired by seed."""
         values = [100 * (new / old - 1) for old, new in zip(before, after, strict=True)]
-        return cls(name, *mean_of(values), len(values))
+        return cls(*mean_of(values), len(values))
 
     @property
     def falls(self) -> bool:
@@ -62,18 +61,10 @@ class Change:
         return self.mean < -self.half_width
 
     @property
-    def rises(self) -> bool:
-        """Beyond chance, as `falls`."""
-        return self.mean > self.half_width
-
-    @property
     def p(self) -> float:
         """The chance of a mean as far from 0, on either side, if nothing had changed (Student's t)."""
         deviations = abs(self.mean) / max(self.half_width, 1e-12) * stdtrit(self.seeds - 1, 0.975)
         return float(2 * stdtr(self.seeds - 1, -deviations))
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.mean:+.1f} % (+-{self.half_width:.1f})"
 
 
 def mean_of(values: Sequence[float]) -> tuple[float, float]:
@@ -126,9 +117,8 @@ def table1_anew(path: Path = RESULTS / "table1.json", variants: Sequence[str] = 
         for cell in json.loads(path.read_text(encoding="utf-8")):
             if cell["variant"] in variants and cell["seeds"] > 1:
                 decay, claimed = cell["decay"], round(float(cell["log10_claimed"]), 6)
-                name = f"{cell['model'].upper()} on {cell['corpus']}, {'no' if decay == 'none' else decay} decay"
                 ser, auc, loss_auc = (
-                    Change(name, told["mean"], (told["high"] - told["low"]) / 2, cell["seeds"])
+                    Change(told["mean"], (told["high"] - told["low"]) / 2, cell["seeds"])
                     for told in (cell["ser_change"], cell["auc_change"], cell["loss_auc_change"])
                 )
                 setting = cell["model"], cell["corpus"], Decay(decay)
