@@ -33,9 +33,11 @@ from edp_lab.reproduce.paper.runs import (
     first_gradient_norms,
     gradient_norms,
     mean_of,
+    relative,
     runs_of,
     small_config,
     small_runs,
+    spread,
     table1_anew,
 )
 
@@ -104,14 +106,12 @@ def p7_first_norm(norms: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]
         return float((later[1:].max(axis=0) / later[0]).max())
 
     totals = [np.linalg.norm(random, axis=1) for random, _ in norms]
-    whole, whole_half = mean_of([float(total[1:].max() / total[0]) for total in totals])
-    layer, layer_half = mean_of([largest(random) for random, _ in norms])
-    tuned, tuned_half = mean_of([largest(later) for _, later in norms])
-    return {
-        "seeds": len(norms), "steps": len(totals[0]), "rough": ROUGH,
-        "whole": whole, "whole_half_width": whole_half, "layer": layer, "layer_half_width": layer_half,
-        "tuned": tuned, "tuned_half_width": tuned_half,
-    }  # fmt: skip
+    ratios = {
+        "whole": [float(total[1:].max() / total[0]) for total in totals],
+        "layer": [largest(random) for random, _ in norms],
+        "tuned": [largest(later) for _, later in norms],
+    }
+    return {"seeds": len(norms), "steps": len(totals[0]), "rough": ROUGH, **spread(**ratios)}
 
 
 @claim(
@@ -178,14 +178,9 @@ def p31_gradients_shrink(norms: Sequence[tuple[NDArray[np.float64], NDArray[np.f
 # ---- Trained models --------------------------------------------------------------------------------------------------
 
 
-def _change(what: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Change:
-    """Of `ser` or `auc`, seed by seed."""
-    return Change.of(*([getattr(run, what) for run in runs] for runs in (before, after)))
-
-
-def _intervals(**changes: Change) -> Measured:
-    parts = [{name: change.mean, f"{name}_half_width": change.half_width} for name, change in changes.items()]
-    return {name: value for part in parts for name, value in part.items()}
+def _change(what: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> list[float]:
+    """Of `ser` or `auc`, seed by seed, in percent."""
+    return relative(*([getattr(run, what) for run in runs] for runs in (before, after)))
 
 
 def _anew_said(anew: Sequence[Anew], text: str) -> str:
@@ -372,7 +367,7 @@ def _each_alone_and_printed(told: Told) -> Mapping[str, Any]:
 def p14_like_dp_sgd(per_example: Sequence[Outcome], printed: Sequence[Outcome]) -> Measured:
     """Per-example DP-SGD against Algorithm 1 without decay, at the same C and z0, seed by seed."""
     found = {"error": _change("ser", per_example, printed), "attack": _change("auc", per_example, printed)}
-    return {**_intervals(**found), "similar_percent": SIMILAR, "seeds": len(printed), "origin": SMALL}
+    return {**spread(**found), "similar_percent": SIMILAR, "seeds": len(printed), "origin": SMALL}
 
 
 @claim(
@@ -526,7 +521,7 @@ def p20_regularizer(
     return {
         "public_cells": len(public), "public_cells_that_improve": sum(change < 0 for change in public),
         "cells_anew": len(anew), "cells_anew_that_improve": improved, "anew": _anew_said(anew, told),
-        **_intervals(**changes), "seeds": len(plain),
+        **spread(**changes), "seeds": len(plain),
     }  # fmt: skip
 
 

@@ -52,8 +52,7 @@ class Change:
     @classmethod
     def of(cls, before: Sequence[float], after: Sequence[float]) -> Change:
         """From two or more values on either side, paired by seed."""
-        values = [100 * (new / old - 1) for old, new in zip(before, after, strict=True)]
-        return cls(*mean_of(values), len(values))
+        return cls(*mean_of(relative(before, after)), len(before))
 
     @property
     def falls(self) -> bool:
@@ -71,6 +70,17 @@ def mean_of(values: Sequence[float]) -> tuple[float, float]:
     """Mean of two or more values, and the half-width of its 95 % interval (Student's t)."""
     reach = stdtrit(len(values) - 1, 0.975) / math.sqrt(len(values))
     return float(np.mean(values)), float(reach * np.std(values, ddof=1))
+
+
+def spread(**values: Sequence[float]) -> dict[str, float]:
+    """Of each name's values the mean, and as NAME_half_width that of its interval, see `mean_of`."""
+    found = {name: mean_of(own) for name, own in values.items()}
+    return {name + end: one for name, own in found.items() for end, one in zip(("", "_half_width"), own, strict=True)}
+
+
+def relative(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """Changes in percent, pair by pair."""
+    return [100 * (new / old - 1) for old, new in zip(before, after, strict=True)]
 
 
 def beyond_chance(changes: Sequence[Change]) -> list[bool]:

@@ -23,11 +23,11 @@ from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Schedule
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Verdict
 from edp_lab.reproduce.thesis.claims_noise import chance_of_first
+from edp_lab.reproduce.thesis.thesis_tables import DELTA, DP_ADAM, LABELS, PHASE_ONE
 from edp_lab.three_phase.pate import partition_cost
 from edp_lab.three_phase.perturbation import printed_sigma
 
-DELTA = 1e-5
-PHASES = ((2.5, DELTA), (7.0, DELTA), (0.2, 0.0))  # pixels, training, labels: as the thesis states them
+PHASES = (PHASE_ONE, DP_ADAM, LABELS)  # pixels, training, labels: as the thesis states them
 MNIST = 60000
 QUERIES = 9000  # 9/10 of the MNIST test images get a noisy label (figure 3.1)
 STEPS = (100, 1_000, 10_000, 100_000, 1_000_000)  # for T26

@@ -19,7 +19,7 @@ from edp_lab.attacks.extraction import SETTINGS, ExtractionRow, InversionRow, ex
 from edp_lab.corpora.images import Images, load_images
 from edp_lab.errors import UsageError
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Told, Verdict
-from edp_lab.reproduce.paper.runs import mean_of
+from edp_lab.reproduce.paper.runs import spread
 from edp_lab.reproduce.thesis.lab import Lab
 from edp_lab.reproduce.thesis.thesis_tables import DELTA, QUICK, TABLES, Network, Scale
 from edp_lab.three_phase.pate import Aggregator
@@ -324,8 +324,6 @@ def t25_convergence(lab: Lab, epsilon: float = 3.0, repeats: int = 5) -> Measure
         curves.append([[row["accuracy"] for row in network.rows] for network in lab.train(jobs)])
     pairs = list(zip(*curves, strict=True))
     epochs = [_epochs_to(adam, sgd) for adam, sgd in pairs]
-    saved, saved_half = mean_of([sgd - adam for adam, sgd in epochs])
-    gain, gain_half = mean_of([100 * (adam[-1] - sgd[-1]) for adam, sgd in pairs])
     return {
         "data": lab.scale.data,
         "epsilon": epsilon,
@@ -333,11 +331,9 @@ def t25_convergence(lab: Lab, epsilon: float = 3.0, repeats: int = 5) -> Measure
         "adam_rate": rates["dp-adam"],
         "sgd_rate": rates["dp-sgd"],
         "sgd_epochs": float(np.mean([sgd for _, sgd in epochs])),
-        "saved": saved,
-        "saved_half_width": saved_half,
+        **spread(saved=[sgd - adam for adam, sgd in epochs]),
         "adam_accuracy": float(np.mean([100 * adam[-1] for adam, _ in pairs])),
-        "gain": gain,
-        "gain_half_width": gain_half,
+        **spread(gain=[100 * (adam[-1] - sgd[-1]) for adam, sgd in pairs]),
     }
 
 

@@ -35,11 +35,10 @@ from edp_lab.reproduce.thesis.thesis_foundations import (
     loss_figures,
     synthetic_voters,
 )
+from edp_lab.reproduce.thesis.thesis_tables import DELTA, PHASE_ONE, SIGMA
 from edp_lab.three_phase.pate import Aggregator, Vote, label_probabilities
 from edp_lab.three_phase.perturbation import image_correlations, printed_sigma
 
-DELTA = 1e-5
-PIXEL_SIGMA, PIXEL_EPSILON = 0.6, 2.5  # section 3.1.1: said to belong together
 SAMPLE = 4000  # images of MNIST, for T3
 SURELY = 0.99  # a vote that stays right with this probability is one that noise does not change, for T13
 
@@ -57,19 +56,19 @@ SURELY = 0.99  # a vote that stays right with this probability is one that noise
         "all pixels within a third": (CONDITIONAL, {"epsilon": 2.5}),
     },
 )  # fmt: skip
-def t1_pixel_noise(pixels: int = 784, sigma: float = PIXEL_SIGMA) -> Measured:
+def t1_pixel_noise(pixels: int = 784, sigma: float = SIGMA) -> Measured:
     """Two images in [0, 1]^pixels are up to sqrt(pixels) apart; a guarantee must hold for any two."""
     sensitivity = math.sqrt(pixels)
     return {
-        "claimed_epsilon": PIXEL_EPSILON,
+        "claimed_epsilon": PHASE_ONE[0],
         "delta": DELTA,
         "sigma": sigma,
         "sensitivity": sensitivity,
         "epsilon": gaussian_epsilon(sensitivity, sigma, DELTA),
         "epsilon_at_sensitivity_1": gaussian_epsilon(1.0, sigma, DELTA),
         "eq_3_1_at_sensitivity_1": printed_sigma(1.0, DELTA) / sigma,
-        "sensitivity_needed": sigma / analytic_gaussian_sigma(1.0, PIXEL_EPSILON, DELTA),
-        "sensitivity_needed_by_eq_3_1": sigma / printed_sigma(PIXEL_EPSILON, DELTA),
+        "sensitivity_needed": sigma / analytic_gaussian_sigma(1.0, PHASE_ONE[0], DELTA),
+        "sensitivity_needed_by_eq_3_1": sigma / printed_sigma(PHASE_ONE[0], DELTA),
         "labels_noised": False,
     }
 
@@ -121,9 +120,7 @@ def _images(told: Told) -> Mapping[str, Any]:
     strength="measured ({number} images, 95 %: ±{half_width:.3f})",
     counter={"correlation as printed": (HOLDS, {"correlation": 0.8125})},
 )  # fmt: skip
-def t3_correlation(
-    images: ArrayLike, rng: np.random.Generator, name: str = "images", sigma: float = PIXEL_SIGMA
-) -> Measured:
+def t3_correlation(images: ArrayLike, rng: np.random.Generator, name: str = "images", sigma: float = SIGMA) -> Measured:
     """Mean of eq 3.4 over images (n, ...) in [0, 1], each against itself with noise; `name` says whose they are.
 
     UsageError for none, or one of a single shade, whose correlation is undefined.
@@ -165,7 +162,7 @@ def t3_correlation(
 )  # fmt: skip
 def t4_local_noise(people: int = 60000) -> Measured:
     """The mean of one pixel, from noised records and from noise on the mean, at the same privacy of each person."""
-    local, central = PIXEL_SIGMA / math.sqrt(people), PIXEL_SIGMA / people
+    local, central = SIGMA / math.sqrt(people), SIGMA / people
     return {
         "people": people,
         "records_released": people,
@@ -347,7 +344,7 @@ def t16_two_circles() -> Measured:
     test points are noised; without noise on them there is no such limit.
     """
     epsilon, claimed, factor = 0.2, 0.84953, 0.8
-    sigma = PIXEL_SIGMA * PIXEL_EPSILON / epsilon
+    sigma = SIGMA * PHASE_ONE[0] / epsilon
     fitting = float(brentq(lambda s: best_accuracy(s, factor) - claimed, 0.01, 5.0))
     return {
         "claimed_accuracy": claimed,
@@ -358,7 +355,7 @@ def t16_two_circles() -> Measured:
         "best_accuracy": best_accuracy(sigma, factor),
         "best_accuracy_around_a_point": best_accuracy(sigma, 0.0),
         "sigma_for_the_claim": fitting,
-        "epsilon_for_the_claim": PIXEL_SIGMA * PIXEL_EPSILON / fitting,
+        "epsilon_for_the_claim": SIGMA * PHASE_ONE[0] / fitting,
     }
 
 
