@@ -192,6 +192,7 @@ BY_SIZE = {"title": "training points"}, {"title": "test accuracy (%)"}
 
 
 def _figures(part: Part) -> Iterator[Figure]:
+    from edp_lab.course.kit import figure as fig
     from edp_lab.course.kit.theme import PLAIN, PRINTED
 
     name, drawing = part.printed.id, part.drawing
@@ -213,13 +214,9 @@ def _figures(part: Part) -> Iterator[Figure]:
         yield _images(drawing["confusion"], "Blues", "Confusion: true class (down), predicted (across)")
         looks = {"loss": ("training", PLAIN, "solid"), "test_loss": ("test", PRINTED, "dash")}
         curves = {
-            one: [
-                {"type": "scatter", "x": list(range(1, len(told[kind]) + 1)), "y": told[kind], "name": label,
-                 "line": {"color": color, "dash": dash}, "mode": "lines"}
-                for kind, (label, color, dash) in looks.items()
-            ]
+            one: [fig.line(*looks[kind], x=list(range(1, len(own) + 1)), y=own) for kind, own in told.items()]
             for one, told in drawing["loss"].items()
-        }  # fmt: skip
+        }
         epochs = {"title": {"text": "epoch", "font": {"size": 10}}}
         yield _grid(curves, 220, epochs, {"rangemode": "tozero"})
 
@@ -243,6 +240,7 @@ def _grid(
 
 def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Points by class, or before and after noise."""
+    from edp_lab.course.kit import figure as fig
     from edp_lab.course.kit.theme import PLAIN, PRINTED
 
     if "labels" in told:
@@ -250,11 +248,11 @@ def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
         clouds = {f"class {c}": [point for point, label in pairs if label == c] for c in (0, 1)}
     else:
         clouds = {"with noise": told["noised"], "without": told["clean"]}
+    looks = ({"mode": "markers", "marker": {"color": color, "size": 3}} for color in (PLAIN, PRINTED))
     return [
-        {"type": "scatter", "mode": "markers", "marker": {"color": color, "size": 3}, "name": name,
-         "x": [x for x, _ in points], "y": [y for _, y in points]}
-        for (name, points), color in zip(clouds.items(), (PLAIN, PRINTED), strict=True)
-    ]  # fmt: skip
+        fig.trace(name, look, x=[x for x, _ in points], y=[y for _, y in points])
+        for (name, points), look in zip(clouds.items(), looks, strict=True)
+    ]
 
 
 def _images(matrices: Mapping[str, Any], colors: str, title: str = "") -> Figure:

@@ -37,10 +37,6 @@ DOCUMENTS = {"P": "paper", "T": "thesis"}
 READING = "Our reading: "  # so begins a claim that the document does not make in so many words
 TABLE = RESULTS / "claims.json"
 TEST = "tests/reproduce/test_claims.py::test_the_verdict_turns_with_the_evidence"
-MODULES = (
-    "paper.claims_mechanism", "paper.claims_printed", "paper.claims_measured",
-    "thesis.claims_noise", "thesis.claims_composition", "thesis.claims_networks",
-)  # fmt: skip
 
 
 class Verdict(StrEnum):
@@ -188,8 +184,8 @@ class ClaimsTable:
 @cache
 def registry() -> dict[str, Claim]:
     """Every claim of the two sources by its id, in the table's order."""
-    for module in MODULES:
-        import_module(f"edp_lab.reproduce.{module}")
+    for file in Path(__file__).parent.glob("*/claims_*.py"):
+        import_module(f"{__package__}.{file.parent.name}.{file.stem}")
     return dict(sorted(REGISTERED.items(), key=lambda item: (item[0][0], int(item[0][1:]))))
 
 

@@ -61,11 +61,10 @@ class Job:
 
 
 class Work(NamedTuple):
-    """A job, the key of its run without the attack, and where that and the shadow models go."""
+    """A job, where its run goes, under its key without the attack, and where the shadow models do."""
 
     config: TrainConfig
     attack: bool
-    run: str
     folder: Path
     shadows: Path
 
@@ -178,7 +177,7 @@ class TableRuns:
             )
         key = self.key(Job(config), self.at_hand)
         made_of = replace(config, pretrained=self.start_of(config))
-        return Work(made_of, job.attack, key, self.out / "runs" / key, self.out / "shadows")
+        return Work(made_of, job.attack, self.out / "runs" / key, self.out / "shadows")
 
 
 # ---- In a process that does a share of the jobs --------------------------------------------------------------------
@@ -215,7 +214,7 @@ def do(work: Work, say: Say) -> dict[str, Any]:
         "machine": machine(record["device"]),
         "date": datetime.now(UTC).date().isoformat(),
         "versions": record["versions"],
-        "run": work.run,
+        "run": work.folder.name,
     }
     if not work.attack:
         return found

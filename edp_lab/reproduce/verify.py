@@ -334,7 +334,17 @@ def _bracketed(releases: list[Release], delta: float, ours: float) -> Between | 
 # ---- What `edp-lab train` does ---------------------------------------------------------------------------------------
 
 
-def _trained(rng: np.random.Generator, delta: float, **options: Any) -> Between | None:
+TRAINED: dict[str, Callable[[int], dict[str, Any]]] = {  # by name, settings of the run of this number
+    # Whole speakers, sampled by Poisson; every other time several share a clip.
+    "speakers": lambda n: {"unit": "speaker", **({"method": "dp-sgd"} if n % 2 else {"micro_batch_size": None})},
+    # At every rung of the ladder.
+    "eDP-SGD under Poisson sampling": lambda n: {"sampling": "poisson", "micro_batch_size": (None, 1, 2, 4)[n % 4]},
+    # One more release, with disjoint batches and under Poisson sampling.
+    "noised layer scales": lambda n: {"alpha": "noised", "sampling": ("shuffle", "poisson")[n % 2]},
+}
+
+
+def trained(name: str, rng: np.random.Generator, number: int, delta: float) -> Between | None:
     """A run of `TrainConfig` as its steps release it: the noise that is added beside the gradient that moves."""
     n, rate = int(10 ** rng.uniform(2, 5.5)), 10 ** rng.uniform(-2.3, -0.3)
     batch, devices = max(16, round(n * rate)), int(rng.integers(1, 4))
@@ -347,7 +357,7 @@ def _trained(rng: np.random.Generator, delta: float, **options: Any) -> Between 
         clip_norm=10 ** rng.uniform(-2, 2),
         decay=str(rng.choice(["none", "linear", "exponential"])),
         tau=rng.uniform(0, 0.5),
-        **options,
+        **TRAINED[name](number),
     )
     mechanism = config.mechanism(n)
     assert mechanism is not None
@@ -358,22 +368,6 @@ def _trained(rng: np.random.Generator, delta: float, **options: Any) -> Between 
         releases.append(Release(mechanism.scales_noise_std(), shift, 1, chance))
     epsilon = judge(mechanism, config.epochs, delta, seed_published=False).epsilon
     return _bracketed(releases, delta, math.inf if epsilon is None else epsilon)
-
-
-def speakers(rng: np.random.Generator, number: int, delta: float) -> Between | None:
-    """Whole speakers, sampled by Poisson; every other time several share a clip."""
-    method = {"method": "dp-sgd"} if number % 2 else {"method": "edp-sgd", "micro_batch_size": None}
-    return _trained(rng, delta, unit="speaker", **method)
-
-
-def sampled_edp_sgd(rng: np.random.Generator, number: int, delta: float) -> Between | None:
-    """eDP-SGD under Poisson sampling, at every rung of the ladder."""
-    return _trained(rng, delta, sampling="poisson", micro_batch_size=(None, 1, 2, 4)[number % 4])
-
-
-def noised_alpha(rng: np.random.Generator, number: int, delta: float) -> Between | None:
-    """Layer scales with noise: one more release, with disjoint batches and under Poisson sampling."""
-    return _trained(rng, delta, alpha="noised", sampling=("shuffle", "poisson")[number % 2])
 
 
 # ---- What panels show ------------------------------------------------------------------------------------------------
@@ -459,9 +453,7 @@ CHECKED = (
     (Sampler.FIXED_ORDER, Adjacency.REPLACE_ONE, False),
 )
 TRIALS: dict[str, Callable[[np.random.Generator, int, float], Between | None]] = {
-    "speakers": speakers,
-    "eDP-SGD under Poisson sampling": sampled_edp_sgd,
-    "noised layer scales": noised_alpha,
+    **{name: partial(trained, name) for name in TRAINED},
     "random allocation": random_allocation,
     "correlated noise": correlated_noise,
     "edp-lab check": other_libraries,
