@@ -170,24 +170,19 @@ class NoiseSource:
         if step <= self._last:
             raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
         self._last = step
+        ahead = None if self._ahead is None else self._pool.submit(self._draw_ahead, self._ahead, step, entry)
+        return _StepNoise(self, step, entry, ahead)
 
-        if self.share is None:
-            return _RoundedNoise(self, step, entry)
-
-        def draw_ahead(out: Tensor) -> Tensor:
-            if entry is not None:
-                entry.result()
-            self.draw(step, out.numpy().__setitem__)
-            return out
-
-        drawn = None if self._ahead is None else self._pool.submit(draw_ahead, self._ahead)
-        return _FloatNoise(self, step, entry, drawn)
+    def _draw_ahead(self, out: Tensor, step: int, entry: Future[None] | None) -> Tensor:
+        if entry is not None:
+            entry.result()
+        self.draw(step, out.numpy().__setitem__)
+        return out
 
     def draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
         """Call `use` with every block of this rank's float noise: its columns, and numbers valid until it returns."""
-        if self.share is None:
-            raise RuntimeError("noise that is rounded with a sum is not drawn without it")
         share = self.share
+        assert share is not None
 
         def draw_block(block: int) -> None:
             if not hasattr(self._own, "memory"):
@@ -198,6 +193,19 @@ class NoiseSource:
             use(columns, noise)
 
         self.share_out(share.blocks(self.size), draw_block)
+
+    def round(self, step: int, spans: Sequence[Span], stds: Sequence[float]) -> None:
+        """Round sum and noise together, on the CPU: a GPU's sum comes there and goes back."""
+        away = spans[0].numbers.device.type != "cpu"
+        here = [span._replace(numbers=span.numbers.cpu()) for span in map(filled, spans)] if away else spans
+
+        def release_block(block: int) -> None:
+            _round([*_pieces(here, stds, columns_of(block, self.size))], self.key, step, block)
+
+        self.share_out(range(-(-self.size // BLOCK)), release_block)
+        if away:
+            for span, own in zip(spans, here, strict=True):
+                span.numbers.copy_(own.numbers)
 
     def share_out(self, blocks: range, work: Callable[[int], None]) -> None:
         """Do the work on every block, by as many threads as there are."""
@@ -222,45 +230,23 @@ class _StepNoise:
     source: NoiseSource
     step: int
     entry: Future[None] | None
+    ahead: Future[Tensor] | None  # where it is drawn in the background
     used: bool = field(default=False, init=False)
 
-    def _begin(self) -> None:
+    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
         if self.used:
             raise RuntimeError(f"the noise of step {self.step} has been used")
         self.used = True
         if self.entry is not None:
             self.entry.result()
-
-
-@dataclass
-class _FloatNoise(_StepNoise):
-    drawn: Future[Tensor] | None
-
-    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
-        self._begin()
-        if self.drawn is not None:
-            DrawnNoise(self.drawn.result().to(spans[0].numbers.device)).add_to(spans, stds)
-            return
-        if self.source.share is not None and self.source.share.world > 1:  # some blocks are other ranks' to draw
-            spans = [scaled_(span) for span in spans]
-        self.source.draw(self.step, partial(_add, spans, stds))
-
-
-class _RoundedNoise(_StepNoise):
-    def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
-        """Round sum and noise together, on the CPU: a GPU's sum comes there and goes back."""
-        self._begin()
-        away = spans[0].numbers.device.type != "cpu"
-        here = [span._replace(numbers=span.numbers.cpu()) for span in map(filled, spans)] if away else spans
-        key, size = self.source.key, self.source.size
-
-        def release_block(block: int) -> None:
-            _round([*_pieces(here, stds, columns_of(block, size))], key, self.step, block)
-
-        self.source.share_out(range(-(-size // BLOCK)), release_block)
-        if away:
-            for span, own in zip(spans, here, strict=True):
-                span.numbers.copy_(own.numbers)
+        share = self.source.share
+        if share is None:
+            self.source.round(self.step, spans, stds)
+        elif self.ahead is not None:
+            DrawnNoise(self.ahead.result().to(spans[0].numbers.device)).add_to(spans, stds)
+        else:
+            own = [scaled_(span) for span in spans] if share.world > 1 else spans  # some blocks are others' to draw
+            self.source.draw(self.step, partial(_add, own, stds))
 
 
 @cache
