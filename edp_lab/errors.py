@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 # What Rust's writers of weights and tokenizers say of the machine; they raise kinds of their own.
 RUST = re.compile(r"\(os error \d+\)|\bOs \{ code: \d+.*?message: \"(?P<why>[^\"]*)")
@@ -25,6 +26,13 @@ class UsageError(ValueError):
 
     The command line prints it as ``error: ...`` and exits with status 2; a panel shows it in its error box.
     """
+
+
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    """UsageError unless the value is a whole number, from `least` to `most`."""
+    if not isinstance(value, Integral) or value < least or (most is not None and value > most):
+        bounds = f", at least {least}" if most is None else f" from {least} to {most:,}"
+        raise UsageError(f"{name} is {value}: it must be a whole number{bounds}")
 
 
 def sentence(error: BaseException) -> str | None:

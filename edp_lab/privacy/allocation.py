@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from numbers import Integral
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy.special import bdtr, bdtrc, gammaln, log_ndtr
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import check_whole
 from edp_lab.privacy.accountants import ORDERS, GaussianDP, RenyiDP, check_everyone, gdp_epsilon, log_sum_exp
 from edp_lab.privacy.mechanism import Schedule
 
@@ -57,7 +56,7 @@ class RandomAllocation(RenyiDP):
     def __init__(self, schedule: Schedule, batches: int) -> None:
         check_everyone(schedule, "random allocation")
         self.schedule, self.known = schedule, GaussianDP(schedule)
-        _check_batches(batches)
+        check_whole("number of batches", batches, 1, MOST_BATCHES)
         columns = [_log_moments(z, int(batches)) for z in schedule.noise_multipliers.tolist()]
         moments = np.stack(columns, axis=1) if columns else np.zeros((len(ORDERS), 0))
         self.rdp = moments @ schedule.counts.astype(float) / (ORDERS - 1) * (1 + 1e-12)
@@ -76,7 +75,7 @@ def allocation_at_least(noise_multiplier: float, batches: int, passes: int, delt
     largest step exceeds c, with probability p in a pass with the utterance, q without it: from the tails P and Q of
     that count, epsilon >= ln((P - delta) / Q), for every c and tail; the best of a grid is taken.
     """
-    _check_batches(batches)
+    check_whole("number of batches", batches, 1, MOST_BATCHES)
     total = gdp_epsilon(math.sqrt(passes / batches) / noise_multiplier, delta)
     c = np.linspace(-1, 1 + 6 * noise_multiplier, 80)[:, None]
     others = (batches - 1) * log_ndtr(c / noise_multiplier)
@@ -107,11 +106,6 @@ def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta:
     p, q = (-np.expm1(passes * (others + log_ndtr((c - pull) / noise_multiplier))) for pull in (2.0, 1.0))
     seen = (p > delta) & (q > SMALLEST_TAIL)
     return float((np.log(p[seen] - delta) - np.log(q[seen])).max(initial=0.0))
-
-
-def _check_batches(batches: int) -> None:
-    if not isinstance(batches, Integral) or not 1 <= batches <= MOST_BATCHES:
-        raise UsageError(f"number of batches is {batches}: it must be a whole number from 1 to {MOST_BATCHES:,}")
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.accountants import (
     GaussianDP,
     GroupRenyiDP,
@@ -93,8 +93,8 @@ class Setting:
         check_delta(self.delta)
         for name in ("n", "steps", "epochs", "micro_batch_size", "truncated"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and 1 <= value <= MOST_STEPS):
-                raise UsageError(f"{name} is {value}: it must be a whole number from 1 to {MOST_STEPS:,}")
+            if value is not None:
+                check_whole(name, value, 1, MOST_STEPS)
         for name, value in (("noise multiplier", self.noise_multiplier), ("clip norm", self.clip_norm)):
             if not 0 < value <= LARGEST:
                 raise UsageError(f"the {name} is {value}: it must be greater than 0, at most {LARGEST:g}")

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.accountants import (
     ORDERS,
     GaussianDP,
@@ -126,8 +126,7 @@ def _standardised(loss: ArrayLike, mu: float) -> NDArray[np.float64]:
 
 def _compose_equal(epsilon: float, delta: float, releases: int) -> EpsilonDelta:
     _check_guarantees([(epsilon, delta)])
-    if not isinstance(releases, Integral) or releases < 1:
-        raise UsageError(f"the number of releases is {releases}: it must be a whole number, at least 1")
+    check_whole("the number of releases", releases, 1)
     return EpsilonDelta(int(releases) * epsilon, min(1.0, int(releases) * delta))
 
 

@@ -23,12 +23,11 @@ Sources: Henzinger, Upadhyay and Upadhyay 2023 (arXiv 2202.11205) for the square
 from __future__ import annotations
 
 import math
-from numbers import Integral
 
 import numpy as np
 from scipy.signal import lfilter
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.mechanism import Schedule
 
 MOST_BANDS = 10_000
@@ -36,8 +35,7 @@ MOST_BANDS = 10_000
 
 def square_root(bands: int) -> np.ndarray:
     """The first coefficients of (1 - x)^(-1/2): 1, 1/2, 3/8, ...: (b)."""
-    if not isinstance(bands, Integral) or not 1 <= bands <= MOST_BANDS:
-        raise UsageError(f"number of bands is {bands}: it must be a whole number from 1 to {MOST_BANDS:,}")
+    check_whole("number of bands", bands, 1, MOST_BANDS)
     j = np.arange(1, bands)
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon
 
 ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
@@ -57,7 +57,7 @@ def response_epsilon(truth: float, categories: int = 2) -> float:
     l = (1 - p) / (k - 1) is the probability of each lie. 0 at p = 1/k (pure noise), inf at p = 0 or 1. Two coins
     (heads: the truth, else the second coin's side) have p = 3/4 and epsilon ln 3.
     """
-    _check_categories(categories)
+    check_whole("the number of categories", categories, 2)
     if not 0 <= truth <= 1:
         raise UsageError(f"the probability of truth is {truth}: it must lie between 0 and 1")
     if truth in (0, 1):
@@ -305,7 +305,7 @@ def local_count_error(people: int, epsilon: float) -> float:
 def _response(epsilon: float, categories: int) -> tuple[float, float]:
     """Probability of each lie, and how much likelier the truth is: both without cancellation."""
     check_positive("epsilon", epsilon)
-    _check_categories(categories)
+    check_whole("the number of categories", categories, 2)
     total = 1 + (categories - 1) * math.exp(-epsilon)
     return math.exp(-epsilon) / total, -math.expm1(-epsilon) / total
 
@@ -314,11 +314,6 @@ def check_positive(name: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"{name} is {value}: it must be a finite number greater than 0")
     return value
-
-
-def _check_categories(categories: int) -> None:
-    if not isinstance(categories, Integral) or categories < 2:
-        raise UsageError(f"the number of categories is {categories}: it must be a whole number, at least 2")
 
 
 def _check_answers(answers: ArrayLike, categories: int) -> NDArray[np.int64]:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
-from numbers import Integral
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.accountants import (
     Accountant,
     GaussianDP,
@@ -128,7 +127,7 @@ def judge(
         UsageError: delta outside (0, 1), an unknown adjacency, or counts that are no whole numbers.
     """
     check_delta(delta)
-    _check_people(utterances_per_person)
+    check_whole("utterances per person", utterances_per_person, 1)
     if mechanism is None:
         epochs = len(bill) if isinstance(bill, Mapping) else bill
         return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
@@ -168,7 +167,7 @@ def accountant_for(
     Someone with several sampled utterances is accounted by Renyi DP and group privacy. NoGuarantee: as
     `Mechanism.schedule`.
     """
-    _check_people(utterances_per_person)
+    check_whole("utterances per person", utterances_per_person, 1)
     schedule = mechanism.schedule(bill, adjacency)
     if utterances_per_person == 1:
         return _kind(mechanism, 1)(schedule)
@@ -266,11 +265,6 @@ def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int])
     if mechanism.noise_multiplier(last) < SMALLEST_NOISE or mechanism.noise_std(last) < SMALLEST_STD:
         raise NoGuarantee("float32 arithmetic swallows noise this small")
     return epsilon
-
-
-def _check_people(utterances: int) -> None:
-    if not isinstance(utterances, Integral) or utterances < 1:
-        raise UsageError(f"utterances per person is {utterances}: it must be a whole number, at least 1")
 
 
 def upward(bound: float, digits: int = 3) -> str:

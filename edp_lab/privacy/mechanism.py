@@ -302,16 +302,16 @@ class Mechanism:
         if epochs is not None:
             whole = isinstance(epochs, Integral) and 0 <= epochs <= MOST
             _check("number of epochs", epochs, whole, f"a whole number from 0 to {MOST:,}")
-            scales = {SCALES: 1} if self.alpha is Alpha.NOISED and epochs else {}
-            return {**scales, **dict.fromkeys(range(epochs), self.releases_per_epoch)}
-        if self.sampling_rate is None:
+            full, rest = epochs, 0
+        elif self.sampling_rate is None:
             raise UsageError("a number of steps needs a sampling rate: disjoint batches are billed by epoch")
-        whole = isinstance(steps, Integral) and steps >= 0
-        _check("number of steps", -1 if steps is None else steps, whole, "a whole number, 0 or more")
-        full, rest = divmod(int(steps or 0), self.releases_per_epoch)
-        _check("number of steps", int(steps or 0), full <= MOST, f"at most {MOST:,} epochs")
-        epochs = {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
-        return {**({SCALES: 1} if self.alpha is Alpha.NOISED and epochs else {}), **epochs}
+        else:
+            whole = isinstance(steps, Integral) and steps >= 0
+            _check("number of steps", -1 if steps is None else steps, whole, "a whole number, 0 or more")
+            full, rest = divmod(int(steps or 0), self.releases_per_epoch)
+            _check("number of steps", int(steps or 0), full <= MOST, f"at most {MOST:,} epochs")
+        counts = {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
+        return {SCALES: 1, **counts} if self.alpha is Alpha.NOISED and counts else counts
 
     def schedule(self, bill: Mapping[int, int], adjacency: Adjacency | str | None = None) -> Schedule:
         """What an accountant composes for `bill` (see `Mechanism.bill`, `PrivacyLedger.bill`).

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,8 +191,7 @@ class TrainConfig:
             ("seed", self.seed, SEED["min"], SEED["max"]),
             ("cap on a speaker's utterances", CAP if self.cap is None else self.cap, 1, MOST),
         ):
-            if not isinstance(count, Integral) or not least <= count <= most:
-                raise UsageError(f"{name} is {count}: it must be a whole number from {least:,} to {most:,}")
+            check_whole(name, count, least, most)
         if self.cap is not None and not self.speakers:
             raise UsageError("a cap counts utterances of a speaker: add --unit speaker, or drop --cap")
         if self.delta is not None and not 0 < self.delta < 1:
