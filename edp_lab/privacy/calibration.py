@@ -8,6 +8,7 @@ mechanism that guarantees nothing raises `NoGuarantee` everywhere.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -96,11 +97,8 @@ def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
     low, high = 0, 1
     while high <= most and budget.covers(mechanism, high):
         low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if budget.covers(mechanism, middle) else (low, middle)
-    return low
+    many = range(most + 1)
+    return bisect_left(many, True, low + 1, min(high, most + 1), key=lambda t: not budget.covers(mechanism, t)) - 1
 
 
 def most_epochs(mechanism: Mechanism) -> int:

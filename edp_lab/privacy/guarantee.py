@@ -130,12 +130,10 @@ def judge(
     check_whole("utterances per person", utterances_per_person, 1)
     if mechanism is None:
         epochs = len(bill) if isinstance(bill, Mapping) else bill
-        return _nothing("trained without clipping and noise", delta, "none", "", "", int(epochs), 1)
-    bill = mechanism.bill(bill)
+        return replace(_blank(None, delta, int(epochs)), reason="trained without clipping and noise")
+    bill, people = mechanism.bill(bill), utterances_per_person
     neighbours = mechanism.neighbours(adjacency)
-    method = _kind(mechanism, utterances_per_person).method
-    people, released = utterances_per_person, (mechanism.unit, mechanism.exact_noise)
-    blank = _nothing("", delta, method, neighbours, _sampling(mechanism), len(of_training(bill)), people, *released)
+    blank = _blank(mechanism, delta, len(of_training(bill)), neighbours, people)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
     blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
@@ -219,18 +217,12 @@ def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
     return claimed_accountant(mechanism, mechanism.bill(epochs)).epsilon(delta)
 
 
-def _nothing(
-    reason: str,
-    delta: float,
-    method: str,
-    adjacency: str,
-    sampling: str,
-    epochs: int,
-    people: int,
-    unit: Unit = Unit.UTTERANCE,
-    exact: bool = True,
-) -> Guarantee:
+def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: str = "", people: int = 1) -> Guarantee:
     """The verdict "none", to be filled in."""
+    method, sampling, unit, noise = "none", "", Unit.UTTERANCE, EXACT_NOISE
+    if mechanism is not None:
+        method, sampling, unit = _kind(mechanism, people).method, _sampling(mechanism), mechanism.unit
+        noise = EXACT_NOISE if mechanism.exact_noise else FLOAT_NOISE
     one, several = {
         Unit.UTTERANCE: (
             "one utterance (someone with several loses more: see utterances per person)",
@@ -243,9 +235,8 @@ def _nothing(
     }[unit]
     who = one if people == 1 else several
     neighbours = NEIGHBOURS.get(adjacency, adjacency).format(unit=unit)
-    noise = EXACT_NOISE if exact else FLOAT_NOISE
     scope = SCOPE.format(method=method, who=who, unit=unit, neighbours=neighbours, sampling=sampling, noise=noise)
-    return Guarantee("none", scope, reason, delta, method, str(adjacency), sampling, epochs, None, None, None, None)
+    return Guarantee("none", scope, "", delta, method, str(adjacency), sampling, epochs, None, None, None, None)
 
 
 def _sampling(mechanism: Mechanism) -> str:
