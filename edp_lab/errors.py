@@ -28,7 +28,7 @@ class UsageError(ValueError):
     """
 
 
-def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+def check_whole(name: str, value: int, least: float, most: float | None = None) -> None:
     """UsageError unless the value is a whole number, from `least` to `most`."""
     if not isinstance(value, Integral) or value < least or (most is not None and value > most):
         bounds = f", at least {least}" if most is None else f" from {least} to {most:,}"
