@@ -109,7 +109,7 @@ def fill_normal(bits: SecretStream, out: np.ndarray) -> None:
     for start in range(0, even, PIECE):
         piece = out[start : min(start + PIECE, even)]
         half = len(piece) // 2
-        raw = _workspace(word)[: 2 * half]
+        raw = own_memory("bits of floats", 2 * half, word)
         bits.fill(raw)
         pairs(raw[:half], raw[half:], *everything, piece[:half], piece[half:])
     if even < len(out):
@@ -123,12 +123,12 @@ def _check_place(key: int, path: tuple[int, ...]) -> None:
         raise ValueError(f"a stream needs a 128-bit key and 32-bit numbers, not path {path}")
 
 
-def _workspace(word: Any) -> np.ndarray:
-    """Memory of this thread's own for a piece's bits: fresh pages would cost a fifth of the time."""
-    known = _own.__dict__.setdefault("workspace", {})
-    if word not in known:
-        known[word] = np.empty(PIECE, dtype=word)
-    return known[word]
+def own_memory(use: str, size: int, kind: Any) -> np.ndarray:
+    """Of this thread's own, of any content, for one use at a time: fresh pages would cost a fifth of the time."""
+    known = _own.__dict__.setdefault("memory", {})
+    if len(known.get((use, kind), ())) < size:
+        known[use, kind] = np.empty(size, dtype=kind)
+    return known[use, kind][:size]  # type: ignore[no-any-return]
 
 
 def uniform_hash(key: int, place: int, rows: np.ndarray, columns: int) -> np.ndarray:

@@ -43,7 +43,6 @@ What s is, is settled first: g times the float of scale / g * number.
 from __future__ import annotations
 
 import math
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, count, pairwise
@@ -51,7 +50,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edp_lab.privacy.csprng import Purpose, SecretStream
+from edp_lab.privacy.csprng import Purpose, SecretStream, own_memory
 
 GRID = 6  # bits of sigma / g
 CERTAIN = np.float32(4.5), np.float32(4.5 - 2.0**-18)  # rho^2 for which the first way is proven: middle, reach
@@ -59,8 +58,6 @@ FLOAT32_ERROR, FLOAT64_ERROR = 1.25e-6, 2.0**-43  # of N
 FLOAT32_ROUNDING = 2.0**-22  # of z and x, relative
 SMALLEST_STD = 2.0**-100  # below, 1 / g is no float32
 FURTHER = 2**40  # blocks of a stream from here on are further bits: one for each pair, and as many for the next turn
-
-_own = threading.local()
 
 
 class Piece(NamedTuple):
@@ -85,7 +82,8 @@ def release(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> 
     from edp_lab.privacy.csprng_numba import round_pairs  # slow to load
 
     size = sum(len(piece.numbers) for piece in pieces)
-    raw, places = _memory(half := (size + 1) // 2)
+    half = (size + 1) // 2
+    raw, places = own_memory("bits", 2 * half, np.uint32), own_memory("places", 2 * half, np.int64)
     bits, found = SecretStream(key, purpose, *path), 0
     bits.fill(raw)
     for start, one, other in _pairs([_scaled_if_silent(piece) for piece in pieces], half):
@@ -175,12 +173,3 @@ def decide(x: float, std: float, radius: int, angle: int, second: bool, draw: Ca
         if low == high:
             return low
     raise AssertionError("unreachable")
-
-
-def _memory(half: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of this thread's own, for `half` pairs: bits and places."""
-    known = _own.__dict__.setdefault("memory", [])
-    if not known or len(known[0]) < 2 * half:
-        known[:] = (np.empty(2 * half, dtype=kind) for kind in (np.uint32, np.int64))
-    raw, places = known
-    return raw[: 2 * half], places

@@ -161,9 +161,8 @@ class LoopGradients:
         factors, total = factors_of(norms), out.double()
         for m, compute in enumerate(self.losses):
             losses = compute()
-            gradients = torch.autograd.grad(losses.mean(), list(self.parameters), allow_unused=True)
-            pairs = zip(gradients, self.parameters, strict=True)
-            row = torch.cat([p.new_zeros(p.numel()) if g is None else g.flatten() for g, p in pairs])
+            gradients = torch.autograd.grad(losses.mean(), list(self.parameters), materialize_grads=True)
+            row = torch.cat([g.flatten() for g in gradients])
             norms[m] = layer_norms(row[None], self.layout)[0]
             factors[m] = factors_of(norms[m : m + 1])[0]
             if factors[m]:

@@ -19,7 +19,6 @@ with one key the numbers are the same whatever the number of ranks (per device, 
 from __future__ import annotations
 
 import ctypes
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal
+from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal, own_memory
 from edp_lab.privacy.exact_noise import Piece, release
 
 BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
@@ -155,7 +154,6 @@ class NoiseSource:
         self._ahead = torch.zeros(size, dtype=dtype) if ahead and share is not None else None
         self._dtype = np.dtype(str(dtype).removeprefix("torch."))
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="noise")
-        self._own = threading.local()  # memory of each thread: fresh pages every step would cost time
         self._last = -1
 
     def of(self, step: int, entry: Future[None] | None = None) -> Noise:
@@ -185,10 +183,8 @@ class NoiseSource:
         assert share is not None
 
         def draw_block(block: int) -> None:
-            if not hasattr(self._own, "memory"):
-                self._own.memory = np.empty(min(BLOCK, self.size), dtype=self._dtype)
             columns = columns_of(block, self.size)
-            noise = self._own.memory[: columns.stop - columns.start]
+            noise = own_memory("noise", columns.stop - columns.start, self._dtype)
             _fill(noise, self.key, step, block, share)
             use(columns, noise)
 
