@@ -42,7 +42,7 @@ from functools import cache
 from itertools import accumulate, chain, islice, product
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance, write_packed
 from edp_lab.corpora.metrics import edit_distance, spans
@@ -300,23 +300,16 @@ def _spoken(utterances: int, seed: int, domain: str | None, speakers: int) -> It
 
 
 class _Phrase(NamedTuple):
-    """Alternative lines, each of equally likely variants; only what is drawn is cut into words, phrases and slots."""
+    """Alternative lines, each of equally likely variants."""
 
     lines: Sequence[str]
-    part: Callable[[str], Any]
     squared: bool = False
 
-    def variant(self, uniform: Uniform) -> tuple:
+    def draw(self, uniform: Uniform) -> list[str]:
+        """The items of one variant: words, phrases and slots."""
         u = uniform()
         variants = _variants(self.lines[int((u * u if self.squared else u) * len(self.lines))])
-        return _parts(variants[0 if len(variants) == 1 else int(uniform() * len(variants))], self.part)
-
-    def draw(self, uniform: Uniform, tokens: list[str]) -> None:
-        for part in self.variant(uniform):
-            if isinstance(part, str):
-                tokens.append(part)
-            else:
-                part.draw(uniform, tokens)
+        return variants[0 if len(variants) == 1 else int(uniform() * len(variants))].split()
 
 
 class _Odds:
@@ -334,22 +327,9 @@ class _Odds:
 class _Slot(NamedTuple):
     """Phrases in a sentence, with the odds of their labels: one label per phrase, "O" for no slot."""
 
-    phrases: Sequence[_Phrase]
+    phrases: Sequence[str]
     odds: _Odds
     hesitation: float
-
-    def draw(self, uniform: Uniform, tokens: list[str], tags: list[str], best: list[str]) -> None:
-        if uniform() < self.hesitation:
-            _phrase("filler").draw(uniform, tokens)
-            tags.append("O")
-            best.append("O")
-        lengths: list[int] = []
-        for phrase in self.phrases:
-            before = len(tokens)
-            phrase.draw(uniform, tokens)
-            lengths.append(len(tokens) - before)
-        tags.extend(_bio(self.odds.draw(uniform), tuple(lengths)))
-        best.extend(_bio(self.odds.likeliest, tuple(lengths)))
 
 
 @cache
@@ -372,14 +352,25 @@ def _draw_sentence(domain: str, uniform: Uniform) -> tuple[list[str], _Reading, 
     tokens: list[str] = []
     tags: list[str] = []
     best: list[str] = []
-    for part in templates.variant(uniform):
-        if isinstance(part, str):
-            tokens.append(part)
+    for item in templates.draw(uniform):
+        slot = _slot(item)
+        if slot is None or uniform() < slot.hesitation:
+            tokens += [item] if slot is None else _drawn("filler", uniform)
             tags.append("O")
             best.append("O")
-        else:
-            part.draw(uniform, tokens, tags, best)
+        if slot is not None:
+            phrases = [_drawn(name, uniform) for name in slot.phrases]
+            lengths = tuple(map(len, phrases))
+            tokens += chain(*phrases)
+            tags += _bio(slot.odds.draw(uniform), lengths)
+            best += _bio(slot.odds.likeliest, lengths)
     return tokens, _Reading(tuple(tags), intents.draw(uniform)), _Reading(tuple(best), intents.likeliest)
+
+
+def _drawn(name: str, uniform: Uniform) -> list[str]:
+    """The words of a draw from the phrase, or the word list, of that name."""
+    items = _phrase(name).draw(uniform)
+    return [word for item in items for word in (_drawn(item[1:-1], uniform) if item[0] == "<" else (item,))]
 
 
 # ---- From the file to the compiled grammar -----------------------------------------------------------------
@@ -395,44 +386,36 @@ def _rules(domain: str) -> tuple[list[float], list[tuple[_Odds, _Phrase]]]:
     for rule in _DATA["rules"][domain]:
         lines = _weighted(rule["templates"])
         framed = [f"{'' if text.startswith('<hey>') else '<polite> '}{text} <end>" for text in lines]
-        rules.append((_Odds(rule["intents"]), _Phrase(framed, _sentence_part)))
+        rules.append((_Odds(rule["intents"]), _Phrase(framed)))
     return list(accumulate(rule["weight"] for rule in _DATA["rules"][domain])), rules
 
 
 @cache
 def _phrase(name: str) -> _Phrase:
     lines = _titles()[name] if name in _DATA["titles"] else _words().get(name) or _DATA["phrases"][name]
-    return _Phrase(_weighted(lines), _phrase_part, name in _DATA["squared"])
-
-
-def _phrase_part(item: str) -> str | _Phrase:
-    return _phrase(item[1:-1]) if item.startswith("<") else item
+    return _Phrase(_weighted(lines), name in _DATA["squared"])
 
 
 @cache
-def _sentence_part(item: str) -> str | _Slot:
+def _slot(item: str) -> _Slot | None:
+    """What an item of a template stands for; None for a word."""
     name = item[1:-1]
     if item.startswith("<"):
         phrases, odds = [name], {"O": 1.0}
     elif not item.startswith("{"):
-        return item
+        return None
     elif name in _DATA["readings"]:
         phrases, odds = _DATA["readings"][name]["phrases"], _DATA["readings"][name]["odds"]
     else:
         slot, _, phrase = name.partition("=")
         phrases, odds = [phrase or slot], {slot: 1.0}
-    return _Slot([_phrase(phrase) for phrase in phrases], _Odds(odds), 0.0 if "O" in odds else HESITATION)
+    return _Slot(phrases, _Odds(odds), 0.0 if "O" in odds else HESITATION)
 
 
 def _weighted(lines: Iterable[str]) -> list[str]:
     """Each line as often as its weight says."""
     matches = [match for line in lines if (match := _WEIGHT.fullmatch(line))]
     return [text for match in matches for text in [match[2].strip()] * int(match[1] or 1)]
-
-
-@cache
-def _parts(variant: str, part: Callable[[str], Any]) -> tuple:
-    return tuple(part(item) for item in variant.split())
 
 
 @cache
@@ -480,7 +463,5 @@ def _titles() -> dict[str, list[str]]:
     for kind, (phrase, count) in _DATA["titles"].items():
         target = len(taken) + count
         while len(taken) < target:
-            tokens: list[str] = []
-            _phrase(phrase).draw(uniform, tokens)
-            taken.setdefault(" ".join(tokens), kind)
+            taken.setdefault(" ".join(_drawn(phrase, uniform)), kind)
     return {kind: [title for title, of in taken.items() if of == kind] for kind in _DATA["titles"]}
