@@ -422,7 +422,9 @@ def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
     if not isinstance(utterances, PackedUtterances):
         known: dict[tuple[str, ...], int] = {}
         return np.array([known.setdefault(u.tokens, len(known)) for u in utterances], dtype=np.int64)
-    hashes = np.concatenate([_hashes(*chunk) for chunk in utterances.coded.words.numbers.chunks()])
+    chunks = utterances.coded.words.numbers.chunks()
+    rows = (row for words, lengths in chunks for row in np.split(words, np.cumsum(lengths)[:-1]))
+    hashes = np.frombuffer(b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows), "V16")
     _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[place]
 
@@ -461,21 +463,3 @@ def cap_speakers(
         members.append(np.arange(len(kept), len(kept) + len(chosen)))
         kept += chosen
     return tuple(utterances[k] for k in kept), tuple(members)
-
-
-def _hashes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """128 bits of each row of words: (R), (n) -> (n), as raw bytes, which sort."""
-    starts = np.cumsum(lengths) - lengths
-    place = (np.arange(len(words)) - np.repeat(starts, lengths)).astype(np.uint64)
-    found = np.empty((len(lengths), 2), dtype=np.uint64)
-    for half, salt in enumerate((0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)):
-        mixed = _mix(words.astype(np.uint64) * np.uint64(salt) ^ _mix(place + np.uint64(salt)))
-        found[:, half] = _mix(np.add.reduceat(mixed, starts) + lengths.astype(np.uint64))
-    return np.ascontiguousarray(found).view("V16")[:, 0]
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: a bijection of 64-bit numbers."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -54,8 +54,8 @@ from edp_lab.models.factory import model_checksum
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.training import TrainConfig
 from edp_lab.training.config import CAP, MOST
-from edp_lab.training.run_folder import MODEL, read_record, run_ledger
-from edp_lab.training.run_session import run_config
+from edp_lab.training.run_folder import MODEL, read_record, run_config, run_ledger
+from edp_lab.training.trainer import protected
 
 TITLES = {
     "loss": "loss threshold (the floor)",
@@ -147,10 +147,8 @@ def load_target(run: str | Path) -> Target:
     """The model of a run with members from its training set and an equal number of non-members from its test set."""
     folder, config, corpus, model = load_attacked(run)
     data = split(corpus, config.seed, **config.split)
-    if config.speakers:  # what was not kept of them was not trained on
-        train, _ = cap_speakers(data.train, config.cap or CAP, config.seed, corpus.name)
-        data = replace(data, train=train)
-    members, non_members = equal_sides(data, config.seed)
+    trained_on, _, _ = protected(config, data.train, corpus.name)  # what was not kept of speakers, was not
+    members, non_members = equal_sides(replace(data, train=trained_on), config.seed)
     return Target(folder, config, corpus, model, members, non_members)
 
 
@@ -173,17 +171,20 @@ def load_attacked(run: str | Path) -> tuple[Path, TrainConfig, Corpus, IntentSlo
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
     """As many of the training set as of the test set, drawn at random."""
-    count = min(len(data.train), len(data.test))
+    return _equally_many(data.train, data.test, seed, "members", "a larger corpus")
+
+
+def _equally_many(
+    inside: Sequence[Any], outside: Sequence[Any], seed: int, whom: str, cure: str
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    count = min(len(inside), len(outside))
     if count < LEAST_MEMBERS:
         raise UsageError(
-            f"{count} members are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so train on a "
-            "larger corpus"
+            f"{count} {whom} are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so train on {cure}"
         )
     draw = np.random.default_rng(seed)
-    members, non_members = (
-        tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in (data.train, data.test)
-    )
-    return members, non_members
+    one, other = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in (inside, outside))
+    return one, other
 
 
 # ---- The attacks -----------------------------------------------------------------------------------------------------
@@ -533,16 +534,10 @@ def load_crowd(run: str | Path, fresh: str | None = None) -> Crowd:
         more = tuple(u for u in load_corpus(fresh).utterances if u.line not in known and model.labels.covers(u))
         later = _by_speaker(more, MOST, config.seed, fresh) if more else {}
         inside, outside = ([later[o[0].speaker] for o in side if o[0].speaker in later] for side in (inside, outside))
-    count = min(len(inside), len(outside))
-    if count < LEAST_MEMBERS:
-        raise UsageError(
-            f"{count} speakers on a side are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so "
-            "train on a corpus of more speakers"
-        )
-    draw = np.random.default_rng(config.seed)
-    people = [side[k] for side in (inside, outside) for k in np.sort(draw.permutation(len(side))[:count])]
-    members, others = (tuple(u for own in side for u in own) for side in (people[:count], people[count:]))
-    owners = np.repeat(np.arange(2 * count), [len(own) for own in people])
+    sides = _equally_many(inside, outside, config.seed, "speakers on a side", "a corpus of more speakers")
+    members, others = (tuple(u for own in side for u in own) for side in sides)
+    people = sides[0] + sides[1]
+    owners = np.repeat(np.arange(len(people)), [len(own) for own in people])
     return Crowd(folder, config, corpus, model, members, others, owners, most)
 
 
