@@ -53,13 +53,6 @@ class Rate(NamedTuple):
     interval: Interval
 
 
-class Advantage(NamedTuple):
-    """The largest TPR - FPR and the threshold that gives it."""
-
-    value: float
-    threshold: float
-
-
 class Bound(NamedTuple):
     """The most that any attack can reach; see `dp_bound` for when it applies. Rounded up.
 
@@ -190,15 +183,14 @@ def true_fpr(allowed: int, non_members: int, confidence: float = 0.95) -> Rate:
     return Rate(a / (a + b), (float(betaincinv(a, b, tail)), float(betaincinv(a, b, 1 - tail))))
 
 
-def advantage(members: ArrayLike, non_members: ArrayLike) -> Advantage:
-    """The largest TPR - FPR and its threshold: at least 0, where nobody is called a member.
+def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
+    """The largest TPR - FPR: at least 0, where nobody is called a member.
 
     A description of these scores, no estimate: the best threshold is picked after the fact, so the value is biased
     upwards, the more so the fewer the utterances, and useless scores do not give 0. Hence no interval.
     """
     curve = roc(members, non_members)
-    best = int(np.argmax(curve.tpr - curve.fpr))
-    return Advantage(float(curve.tpr[best] - curve.fpr[best]), float(curve.thresholds[best]))
+    return float((curve.tpr - curve.fpr).max())
 
 
 def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
@@ -300,7 +292,7 @@ def summarise(
         rates = {f"{fpr:g}": float(most.tpr(fpr)) for fpr in fprs}
         limits = {"auc": most.auc, "tpr_at_fpr": rates, "advantage": most.advantage}
         bound = {"epsilon": epsilon, "delta": delta, **limits}
-    best, sides, curve = advantage(inside, outside).value, (len(inside), there), roc(inside, outside)
+    best, sides, curve = advantage(inside, outside), (len(inside), there), roc(inside, outside)
     return AttackResult(attack, area, interval, found, best, bound, dict(guards or {}), *sides, confidence, curve)
 
 

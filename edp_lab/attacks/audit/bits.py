@@ -409,13 +409,12 @@ class BitsAudit(Audit):
     impossible: tuple[tuple[tuple[int, int], ...], ...]  # by side and release: numbers impossible without it, with it
 
 
-def neighbours(clip_norm: float, size: int, seed: int, canary: NDArray[Any] | None = None) -> Sums:
+def neighbours(clip_norm: float, size: int, seed: int) -> Sums:
     """A sum (P) without the canary and with it: both dense, in directions of their own; C apart at most."""
     rest, direction = np.random.default_rng(seed).normal(size=(2, size))
     rest *= OTHERS * clip_norm / np.linalg.norm(rest)
-    gradient = FAR * clip_norm / np.linalg.norm(direction) * direction if canary is None else canary
-    most = (1 - 2.0**-20) * clip_norm  # the sum's rounding adds up to less than the rest
-    clipped = gradient * (most / max(most, float(np.linalg.norm(gradient))))
+    gradient = FAR * clip_norm / np.linalg.norm(direction) * direction
+    clipped = gradient * ((1 - 2.0**-20) * clip_norm / np.linalg.norm(gradient))  # the sum's rounding adds less
     return rest.astype(f32), rest.astype(f32) + clipped.astype(f32)
 
 
@@ -429,7 +428,6 @@ def audit_bits(
     delta: float = 1e-5,
     confidence: float = 0.95,
     seed: int = 0,
-    canary: NDArray[Any] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> BitsAudit:
     """Release a sum without and with a canary, `trials` times each, and guess by impossible numbers which it was.
@@ -437,8 +435,7 @@ def audit_bits(
     Args:
         noise: a name of `NOISES`, or `MODULE:FUNCTION`, see `own_noise`.
         clue: "sum", or what else this noise has.
-        size: P, without a canary of one's own; None is as much as this clue needs at z0 = 4.
-        canary: its gradient (P), which is clipped; None is one in a random direction.
+        size: P; None is as much as this clue needs at z0 = 4.
         progress: told how many of the 2 `trials` releases were looked at.
 
     Guarantee: if releases are independent, epsilon is at least `epsilon_lower_bound` with probability `confidence`,
@@ -447,9 +444,7 @@ def audit_bits(
     """
     ((_, clue),) = clues_of(noise, clue)
     source = NOISES.get(noise) or own_noise(noise)
-    if canary is not None:
-        size = len(canary)
-    elif size is None:
+    if size is None:
         size = source.clues[clue].size
     for what, value, most in (("numbers", size, MOST_NUMBERS), ("releases a side", trials, MOST_TRIALS)):
         if not 1 <= value <= most:
@@ -458,9 +453,16 @@ def audit_bits(
     mechanism = Mechanism.sound(clip_norm, z0, 1, 1)
     guarantee = judge(mechanism, 1, delta, seed_published=False)
     claim_under_test(guarantee, mechanism)  # there is one
-    sums, std = neighbours(clip_norm, size, seed, canary), mechanism.noise_std(0)
-    attack = partial(_attack, source, source.clues[clue].impossible, sums, std, trials, seed, progress)
-    found = np.array([attack(side) for side in (0, 1)])
+    sums, std = neighbours(clip_norm, size, seed), mechanism.noise_std(0)
+    impossible, rows, counted = source.clues[clue].impossible, max(1, AT_A_TIME // size), []
+    for side, total in enumerate(sums):
+        for start in range(0, trials, rows):
+            totals = np.tile(total, (min(rows, trials - start), 1))
+            own = int(np.random.SeedSequence((seed, side, start)).generate_state(1)[0])  # torch takes only 32 bits
+            released = source.release(totals, std, own)
+            counted.append(np.stack([impossible(released, other, std) for other in sums], axis=1))
+            progress(side * trials + start + len(totals))
+    found = np.concatenate(counted).reshape(2, trials, 2)  # by side and release, without the canary and with it
     guesses = found[..., 0] > found[..., 1]
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (guesses[0], ~guesses[1]))
     least = upper_limit(0, trials, confidence)
@@ -483,24 +485,3 @@ def audit_bits(
         advantage_allowed=gaussian_bound(1 / z0).advantage,
         impossible=tuple(tuple(map(tuple, side)) for side in found.tolist()),
     )
-
-
-def _attack(
-    source: Noise,
-    count: Count,
-    sums: Sums,
-    std: float,
-    trials: int,
-    seed: int,
-    progress: Callable[[int], None],
-    side: int,
-) -> NDArray[np.int64]:
-    """Numbers that are impossible without the canary and with it, of every release of one side: (T, 2)."""
-    found, rows = [], max(1, AT_A_TIME // sums[side].size)
-    for start in range(0, trials, rows):
-        totals = np.tile(sums[side], (min(rows, trials - start), 1))
-        own = int(np.random.SeedSequence((seed, side, start)).generate_state(1)[0])  # torch takes no more than 32 bits
-        released = source.release(totals, std, own)
-        found.append(np.stack([count(released, total, std) for total in sums], axis=1))
-        progress(side * trials + start + len(totals))
-    return np.concatenate(found)

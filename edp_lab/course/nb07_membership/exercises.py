@@ -36,7 +36,7 @@ def _compare(answer: Any, cases: np.random.Generator) -> Differences:
     tails = {name: tpr_at_fpr(*sides, 0.01) for name, sides in attacks.items()}
     measured = {
         "AUC": {name: auc(*sides) for name, sides in attacks.items()},
-        "largest TPR - FPR": {name: advantage(*sides).value for name, sides in attacks.items()},
+        "largest TPR - FPR": {name: advantage(*sides) for name, sides in attacks.items()},
         "TPR at 1 % FPR": {name: rate.value for name, rate in tails.items() if rate is not None},
     }
     right = {}
