@@ -21,9 +21,6 @@ are refused by `UsageError`.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -157,12 +154,7 @@ def train_shadow(
     with suppress(UsageError):  # not there, or damaged
         return load_model(entry).eval()
     model = _train(own, corpus, train)
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:  # another process may be at the same entry
-        save_model(model, Path(scratch) / "model")
-        shutil.rmtree(entry, ignore_errors=True)
-        with suppress(OSError):
-            os.replace(Path(scratch) / "model", entry)
+    save_model(model, entry)  # another process at the same entry writes the same files, each of them whole
     return model
 
 
