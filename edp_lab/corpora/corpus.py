@@ -253,19 +253,14 @@ def write_packed(
         intents, slots: the declared label sets.
         progress: told now and then how many are done.
 
-    UsageError where the folder exists or has no parent, there are no utterances, or one has undeclared labels or a
-    speaker, whom the format has no place for.
+    UsageError where the folder is not new, there are no utterances, or one has undeclared labels or a speaker, whom the
+    format has no place for.
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise UsageError(f"{folder} exists: choose another --out")
-    if not folder.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {folder}: there is no folder {folder.parent}; create it first")
     types: dict[str, int] = {}
     intent_number, tag_number = ({name: k for k, name in enumerate(names)} for names in (intents, tag_set(slots)))
     words, tags, chosen, offsets = array("i"), array("H"), array("H"), array("q", [0])
     digest = hashlib.sha256()
-    with new_folder(folder) as scratch:
+    with new_folder(Path(folder)) as scratch:
         for done, u in enumerate(utterances, 1):
             if u.speaker is not None:
                 raise UsageError("a packed corpus has no place for speakers: write a .jsonl file")

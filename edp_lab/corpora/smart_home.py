@@ -27,8 +27,7 @@ Of speakers, a few say much and most little: in shares 1 / (u + 0.01) of a unifo
 habits, which make up `HABIT` of what they say, and a person and a place of their own, whom most never name. A habit is
 the first draws of a sentence, which fix its domain, its rule and its template; what fills its slots is drawn anew.
 
-UsageError: an unknown domain, fewer than one utterance or than speakers, a file that cannot be read, a folder that does
-not exist.
+UsageError: an unknown domain, fewer than one utterance or than speakers, a file that cannot be read or written.
 """
 
 from __future__ import annotations
@@ -122,8 +121,6 @@ def write_jsonl(corpus: Corpus, path: Path | str) -> None:
     The file appears whole or not at all.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     rows = ({name: getattr(u, name) for name in ("tokens", "tags", "intent", "speaker")} for u in corpus.utterances)
     named = ({name: value for name, value in row.items() if name != "speaker" or value is not None} for row in rows)
     content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in named).encode()

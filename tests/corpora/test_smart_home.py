@@ -156,7 +156,6 @@ def test_written_file_holds_the_corpus_and_is_never_half_of_one(tmp_path, name, 
         (lambda: generate(5, 0, ""), "''"),
         (lambda: best_ser(-1, 0), "-1 utterances"),
         (lambda: load("music"), "'music'"),
-        (lambda: write_jsonl(generate(1, 0), "no/such/folder/x.jsonl"), "no/such/folder"),
     ],
 )
 def test_bad_input_names_the_culprit(call, culprit):
