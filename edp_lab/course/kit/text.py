@@ -240,8 +240,8 @@ def step_command(result: StepAudit, **_: Any) -> str:
     return command("audit mechanism", options, *printed, precision=12)
 
 
-def python(function: Callable[..., object], *arguments: object, **values: object) -> str:
-    """A command line for a function of the course: it prints what the function returns."""
+def python(function: Callable[..., object], *arguments: object, do: str = "print({})", **values: object) -> str:
+    """A command line for a function of the course: it prints the result, or does with that, ``{}``, what `do` says."""
     given = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in values.items())])
     name = function.__name__
-    return f'python -c "from {function.__module__} import {name}; print({name}({given}))"'
+    return f'python -c "from {function.__module__} import {name}; {do.replace("{}", f"{name}({given})")}"'

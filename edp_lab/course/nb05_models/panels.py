@@ -20,7 +20,8 @@ from edp_lab.course.nb05_models import compute
 from edp_lab.course.nb05_models.compute import TAGS, WORDS, Browsed, CrfView, Scored
 from edp_lab.models import Prediction
 
-words = Words(__file__, PAPER_DELTA=compute.PAPER_DELTA)
+GIVEN = ("PAPER_DELTA", "REFERENCE", "TAGS", "TRUE_TAGS", "WORDS")
+words = Words(__file__, **{name: getattr(compute, name) for name in GIVEN})
 corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
 network_drawing = words.network  # an `Architecture` from input to output, with bars for what each layer learns
 ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}  # of an axis with names, from top to bottom
@@ -131,12 +132,7 @@ def missing_corpora(available: Mapping[str, bool]) -> str:
 
 def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]) -> Html:
     """Utterances as a network reads them; what it gets wrong stands out."""
-    pairs = []
-    for utterance, said in zip(utterances, predictions, strict=True):
-        tags = list(zip(said.tags, utterance.tags or (), strict=True))
-        told = [mine if mine == true else f"{mine} ({true})" for mine, true in tags]
-        pairs.append((utterance, said, told, [mine != true for mine, true in tags]))
-    return words.predicted(pairs)
+    return words.predicted(list(zip(utterances, predictions, strict=True)))
 
 
 def leak_figure(leak: compute.Leak, told: str) -> fig.Still:
@@ -171,7 +167,7 @@ def crf() -> Panel:
         "Five words, the score of each tag for each word alone, and the best path through the tags.",
         compute.crf_view,
         [draw_emissions, draw_marginals],
-        lambda result: words.crf(result, len(TAGS) ** len(WORDS), compute.TRUE_TAGS, TAGS),
+        words.crf,
         call(compute.crf_view),
         tiles=tell_crf,
         views={
@@ -249,7 +245,7 @@ def ser() -> Panel:
         "One prediction that you spoil, and what its errors are divided by. Second figure: four scores of it.",
         compute.score_errors,
         [draw_errors, draw_scores],
-        scored_in_words,
+        words.ser,
         call(compute.score_errors),
         tiles=tell_scored,
         views={
@@ -279,12 +275,6 @@ def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
     wrong = count(result.intent_wrong, "wrong intent"), count(result.slot_errors, "slot edit")
     there = f"{count(1 + result.others, 'intent')} and {count((1 + result.others) * compute.SLOTS, 'slot')}"
     return rate, intents, f"SER divides {' and '.join(wrong)} by {there}."
-
-
-def scored_in_words(result: Scored) -> Html:
-    """The read-out: the utterance in truth and as predicted."""
-    wrong = [mine != tag for mine, tag in zip(result.predicted, compute.REFERENCE.tags or (), strict=True)]
-    return words.ser(result, compute.REFERENCE, wrong)
 
 
 def draw_errors(result: Scored) -> Figure:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edp_lab import training
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit import theme
+from edp_lab.course.kit import text, theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
@@ -429,15 +429,11 @@ def draw_tuning(result: Tuning) -> Figure:
     )
 
 
-def tuning_command(result: Tuning, z0: float, epochs: int, trials: int, delta: float) -> str:
+def tuning_command(result: Tuning, **values: Any) -> str:
     """The call that prints the price of one run, of all and of a secret number, and `edp-lab account` for one run."""
-    options = {"z0": z0, "gpus": 1, "micro-batch-size": 1, "epochs": epochs, "delta": delta}
-    return (
-        f'python -c "from {compute.__name__} import tuning; '
-        f"paid = tuning(z0={z0!r}, epochs={epochs}, trials={trials}, delta={delta!r}); "
-        'print(paid.free, paid.published[paid.chosen], paid.random[paid.chosen])"\n'
-        f"{account_command(options)}"
-    )
+    options = {"z0": result.z0, "gpus": 1, "micro-batch-size": 1, "epochs": result.epochs, "delta": result.delta}
+    told = "paid = {}; print(paid.free, paid.published[paid.chosen], paid.random[paid.chosen])"
+    return f"{text.python(compute.tuning, do=told, **values)}\n{account_command(options)}"
 
 
 # ---- Tables of runs ------------------------------------------------------------------------------------------------

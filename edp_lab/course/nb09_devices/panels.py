@@ -427,10 +427,9 @@ def draw_speed(result: Scaling) -> Figure:
 
 def scaling_command(result: Scaling, **values: Any) -> str:
     """How the steps were measured (once for each batch size), and the call that extrapolates and prints."""
-    given = ", ".join(f"{name}={value!r}" for name, value in values.items())
     told = (
+        "s = {}; "
         "print(f'{1000 * s.step[s.here]:.4g} ms a step, {s.speed_up[s.here]:.3g} times as fast as on one device, "
         "{s.ratio[s.here]:.3g} times the step of SGD')"
     )
-    call = f"from {compute.__name__} import scaling; s = scaling({given}); {told}"
-    return f'{result.shares.command}\npython -c "{call}"'
+    return f"{result.shares.command}\n{text.python(compute.scaling, do=told, **values)}"

@@ -25,6 +25,7 @@ from edp_lab.course.kit.text import (
     details,
     digits,
     duration,
+    python,
     short,
 )
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, OTHER, PLAIN, PRINTED, TEMPLATE
@@ -306,13 +307,11 @@ def draw_turned(result: Turned) -> Figure:
 
 def turned_command(result: Turned, **values: float) -> str:
     """The call that prints verdicts and evidence, and that of `edp-lab account`, which gives the two epsilons."""
-    given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-    python = f"from {compute.__name__} import turn; found = turn({given}).evidence.values(); "
-    printed = "print(*(f'{one.id} {one.verdict}: {one.said}' for one in found), sep='\\n')"
+    judged = "found = {}.evidence.values(); print(*(f'{one.id} {one.verdict}: {one.said}' for one in found), sep='\\n')"
     numbers = {"gpus": "num_devices", "z0": "z0", "micro-batch-size": "micro_batch", "delta": "delta"}
     options = {option: values[name] for option, name in numbers.items()}
     account = account_command(options, "--as-printed", "--alpha-source", "public")
-    return f'python -c "{python}{printed}"\n{account}'
+    return f"{python(compute.turn, do=judged, **values)}\n{account}"
 
 
 # ---- Table 1, theirs and ours ----------------------------------------------------------------------------------------
