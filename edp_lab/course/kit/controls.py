@@ -11,6 +11,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from edp_lab.course.kit.inputs import DEVICES
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay
 
@@ -126,8 +127,6 @@ def choice(
 
 
 # ---- Controls that many panels have --------------------------------------------------------------------------------
-
-DEVICES = (1, 2, 4, 8, 16, 32)
 
 
 def variant(as_printed: bool) -> Control:

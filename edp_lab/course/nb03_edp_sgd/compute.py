@@ -22,7 +22,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import Array, check_whole, require, rng_of
+from edp_lab.course.kit.inputs import BATCH, DEVICES, Array, check_whole, require, rng_of
 from edp_lab.course.kit.text import plain
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
@@ -35,7 +35,6 @@ from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.trainer import Trainer
 
 DELTA = 1e-5
-SENTENCES = 64  # in a batch
 
 # ---- Algorithm 1, line by line -------------------------------------------------------------------------------------
 
@@ -77,7 +76,7 @@ def stages(
     for layer, scale in (("large layer", alpha_large), ("small layer", alpha_small)):
         require(0 < scale < math.inf, f"alpha of the {layer} is {scale}: it must be a finite number greater than 0")
     alpha = torch.tensor([alpha_large, alpha_small], dtype=torch.float64)
-    size, largest, unit = math.ceil(SENTENCES / max(num_devices, 1)), float(alpha.max()), alpha
+    size, largest, unit = math.ceil(BATCH / max(num_devices, 1)), float(alpha.max()), alpha
     if as_printed:
         mechanism = Mechanism.as_printed(clip_norm, z, num_devices, size, alpha=Alpha.PUBLIC, alpha_max=largest)
     else:  # scales have maximum 1, and C takes up the rest
@@ -111,10 +110,10 @@ def stages(
 
 def _device_gradients(num_devices: int, pull: float, seed: int) -> Tensor:
     """Mean gradients of N micro-batches of the same 64 sentences: (N, 2), float64."""
-    idle = f"{num_devices} devices for a batch of {SENTENCES}: some would have no sentence; lower N"
-    require(num_devices <= SENTENCES, idle)
+    idle = f"{num_devices} devices for a batch of {BATCH}: some would have no sentence; lower N"
+    require(num_devices <= BATCH, idle)
     require(0 <= pull < math.inf, f"the pull of the first sentence is {pull}: it must be 0 or more")
-    sentences = MEAN + SPREAD * rng_of(seed, 3).standard_normal((SENTENCES, 2))
+    sentences = MEAN + SPREAD * rng_of(seed, 3).standard_normal((BATCH, 2))
     if pull:
         sentences[0] = -pull * MEAN
     return torch.from_numpy(np.stack([part.mean(0) for part in np.array_split(sentences, num_devices)]))
@@ -129,7 +128,6 @@ def spread(alpha: Tensor, layout: Layout) -> Tensor:
 # ---- A short real run ----------------------------------------------------------------------------------------------
 
 FINEST = 32  # micro-batches of which all others are made
-DEVICES = (1, 2, 4, 8, 16, 32)
 
 
 class GradientHistory:
@@ -148,7 +146,7 @@ class GradientHistory:
     """
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
-        self.config = replace(plain(config, epochs), batch_size=SENTENCES)
+        self.config = replace(plain(config, epochs), batch_size=BATCH)
         corpus = load_corpus(self.config.corpus)
         run = Trainer(self.config, corpus, split(corpus, self.config.seed))
         self.layout, self.delta, self.epochs = run.layout, run.delta, epochs
@@ -186,7 +184,7 @@ class GradientHistory:
 
 def library_step(history: GradientHistory, clip_norm: float, z: float, num_devices: int, draws: Tensor) -> Tensor:
     """What the library releases of the first batch, as printed; standard normal draws (N, P) of the devices -> (P)."""
-    size = math.ceil(SENTENCES / num_devices)
+    size = math.ceil(BATCH / num_devices)
     mechanism = Mechanism.as_printed(clip_norm, z, num_devices, size)
     rows = StackedGradients(history.per_device(num_devices), history.layout)
     noise = draws.sum(0) / math.sqrt(num_devices)

@@ -17,20 +17,7 @@ from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, panel
 from edp_lab.course.kit.text import Words, account_of, at_least, at_most, percent, short, train_command
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb03_edp_sgd import compute
-from edp_lab.course.nb03_edp_sgd.compute import (
-    CONSTANT,
-    CONSTANT_SAMPLED,
-    CORRELATED,
-    CORRELATED_SAMPLED,
-    DECAYING,
-    DELTA,
-    MANY,
-    MEAN,
-    Correlated,
-    Decayed,
-    Promise,
-    Stages,
-)
+from edp_lab.course.nb03_edp_sgd.compute import DELTA, MANY, MEAN, Correlated, Decayed, Promise, Stages
 from edp_lab.privacy import Decay, Variant
 
 words = Words(__file__)
@@ -340,11 +327,11 @@ def draw_spent(result: Decayed) -> Figure:
 # ---- Correlated noise ----------------------------------------------------------------------------------------------
 
 LOOKS = {
-    CONSTANT: (PLAIN, "solid"),
-    DECAYING: (PRINTED, "dot"),
-    CORRELATED: (HOLDS, "longdash"),
-    CONSTANT_SAMPLED: (PLAIN, "dash"),
-    CORRELATED_SAMPLED: (HOLDS, "dashdot"),
+    compute.CONSTANT: (PLAIN, "solid"),
+    compute.DECAYING: (PRINTED, "dot"),
+    compute.CORRELATED: (HOLDS, "longdash"),
+    compute.CONSTANT_SAMPLED: (PLAIN, "dash"),
+    compute.CORRELATED_SAMPLED: (HOLDS, "dashdot"),
 }
 
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given, predicted
+from edp_lab.course.kit.inputs import BATCH
 from edp_lab.course.nb04_cost.compute import releases_of
 from edp_lab.privacy import Alpha, Decay, Mechanism, Schedule, claimed_epsilon, true_epsilon
 from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
 from edp_lab.privacy.calibration import Budget, calibrate_z0
-
-BATCH = 64
 
 
 def _compose(answer: Any, cases: np.random.Generator) -> Differences:

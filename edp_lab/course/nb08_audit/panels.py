@@ -14,9 +14,9 @@ from edp_lab.attacks.audit.bits import NOISES, BitsAudit
 from edp_lab.attacks.audit.bounds import Audit, Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import DEVICES, choice, decades, delta_of, devices, number
+from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points
-from edp_lab.course.kit.inputs import check_whole
+from edp_lab.course.kit.inputs import DEVICES, check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel, proven
 from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, percent, short, step_command
 from edp_lab.course.kit.text import digits as d

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from edp_lab.corpora.smart_home import generate, write_jsonl
-from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
+from edp_lab.course.kit.inputs import DEVICES, Array, check_whole, mechanism_of, require
 from edp_lab.models import load_model
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
@@ -39,7 +39,6 @@ from edp_lab.training.trainer import Event
 
 Row = dict[str, Any]  # of the benchmark of steps
 
-COUNTS = (1, 2, 4, 8, 16, 32)  # devices; a batch of 64 has no more than 63
 DRAWS = 4000  # coordinates of which noise is drawn
 FLOAT32 = 4  # bytes
 LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
@@ -72,7 +71,7 @@ def device_noise(
     check_whole("number of parameters", parameters, 1, 10**12)
     check_whole("seed", seed, 0, 2**31)
     mechanism = mechanism_of(variant, clip_norm, z0, "none", 0.0, num_devices)
-    counts = np.unique([*COUNTS, num_devices])
+    counts = np.unique([*DEVICES, num_devices])
     settings = [mechanism_of(variant, clip_norm, z0, "none", 0.0, int(count)) for count in counts]
     on_mean, key = mechanism.noise_std(0) / num_devices, key_from_seed(seed)
     kinds = ("aggregate", "per-device", "shared")
@@ -221,7 +220,7 @@ def scaling(model: str, devices: int, batch: int, bandwidth: float, latency: flo
     for name, value in (("bandwidth", bandwidth), ("speed of a device", speed)):
         require(0 < value < math.inf, f"the {name} is {value}: it must be greater than 0")
     require(0 <= latency < math.inf, f"the latency is {latency}: it must be 0 or more")
-    known, counts = shares(model), np.unique([*(n for n in (*COUNTS, 64) if 2 * n <= batch), devices])
+    known, counts = shares(model), np.unique([*(n for n in (*DEVICES, 64) if 2 * n <= batch), devices])
     sgd, edp_sgd = (np.array([known.seconds(m, batch / n) for n in counts]) / speed for m in ("sgd", "edp-sgd"))
     message = ring_bytes(known.parameters, counts) / (1e9 * bandwidth) + 2 * (counts - 1) * 1e-6 * latency
     extra = edp_sgd - sgd

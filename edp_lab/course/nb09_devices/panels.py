@@ -13,13 +13,13 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import Figure, Trace, axis, figure, line, log_axis, points, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, SOUND, check_whole
+from edp_lab.course.kit.inputs import AS_PRINTED, DEVICES, SOUND, check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
 from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb09_devices import compute
-from edp_lab.course.nb09_devices.compute import COUNTS, LITTLE, DeviceNoise, LittleRun, Row, Scaling, printed
+from edp_lab.course.nb09_devices.compute import LITTLE, DeviceNoise, LittleRun, Row, Scaling, printed
 from edp_lab.reproduce.bench.train_step import Task, bench_steps
 from edp_lab.training import StepDone, TrainConfig
 from edp_lab.training.trainer import Event
@@ -370,7 +370,7 @@ def scaling(num_devices: int = 8) -> Panel:
             "BERT": {"model": "bert"},
         },
         model=choice("model", "clc", {"CLC": "clc", "BERT": "bert"}),
-        devices=devices(num_devices, [*COUNTS, 64]),
+        devices=devices(num_devices, [*DEVICES, 64]),
         batch=number("batch", 64, [16, 32, 64, 128, 256, 512, 1024], unit="utterances"),
         bandwidth=number("bandwidth", 10.0, decades(-1, 3), unit="GB/s"),
         speed=number("speed of a device", 1.0, decades(0, 3), unit="× one core"),

@@ -10,24 +10,13 @@ from typing import Any
 import ipywidgets as widgets
 
 from edp_lab.course.kit import figure as fig
+from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import Control, choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, trace
 from edp_lab.course.kit.inputs import require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.panel import View as Seen
-from edp_lab.course.kit.text import (
-    Html,
-    Words,
-    account_command,
-    at_least,
-    at_most,
-    count,
-    details,
-    digits,
-    duration,
-    python,
-    short,
-)
+from edp_lab.course.kit.text import Html, Words, at_least, at_most, count, digits, duration, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, OTHER, PLAIN, PRINTED, TEMPLATE
 from edp_lab.course.nb11_claims import compute
 from edp_lab.course.nb11_claims.compute import DRAWS, EVERY, HALF, Cell, Turned, View
@@ -244,7 +233,7 @@ class Again(RunPanel):
         self.entry = claims.compute(task.about, hear)
         self.bar.value = 1
         self.tiles.show(*tell_again(task, self.entry))
-        self.words.value = details(words.in_full(self.entry), "the claim, and the numbers of now")
+        self.words.value = text.details(words.in_full(self.entry), "the claim, and the numbers of now")
 
 
 def tell_again(before: Evidence, now: Evidence) -> tuple[Tile, Tile, str]:
@@ -310,8 +299,8 @@ def turned_command(result: Turned, **values: float) -> str:
     judged = "found = {}.evidence.values(); print(*(f'{one.id} {one.verdict}: {one.said}' for one in found), sep='\\n')"
     numbers = {"gpus": "num_devices", "z0": "z0", "micro-batch-size": "micro_batch", "delta": "delta"}
     options = {option: values[name] for option, name in numbers.items()}
-    account = account_command(options, "--as-printed", "--alpha-source", "public")
-    return f"{python(compute.turn, do=judged, **values)}\n{account}"
+    account = text.account_command(options, "--as-printed", "--alpha-source", "public")
+    return f"{text.python(compute.turn, do=judged, **values)}\n{account}"
 
 
 # ---- Table 1, theirs and ours ----------------------------------------------------------------------------------------
