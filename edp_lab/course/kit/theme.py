@@ -26,14 +26,6 @@ PRINTED = "#D55E00"  # Algorithm 1 to the letter; what fails, what leaks
 OTHER = "#56B4E9"  # a second of the same kind
 INK = "#000000"  # what is released or chosen
 GRID = "#e4e4e4"
-GREYS = {
-    "#222": "#e6e8eb",
-    "#444": "#ccd1d7",
-    "#555": "#adb4bd",
-    "#666": "#a0a7b0",
-    "#777": "#949ba4",
-    "#888": "#7d858f",
-}
 DARK = {  # what a dark page shows in their place
     PLAIN: "#5cb3ee",
     NOISE: "#e29ac3",
@@ -43,7 +35,12 @@ DARK = {  # what a dark page shows in their place
     OTHER: "#8fd0f7",
     INK: "#ffffff",
     GRID: "#343a41",
-    **GREYS,
+    "#222": "#e6e8eb",
+    "#444": "#ccd1d7",
+    "#555": "#adb4bd",
+    "#666": "#a0a7b0",
+    "#777": "#949ba4",
+    "#888": "#7d858f",
 }
 
 

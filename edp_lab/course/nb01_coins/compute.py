@@ -49,7 +49,6 @@ class Poll(NamedTuple):
 
     epsilon: float  # of one answer, pure: local DP, one answer replaced by the other
     share: float  # of the population whose true answer is yes
-    seed: int
     truth: NDArray[np.int64]  # (people,)
     responses: NDArray[np.int64]  # (people,); only these leave their owners
     asked: NDArray[np.int64]  # (points,), how many were asked so far
@@ -72,7 +71,7 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
     found = [basic.estimate_frequencies(responses[:n], epsilon) for n in asked]
     estimate, error = np.array([(frequencies.estimate[1], frequencies.standard_error[1]) for frequencies in found]).T
     yes = np.cumsum(responses)[asked - 1] / asked
-    return Poll(epsilon, share, seed, truth, responses, asked, yes, estimate, error)
+    return Poll(epsilon, share, truth, responses, asked, yes, estimate, error)
 
 
 def belief(before: Array | float, loss: float) -> Array:
@@ -91,7 +90,6 @@ class Averaging(NamedTuple):
     epsilon: float  # of one answer, pure; one person with all of their records added or removed
     sensitivity: int  # records that one person may have, so how far one person moves the count
     budget: float  # of epsilon, for one person
-    seed: int
     scale: float  # of the noise; its standard deviation is sqrt(2) times that
     answers: Array  # (queries,), without a limit
     average: basic.Average  # of the first answers, with 90 % intervals
@@ -122,7 +120,7 @@ def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, see
 
     decisive = math.floor((2 * float(average.half_width[0])) ** 2) + 1  # half-widths fall as 1 / sqrt(n)
     allowed, cached = ask(basic.NoisyCounter).size, ask(basic.CachedCounter)
-    return Averaging(epsilon, sensitivity, budget, seed, scale, answers, average, allowed, cached, decisive)
+    return Averaging(epsilon, sensitivity, budget, scale, answers, average, allowed, cached, decisive)
 
 
 def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, float]:

@@ -30,9 +30,9 @@ def counted(releases: int) -> str:
     return f"{releases:,}" if releases < COUNTABLE else "a billion or more"
 
 
-names = {"belief": belief, "counted": counted, "exp": compute.exp, "truth_probability": truth_probability}
 TINY = "below 10⁻³⁰⁷"  # where a float is 0, and the number is not
-words = Words(__file__, half=HALF, truth=TRUE_COUNT, tiny=TINY, **names)
+names = {"belief": belief, "counted": counted, "exp": compute.exp, "truth_probability": truth_probability}
+words = Words(__file__, tiny=TINY, **names)
 figure = partial(fig.figure, height=380)
 EPSILON = "nats"
 BAND: dict[str, Any] = {"color": OTHER, "opacity": 0.45, "hoverinfo": "skip", "showlegend": False}

@@ -22,8 +22,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit import inputs
-from edp_lab.course.kit.inputs import Array, check_option, check_whole, require, rng_of
+from edp_lab.course.kit.inputs import Array, check_option, check_seed, check_share, check_whole, require, rng_of
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
@@ -102,7 +101,6 @@ class Cloud(NamedTuple):
 
     mechanism: Mechanism  # per-example DP-SGD with the threshold C and the noise multiplier z
     rule: str  # how gradients are bounded, a name of `edp_lab.three_phase.clipping.RULES`
-    seed: int
     gradients: Array  # (B, 2)
     clipped: Array  # (B, 2)
     shortened: int  # how many gradients are shorter than they were
@@ -137,7 +135,7 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str,
     check_option("rule", rule, RULES)
     chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
     check_whole("number of examples", examples, 1, MOST)
-    inputs.check_share("outliers", outliers)
+    check_share("outliers", outliers)
     rng = rng_of(seed, 2)
     spread, odd = rng.standard_normal((MOST, 2)), rng.random(MOST) < outliers
     gradients = torch.from_numpy((np.where(odd[:, None], ODD, USUAL) + spread)[:examples])
@@ -152,7 +150,7 @@ def cloud(clip_norm: float, z: float, examples: int, outliers: float, rule: str,
     means = torch.stack([chosen.clip(gradients, float(other)).mean(0) for other in CLIPS])
     sensitivities = np.array([chosen.sensitivity(float(other), 2) for other in CLIPS])
     return Cloud(
-        mechanism, rule, seed, gradients.numpy(), clipped.numpy(), int((after < before * (1 - 1e-9)).sum()),
+        mechanism, rule, gradients.numpy(), clipped.numpy(), int((after < before * (1 - 1e-9)).sum()),
         mean.numpy(), clipped_mean.numpy(), abs(math.degrees(math.atan2(x * v - y * u, float(mean @ clipped_mean)))),
         (clipped_mean + noise).numpy(), sensitivity, std,
         biases=(means - mean).norm(dim=1).numpy(),
@@ -234,7 +232,7 @@ def training(
     check_whole("batch size", batch_size, 1, PEOPLE)
     check_option("optimizer", optimizer, OPTIMIZERS)
     require(sampling in SAMPLINGS, f"unknown sampling {sampling!r}: choose {' or '.join(SAMPLINGS)}")
-    inputs.check_seed(seed)
+    check_seed(seed)
     check_positive("the learning rate", lr)
     check_positive("the floor gamma'", gamma)
     recipe = Recipe(batch_size, optimizer, lr, sampling, seed, gamma if optimizer == "dp-adambc" else 0.0)
@@ -365,7 +363,6 @@ class Denominators(NamedTuple):
 
     noise_std: float
     gamma: float
-    seed: int
     gradient: Array  # (COORDINATES,), size of each weight's gradient, the same in every step
     adam: Array  # (COORDINATES,), what Adam divides a weight's average gradient by
     corrected: Array  # (COORDINATES,), what DP-AdamBC does
@@ -395,4 +392,4 @@ def denominators(noise_std: float, steps: int, gamma: float, seed: int) -> Denom
     v = (adam.state[weights[0]]["exp_avg_sq"] / unbiased).sqrt().numpy()
     left = ((state["exp_avg_sq"] - state["noise_sq"]) / unbiased).clamp_min(gamma).sqrt().numpy()
     size, floored = gradient.numpy(), int((left <= math.sqrt(gamma) * (1 + 1e-9)).sum())
-    return Denominators(noise_std, gamma, seed, size, v, left, size / v, size / left, floored)
+    return Denominators(noise_std, gamma, size, v, left, size / v, size / left, floored)

@@ -28,6 +28,7 @@ from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.correlated import correlated_error, in_cyclic_order, in_cyclic_samples, independent_error
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.privacy.foundations import check_positive
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import clip_factors, layer_scales, noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, layer_norms, stacked_gradients
@@ -74,7 +75,7 @@ def stages(
     UsageError: as `Mechanism`; more than 64 devices, a scale not above 0, a pull or seed below 0.
     """
     for layer, scale in (("large layer", alpha_large), ("small layer", alpha_small)):
-        require(0 < scale < math.inf, f"alpha of the {layer} is {scale}: it must be a finite number greater than 0")
+        check_positive(f"alpha of the {layer}", scale)
     alpha = torch.tensor([alpha_large, alpha_small], dtype=torch.float64)
     size, largest, unit = math.ceil(BATCH / max(num_devices, 1)), float(alpha.max()), alpha
     if as_printed:
@@ -316,7 +317,6 @@ class Correlated(NamedTuple):
     batches: int  # of a pass
     passes: int
     bands: int  # at most as many as batches
-    tau: float
     pull: float  # the share of an offset that a step takes back
     epsilon: float
     delta: float
@@ -353,7 +353,7 @@ def correlated(
     errors[DECAYING] = independent_error(multiplier[DECAYING] * np.repeat(factors, batches), keep)
     one_step = {1: 1.0, bands: float(correlated_error(bands, steps, 0.0)[-1])}
     step = {name: sigma * one_step[bands if "correlated" in name else 1] for name, sigma in multiplier.items()}
-    return Correlated(batches, passes, bands, tau, pull, epsilon, delta, errors, step, multiplier)
+    return Correlated(batches, passes, bands, pull, epsilon, delta, errors, step, multiplier)
 
 
 @lru_cache(maxsize=64)

@@ -25,8 +25,7 @@ from scipy.special import ndtri
 from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
 from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
-from edp_lab.privacy import accountants
-from edp_lab.privacy.accountants import GaussianDP, RenyiDP, ReshufflingZCDP
+from edp_lab.privacy.accountants import Accountant, GaussianDP, RenyiDP, ReshufflingZCDP, check_delta
 from edp_lab.privacy.allocation import RandomAllocation, allocation_at_least, shuffled_at_least
 from edp_lab.privacy.calibration import LARGEST_Z, Budget, calibrate_z0
 from edp_lab.privacy.composition import gaussian_loss_density
@@ -152,7 +151,7 @@ class Account(NamedTuple):
 
 def accounts(schedule: Schedule, delta: float) -> list[Account]:
     """The same releases, everyone in each of them, by four accountants; the closed form last, which is exact."""
-    kinds: dict[str, type[accountants.Accountant]] = {
+    kinds: dict[str, type[Accountant]] = {
         "zCDP": ReshufflingZCDP,
         "Rényi DP": RenyiDP,
         "privacy loss distribution": PrivacyLossDistribution,
@@ -161,7 +160,7 @@ def accounts(schedule: Schedule, delta: float) -> list[Account]:
     return [_timed(name, kind, schedule, delta) for name, kind in kinds.items()]
 
 
-def _timed(name: str, kind: type[accountants.Accountant], schedule: Schedule, delta: float) -> Account:
+def _timed(name: str, kind: type[Accountant], schedule: Schedule, delta: float) -> Account:
     start = time.perf_counter()
     epsilon = kind(schedule).epsilon(delta)
     return Account(name, epsilon, time.perf_counter() - start)
@@ -265,7 +264,7 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
     UsageError: a rate outside (0, 1], no noise, steps no whole number from 1 to 10^6, delta outside (0, 1).
     """
     check_whole("number of steps", steps, 1, 10**6)
-    accountants.check_delta(delta)
+    check_delta(delta)
     after = np.unique(np.geomspace(1, steps, POINTS).round().astype(np.int64))
     now_and_then = after[np.unique(np.linspace(0, len(after) - 1, SEEN).round().astype(int))]
     samples = [releases_of(noise_multiplier, count, rate) for count in now_and_then.tolist()]
@@ -364,7 +363,7 @@ def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotte
     return Allotted(batches, passes, epsilon, delta, needed, noise, cost)
 
 
-def _sampled(z: float, steps: int, rate: float) -> accountants.Accountant:
+def _sampled(z: float, steps: int, rate: float) -> Accountant:
     schedule = releases_of(z, steps, rate)
     return GaussianDP(schedule) if rate == 1 else RenyiDP(schedule)
 

@@ -48,9 +48,9 @@ class CorpusLook(NamedTuple):
     intents: Mapping[str, int]  # numbers of occurrences, the most frequent first
     slots: Mapping[str, int]
     lengths: NDArray[np.int64]  # (n) words in each utterance
+    repeated: int  # utterances whose text occurs more than once
     parts: Mapping[str, int]  # utterances in "train", "validation" and "test"
     delta: float  # what the library takes where none is given: n^-1.1 for n training utterances
-    repeated: int  # utterances whose text occurs more than once
     leaked: int  # test utterances whose text is in the training set if utterances are shuffled one by one
     patterns: float  # share of test utterances whose pattern (slot values struck out) occurs in the training set
     majority: Scores  # on the test set, of always the training set's most frequent intent and no slots
@@ -65,17 +65,14 @@ def available(corpus: str) -> dict[str, bool]:
 @lru_cache(maxsize=32)
 def look_at(name: str, seed: int) -> CorpusLook:
     """A corpus of the catalogue, or a path to one; remembered."""
-    corpus, intents, slots, lengths, repeated = _counted(name)
+    corpus, *counted = _counted(name)
     together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
     seen = {pattern(u) for u in together.train}
     return CorpusLook(
         corpus,
-        intents,
-        slots,
-        lengths,
+        *counted,
         parts={part: together.counts[part] for part in ("train", "validation", "test")},
         delta=float(len(together.train) ** -1.1),
-        repeated=repeated,
         leaked=len(one_by_one.duplicates),
         patterns=float(np.mean([pattern(u) in seen for u in together.test])),
         majority=majority_scores(together.train, together.test),

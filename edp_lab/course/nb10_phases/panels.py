@@ -65,8 +65,12 @@ def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> st
 
 def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> text.Html:
     """What the vote keeps, what the labels teach and what they cost, by settings."""
-    results = {name: (compute.take_vote(sketch, one), compute.spend_labels(sketch, one)) for name, one in rows.items()}
-    return words.side_by_side(results)
+    table = [("", "unanimous labels survive", "labels true", "understudy right", "ε of one label", "ε of all labels")]
+    for name, settings in rows.items():
+        ballot, bill = compute.take_vote(sketch, settings), compute.spend_labels(sketch, settings)
+        shares = map(percent, (ballot.unanimous, bill.right[bill.here], bill.accuracy[bill.here]))
+        table.append((name, *shares, *map(at_most, (ballot.query_epsilon, bill.account.epsilon))))
+    return text.html_table(table)
 
 
 # ---- Phase I -------------------------------------------------------------------------------------------------------
