@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
-from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
+from edp_lab.corpora.metrics import Frame, Scores, Tally, spans
 from edp_lab.course.kit.inputs import Array, check_option, require
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward, path_score
@@ -102,7 +102,7 @@ def pattern(utterance: Utterance) -> tuple[str, ...]:
 
 
 def frames(utterances: Sequence[Utterance]) -> list[Frame]:
-    """What `evaluate` compares."""
+    """What `edp_lab.corpora.metrics` compares."""
     return [(u.intent, u.tokens, u.tags) for u in utterances]
 
 
@@ -362,7 +362,6 @@ REFERENCE = Utterance(
     ("O", "B-name", "I-name", "O", "B-message", "I-message", "I-message", "B-time"),
     "send_message",
 )
-SLOTS = len(spans(REFERENCE.tags or ()))
 INTENTS = {"right": REFERENCE.intent, "wrong": "make_call"}
 NAME_ERRORS: dict[str, tuple[str, str]] = {
     "right": ("B-name", "I-name"),
@@ -376,16 +375,11 @@ EXTRAS = {"none": "O", "one slot invented": "B-app"}
 
 
 class Scored(NamedTuple):
-    """One utterance as predicted, and the scores of it together with others that are all right."""
+    """One utterance as predicted, and what is counted of it together with others that are all right."""
 
     intent: str
     predicted: tuple[str, ...]  # tags
-    intent_wrong: int  # 0 or 1
-    slot_errors: int  # the edit distance of its slots
-    others: int  # further utterances, copies of the reference without an error
-    errors: int  # the numerator of SER
-    items: int  # its denominator
-    scores: Scores
+    tally: Tally  # of all; the others are copies of the reference without an error
 
 
 def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> Scored:
@@ -406,6 +400,4 @@ def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> 
     tags = (EXTRAS[extra], *NAME_ERRORS[name], *(REFERENCE.tags or ())[3:7], TIME_ERRORS[time])
     [right] = frames([REFERENCE])
     said: Frame = (INTENTS[intent], REFERENCE.tokens, tags)
-    wrong, errors = int(intent == "wrong"), round(evaluate([right], [said]).ser * (1 + SLOTS))
-    scores = evaluate([right] * (1 + others), [said, *[right] * others])
-    return Scored(said[0], tags, wrong, errors - wrong, others, errors, (1 + others) * (1 + SLOTS), scores)
+    return Scored(said[0], tags, Tally.of([right] * (1 + others), [said, *[right] * others]))

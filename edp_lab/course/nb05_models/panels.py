@@ -269,18 +269,21 @@ def ser() -> Panel:
 
 def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
     """SER beside the score that it is mistaken for."""
-    scores, utterances = result.scores, count(1 + result.others, "utterance")
-    rate = Tile("SER", d(scores.ser), f"{count(result.errors, 'error')} of {result.items}", "printed")
-    intents = Tile("intent accuracy", d(scores.intent_accuracy), f"of {utterances}")
-    wrong = count(result.intent_wrong, "wrong intent"), count(result.slot_errors, "slot edit")
-    there = f"{count(1 + result.others, 'intent')} and {count((1 + result.others) * compute.SLOTS, 'slot')}"
-    return rate, intents, f"SER divides {' and '.join(wrong)} by {there}."
+    tally, scores = result.tally, result.tally.scores()
+    wrong = tally.utterances - tally.intents_right
+    errors = f"{count(wrong + tally.slot_errors, 'error')} of {tally.utterances + tally.slots}"
+    rate = Tile("SER", d(scores.ser), errors, "printed")
+    intents = Tile("intent accuracy", d(scores.intent_accuracy), f"of {count(tally.utterances, 'utterance')}")
+    edits = f"{count(wrong, 'wrong intent')} and {count(tally.slot_errors, 'slot edit')}"
+    there = f"{count(tally.utterances, 'intent')} and {count(tally.slots, 'slot')}"
+    return rate, intents, f"SER divides {edits} by {there}."
 
 
 def draw_errors(result: Scored) -> Figure:
     """What SER counts: errors, by kind, above what there was to get right."""
-    utterances = 1 + result.others
-    intents, slots = [result.intent_wrong, utterances], [result.slot_errors, utterances * compute.SLOTS]
+    tally = result.tally
+    intents = [tally.utterances - tally.intents_right, tally.utterances]
+    slots = [tally.slot_errors, tally.slots]
     on: dict[str, Any] = {"orientation": "h", "y": ["errors", "to get right"]}
     return figure(
         "What SER divides, and by what",
@@ -297,7 +300,7 @@ def draw_errors(result: Scored) -> Figure:
 
 def draw_scores(result: Scored) -> Figure:
     """The four scores."""
-    scores = result.scores
+    scores = result.tally.scores()
     shown = [scores.ser, scores.intent_accuracy, scores.slot_f1 or 0.0, scores.exact_match]
     on: Trace = {"x": shown, "y": ["SER", "intent accuracy", "slot F1", "exactly right"], "showlegend": False}
     marker = {"color": [PRINTED, PLAIN, PLAIN, PLAIN], "pattern": {"shape": ["/", "", "", ""]}}
