@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from edp_lab.attacks.statistics import Rate, Roc, auc, clopper_pearson, roc
+from edp_lab.attacks.statistics import Rate, Roc, auc, rate_of, roc
 from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import Accountant, GaussianDP, RenyiDP, ReshufflingZCDP, check_delta
@@ -214,7 +214,6 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
     # noise of standard deviation 1, plus mu where the utterance took part. The sum of all releases is the best score.
     noise = np.random.default_rng(seed).standard_normal((2, draws, releases)).sum(axis=2)
     members, others = noise[0] + mu * releases, noise[1]
-    hits = int((members > ndtri(0.99) * math.sqrt(releases)).sum())
     return Loss(
         mu, releases, delta, draws, every.mu, epsilon, zcdp.epsilon(delta), loss,
         with_it=density,
@@ -226,7 +225,7 @@ def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) 
         fnr_pair=np.maximum(0, np.maximum(1 - delta - growth * fpr, (1 - delta - fpr) / growth)),
         attack=roc(members, others),
         attack_auc=auc(members, others),
-        found=Rate(hits / draws, clopper_pearson(hits, draws)),
+        found=rate_of(members > ndtri(0.99) * math.sqrt(releases)),
         best_auc=every.best_auc(),
         best_found=float(every.best_tpr(np.array([0.01]))[0]),
     )  # fmt: skip

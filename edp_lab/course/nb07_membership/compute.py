@@ -118,8 +118,7 @@ def show_roc(
     texts, other_texts = (side[:people] for side in target.sides(target.texts))
     result = summarise(attack, inside, outside, texts=(texts, other_texts))
     threshold = float(np.sort(np.concatenate(sides))[-max(1, round(2 * people * called / 100))])
-    passed = [int((side >= threshold).sum()) for side in sides]
-    hits, alarms = (Rate(number / people, clopper_pearson(number, people)) for number in passed)
+    hits, alarms = (stats.rate_of(side >= threshold) for side in sides)
 
     corners = np.unique(np.searchsorted(result.roc.fpr, np.geomspace(0.5 / people, 1, POINTS), side="right") - 1)
     fpr, tpr = result.roc.fpr[corners], result.roc.tpr[corners]
