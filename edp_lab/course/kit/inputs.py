@@ -14,7 +14,8 @@ from edp_lab.privacy import Alpha, Mechanism
 
 Array = NDArray[np.float64]
 BATCH = 64  # utterances in a step, cut into one micro-batch per device
-DEVICES = (1, 2, 4, 8, 16, 32)
+DEVICES = (1, 2, 4, 8, 16, 32)  # numbers of them that are compared
+DELTA = 1e-5  # the usual one, where no corpus has its own
 AS_PRINTED, PUBLIC_ALPHA, SOUND = "as printed", "as printed, α public", "sound"
 VARIANTS = (AS_PRINTED, PUBLIC_ALPHA, SOUND)
 

@@ -26,7 +26,7 @@ from edp_lab.attacks.audit.step_audit import StepAudit, StepNoise
 from edp_lab.attacks.memorisation import AROUND, DIGITS, draw_canaries, filling_losses
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.exercises import moved
-from edp_lab.course.kit.inputs import attacked_mechanism, require
+from edp_lab.course.kit.inputs import DELTA, attacked_mechanism, require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
@@ -191,7 +191,6 @@ def _digits(tokens: Sequence[str]) -> str:
 # ---- A claim, put to the test ----------------------------------------------------------------------------------------
 
 ROUNDS = 5_000  # draws of a step without the sentence, and as many with it
-DELTA = 1e-5
 
 
 def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:

@@ -22,7 +22,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import Array, check_option, check_seed, check_share, check_whole, require, rng_of
+from edp_lab.course.kit.inputs import DELTA, Array, check_option, check_seed, check_share, check_whole, require, rng_of
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, NoGuarantee, accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
@@ -34,9 +34,6 @@ from edp_lab.training.gradients import Layout, StackedGradients, model_gradients
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.optimizers import BETAS, DPAdamBC, make_optimizer
 from edp_lab.training.trainer import Batches, Trainer
-
-DELTA = 1e-5
-
 
 # ---- The gradients of a batch, one by one --------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import BATCH, DEVICES, Array, check_whole, require, rng_of
+from edp_lab.course.kit.inputs import BATCH, DELTA, DEVICES, Array, check_whole, require, rng_of
 from edp_lab.course.kit.text import plain
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
@@ -34,8 +34,6 @@ from edp_lab.training.dp_step import clip_factors, layer_scales, noise_stds, rel
 from edp_lab.training.gradients import Layout, StackedGradients, layer_norms, stacked_gradients
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.trainer import Trainer
-
-DELTA = 1e-5
 
 # ---- Algorithm 1, line by line -------------------------------------------------------------------------------------
 

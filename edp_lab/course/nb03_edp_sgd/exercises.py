@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, predicted
+from edp_lab.course.kit.inputs import DELTA
 from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
-
-DELTA = 1e-5
 
 
 def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> Differences:

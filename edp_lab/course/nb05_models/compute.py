@@ -65,11 +65,11 @@ def available(corpus: str) -> dict[str, bool]:
 @lru_cache(maxsize=32)
 def look_at(name: str, seed: int) -> CorpusLook:
     """A corpus of the catalogue, or a path to one; remembered."""
-    corpus, *counted = _counted(name)
+    counted = _counted(name)
+    corpus = counted[0]
     together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
     seen = {pattern(u) for u in together.train}
     return CorpusLook(
-        corpus,
         *counted,
         parts={part: together.counts[part] for part in ("train", "validation", "test")},
         delta=float(len(together.train) ** -1.1),

@@ -23,13 +23,12 @@ from edp_lab.attacks.audit.bits import BitsAudit, audit_bits
 from edp_lab.attacks.audit.bounds import OneRunBounds, Tally, one_run_bounds, one_run_epsilon
 from edp_lab.attacks.audit.one_run import OneRunAudit
 from edp_lab.attacks.audit.step_audit import StepAudit, StepNoise
-from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_seed, check_whole, require
+from edp_lab.course.kit.inputs import DELTA, Array, attacked_mechanism, check_seed, check_whole, require
 from edp_lab.privacy.accountants import check_delta
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
 
 CONFIDENCE = 0.95
-DELTA = 1e-5
 MOST_DRAWS = 10_000  # a side
 
 

@@ -65,7 +65,8 @@ def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> st
 
 def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> text.Html:
     """What the vote keeps, what the labels teach and what they cost, by settings."""
-    table = [("", "unanimous labels survive", "labels true", "understudy right", "ε of one label", "ε of all labels")]
+    head = ("", "unanimous labels survive", "labels true", "understudy right", "ε of one label", "ε of all labels")
+    table: list[tuple[str, ...]] = [head]
     for name, settings in rows.items():
         ballot, bill = compute.take_vote(sketch, settings), compute.spend_labels(sketch, settings)
         shares = map(percent, (ballot.unanimous, bill.right[bill.here], bill.accuracy[bill.here]))
