@@ -162,7 +162,6 @@ class Ballot(NamedTuple):
     queries: int  # public images
     unanimous: float  # chance that a label on which all N agree comes out, if any does
     query_epsilon: float  # of one label; for Laplace noise at delta 0
-    noise: float  # on each count: scale of Laplace noise, deviation of Gaussian noise
     answered: int  # labels that came out in this draw
     majority: float  # share of these that the most instructors said
     right: float  # and of those that are true
@@ -201,7 +200,6 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         queries=sketch.public,
         unanimous=float(label_probabilities(agreed, aggregator)[0]),
         query_epsilon=pate.query_epsilon(aggregator, settings.delta),
-        noise=aggregator.noise,
         answered=int(came.sum()),
         majority=float((labels == winners)[came].sum() / max(came.sum(), 1)),
         right=float((labels == truth)[came].sum() / max(came.sum(), 1)),
