@@ -176,15 +176,7 @@ LAYERS = {
     "slots": "slot head",
     "crf": "CRF",
 }
-TENSORS = {
-    "weight": "",
-    "bias": "bias",
-    "w_ih": "input",
-    "w_hh": "recurrent",
-    "start": "start",
-    "transitions": "transitions",
-    "end": "end",
-}
+TENSORS = {"weight": "", "w_ih": "input", "w_hh": "recurrent"}  # the others are called what they are
 
 
 def layer_name(parameter: str) -> str:

@@ -22,7 +22,7 @@ from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.private import draw_errors
 from edp_lab.course.kit.text import Html, Words, at_least, at_most, columns, count, short, step_command, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
-from edp_lab.course.nb00_start.compute import Secret, SmallModel, StepResult, challenge, one_step
+from edp_lab.course.nb00_start.compute import TIMES, Secret, SmallModel, StepResult, challenge, one_step
 from edp_lab.privacy import Decay, Guarantee, Variant, judge
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Event
@@ -141,7 +141,7 @@ def table(results: Mapping[str, StepResult]) -> str:
 @panel("00")
 def read(model: SmallModel) -> Panel:
     """What the model gives away of a number that it saw so often: `result` is a `Secret`."""
-    times = {"0": 0, "1": 1, "4": 4, "16": 16}
+    times = {str(times): times for times in TIMES}
     return Panel(
         "Read a number out of a model",
         "Ten thousand numbers in “call my doctor at …”. The smaller its loss, the likelier the model finds a number.",

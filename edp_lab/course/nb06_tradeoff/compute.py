@@ -30,7 +30,7 @@ from edp_lab.training import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
-MOST_TRIALS = 1000
+TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 USELESS = 0.9  # SER: nearly as many errors as there are slots and intents
 
 METHODS = {
@@ -301,13 +301,13 @@ class Tuning(NamedTuple):
 
 def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
     """The price of `trials` runs of `epochs` epochs each, disjoint batches, sound noise z0 (noise over sensitivity)."""
-    whole = f"it must be a whole number from 1 to {MOST_TRIALS}"
-    require(1 <= trials <= MOST_TRIALS, f"the number of trials is {trials}: {whole}")
+    whole = f"it must be a whole number from 1 to {TRIALS[-1]}"
+    require(1 <= trials <= TRIALS[-1], f"the number of trials is {trials}: {whole}")
     noised = "it must be greater than 0, for a run without noise has no epsilon to begin with"
     require(0 < z0 < math.inf, f"z0 is {z0}: {noised}")
     mechanism = Mechanism.sound(1.0, z0, 1, 1)
     trial = mechanism.schedule(mechanism.bill(epochs))
-    numbers = tuple(sorted({1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000, trials}))
+    numbers = tuple(sorted({*TRIALS, trials}))
     published = tuple(composed(trial, k, delta) for k in numbers)
     random = tuple(best_of_random(trial, float(k), delta) if k > 1 else None for k in numbers)
     free = gdp_epsilon(trial.mu, delta)

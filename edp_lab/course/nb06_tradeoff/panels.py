@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edp_lab import training
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text, theme
-from edp_lab.course.kit.controls import Control, choice, decades, decay_of, number
+from edp_lab.course.kit.controls import Control, choice, decades, decay_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
 from edp_lab.course.kit.private import Private as Private
@@ -254,7 +254,7 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
             "a batch of 512": {"batch_size": 512},
         },
         micro_batch=number("micro-batch size m", start.largest_micro_batch, sizes, unit="sentences"),
-        num_devices=number("GPUs N", start.num_devices, [1, 2, 4, 8, 16, 32], unit="devices"),
+        num_devices=devices(start.num_devices),
         batch_size=number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="sentences"),
         z=number("noise multiplier z", start.z0, decades(-3, 1), unit="noise over sensitivity"),
         adjacency=choice("neighbours", str(Adjacency.ZERO_OUT), neighbours),
@@ -382,7 +382,6 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
 @panel("06")
 def tuning(z0: float = 1.0, epochs: int = 8, trials: int = 20, delta: float = 2e-4) -> Panel:
     """What trying costs; `result` is a `Tuning`."""
-    stops = [1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000]
     return Panel(
         "The price of tuning",
         "What it costs to try several settings on private data and keep the best.",
@@ -398,7 +397,7 @@ def tuning(z0: float = 1.0, epochs: int = 8, trials: int = 20, delta: float = 2e
         },
         z0=number("noise multiplier z0", z0, decades(-1, 2)),
         epochs=number("epochs of a trial", epochs, range(1, 41), unit="passes"),
-        trials=number("trials", trials, stops, unit="runs"),
+        trials=number("trials", trials, compute.TRIALS, unit="runs"),
         delta=_delta(delta),
     )
 
