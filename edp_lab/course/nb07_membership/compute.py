@@ -49,7 +49,7 @@ Z0S = (0.001, 0.003, 0.01, 0.03, 0.1)
 REPETITIONS = (0, 1, 2, 4, 8, 16)
 SHADOWS = {"smart-home": 32, "atis": 16}  # models, by corpus
 CANARIES = TrainConfig("smart-home", size="small", epochs=EPOCHS)
-METHODS = ("sgd", "edp-sgd-as-printed", "edp-sgd")
+METHODS = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}  # how models were trained
 
 
 def target_config(corpus: str, seed: int, epochs: int = EPOCHS) -> TrainConfig:

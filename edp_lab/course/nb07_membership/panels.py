@@ -29,10 +29,10 @@ from edp_lab.course.nb07_membership.speakers import Covered
 from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
-words = Words(__file__)
+METHODS = compute.METHODS
+words = Words(__file__, methods=METHODS, measured=compute.CANARIES)
 VARIANTS = {"as printed": True, "sound": False}
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
-METHOD_NAMES = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 
 
@@ -185,15 +185,19 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
         "label.",
         partial(compute.show_canaries, grid),
         [draw_exposure, draw_tokens],
-        lambda result: words.canaries(result, METHOD_NAMES[result.method], compute.CANARIES),
+        words.canaries,
         lambda result, **_: canaries_command(result),
         tiles=tell_canaries,
         views={
             "one copy": {"repetitions": 1},
             "sixteen copies": {"repetitions": 16},
-            "sixteen copies, trained as printed, z0 = 0.1": {"method": METHODS[1], "z0": 0.1, "repetitions": 16},
+            "sixteen copies, trained as printed, z0 = 0.1": {
+                "method": "edp-sgd-as-printed",
+                "z0": 0.1,
+                "repetitions": 16,
+            },
         },
-        method=choice("method", method, {METHOD_NAMES[name]: name for name in METHODS}),
+        method=choice("method", method, {label: name for name, label in METHODS.items()}),
         z0=number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
         repetitions=number("copies of a canary", repetitions, compute.REPETITIONS, unit="times"),
     )
@@ -212,7 +216,7 @@ def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
     return exposure, back, told
 
 
-METHODS, NUMBER = compute.METHODS, 7  # how models were trained; digits of a number
+NUMBER = 7  # digits of a number
 
 
 def draw_exposure(result: Remembered) -> Figure:
@@ -223,7 +227,7 @@ def draw_exposure(result: Remembered) -> Figure:
         exposures = [row.exposure for row in rows]
         reach = fig.error_bars(exposures, [row.interval for row in rows], width=4, color=color, thickness=1.2)
         on: Trace = {"x": [str(row.repetitions) for row in rows], "y": exposures, "error_y": reach}
-        traces.append(line(METHOD_NAMES[method], color, dash, symbol=symbol, size=9, **on))
+        traces.append(line(METHODS[method], color, dash, symbol=symbol, size=9, **on))
     forgotten, cap = math.log2(math.e), result.chosen.cap
     return figure(
         "How well it remembers",

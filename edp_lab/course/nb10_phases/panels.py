@@ -340,7 +340,7 @@ def draw_learnt(result: LabelBill) -> Figure:
     on: dict[str, Any] = {"x": result.sizes, "hover": "%{x} labels: %{y:.0%}"}
     band: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
     band |= {"type": "scatter", "x": result.sizes}
-    ticks = [10, 20, 40, 80, 160, 320, max(result.sizes)]
+    ticks = [*compute.SAMPLES, max(result.sizes)]
     return figure(
         "What they teach",
         {**band, "y": result.low},

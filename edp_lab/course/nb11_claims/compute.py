@@ -22,7 +22,7 @@ from edp_lab.reproduce.paper.runs import Change, beyond_chance
 EVERY = "all"
 DRAWS = 2_000  # of noise, behind a slider
 HALF = "sgd, half the epochs"  # the control of Table 1
-CHANGES = ("ser_change", "auc_change", "loss_auc_change")
+CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
 
 
 # ---- Rows of the table -----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from edp_lab.course.kit.panel import View as Seen
 from edp_lab.course.kit.text import Html, Words, at_least, at_most, count, digits, duration, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, OTHER, PLAIN, PRINTED, TEMPLATE
 from edp_lab.course.nb11_claims import compute
-from edp_lab.course.nb11_claims.compute import DRAWS, EVERY, HALF, Cell, Turned, View
+from edp_lab.course.nb11_claims.compute import CHANGES, DRAWS, EVERY, HALF, Cell, Turned, View
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import ClaimsTable, Evidence, Verdict
@@ -311,7 +311,6 @@ VARIANTS: dict[str, tuple[str, str, str, float]] = {  # name, colour, symbol, sh
     HALF: ("SGD, half the epochs", PLAIN, "x", 0.0),
     "theirs": ("theirs, another protocol", CLAIMED, "diamond-open", 0),
 }
-CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
 TABLE1_CAPTION = Html(
     "Changes against SGD of the same seed; left of 0 is better. Bars: Student's 95 % interval over seeds, each tested "
     "alone.\nTheirs: C, z0 and τ tuned, one run; ours: C and τ fixed, z0 the noisiest of five within 1.15 times SGD's "
