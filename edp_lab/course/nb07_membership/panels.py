@@ -179,6 +179,7 @@ def guards_table(found: Mapping[str, Guards]) -> str:
 @panel("07")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
     """What models have stored of canaries; `result` is a `Remembered`."""
+    printed = {"method": "edp-sgd-as-printed", "z0": 0.1}
     return Panel(
         "What does it remember?",
         "How far up a hidden number ranks among ten thousand others, and how sure the model is of the number's odd "
@@ -191,11 +192,7 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
         views={
             "one copy": {"repetitions": 1},
             "sixteen copies": {"repetitions": 16},
-            "sixteen copies, trained as printed, z0 = 0.1": {
-                "method": "edp-sgd-as-printed",
-                "z0": 0.1,
-                "repetitions": 16,
-            },
+            "sixteen copies, trained as printed, z0 = 0.1": {**printed, "repetitions": 16},
         },
         method=choice("method", method, {label: name for name, label in METHODS.items()}),
         z0=number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
