@@ -30,7 +30,7 @@ from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
 METHODS = compute.METHODS
-words = Words(__file__, methods=METHODS, measured=compute.CANARIES)
+words = Words(__file__)
 VARIANTS = {"as printed": True, "sound": False}
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
@@ -186,7 +186,7 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
         "label.",
         partial(compute.show_canaries, grid),
         [draw_exposure, draw_tokens],
-        words.canaries,
+        lambda result: words.canaries(result, METHODS[result.method], compute.CANARIES),
         lambda result, **_: canaries_command(result),
         tiles=tell_canaries,
         views={
