@@ -106,7 +106,7 @@ def turn(num_devices: int, z0: float, micro_batch: int, training: int, delta: fl
         p22_free_devices((1, num_devices), z0, delta, DRAWS, micro_batch=micro_batch),
     )
     evidence = {one.id: one for one in found}
-    pairs = {name: (pair.found, pair.claimed) for name in evidence if (pair := registry()[name].pair)}
+    pairs = {name: (pair.found, pair.claimed) for name, one in evidence.items() if (pair := one.about.pair)}
     pairs["P22"] = "epsilon", "epsilon_with_fewest"  # whose claim is that both are the same
     times = {
         name: float(evidence[name].measured[a]) / float(evidence[name].measured[b]) for name, (a, b) in pairs.items()
