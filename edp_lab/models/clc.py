@@ -154,7 +154,10 @@ class CLC(IntentSlotModel):
         found = super().emissions(tokens, batch, ops)
         if self.said is None:
             return found
-        looked_up = ops.embedding(batch.inputs["near"], self.slot_words.weight, batch.lengths)  # (R, 3, K)
+        near = batch.inputs.get("near")
+        if near is None:  # not read yet: see `dataset`
+            near = self.said.near(batch.inputs["words"], batch.lengths)
+        looked_up = ops.embedding(near, self.slot_words.weight, batch.lengths)  # (R, 3, K)
         return found + (looked_up * looked_up.new_tensor(self.said.WEIGHTS)[:, None]).sum(1)
 
     def _tokens(self, words: Tensor, batch: Batch, ops: PlainOps, dropout_key: int | None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edp_lab.corpora import Corpus, Utterance
-from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
 from edp_lab.corpora.everyday import everyday, related
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, factory, load_model, public_start, save_model
@@ -233,9 +233,10 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
         kept.slot_words.weight.normal_()
     save_model(kept, tmp_path / "saved")
     told, saved = kept.predict(data), load_model(tmp_path / "saved")
-    for one, other in zip(saved.predict(saved.dataset(spoken.utterances)), told, strict=True):
-        assert (one.intent, one.tags) == (other.intent, other.tags)
-        assert one.intent_probability == pytest.approx(other.intent_probability, rel=1e-3)
+    for again in (saved.dataset(spoken.utterances), Dataset(spoken.utterances, saved.labels, saved.features)):
+        for one, other in zip(saved.predict(again), told, strict=True):
+            assert (one.intent, one.tags) == (other.intent, other.tags)
+            assert one.intent_probability == pytest.approx(other.intent_probability, rel=1e-3)
     assert len(saved.predict(saved.dataset(spoken.utterances[:1]))) == 1
     monkeypatch.setattr(kept, "_spelling", None)  # nobody reads again
     assert kept.predict(data) == told
