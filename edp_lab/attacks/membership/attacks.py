@@ -432,7 +432,7 @@ def lira_scores(target: Signals, shadows: ShadowSignals, online: bool = True) ->
         )
     if min(inside.sum(0).min(), (~inside).sum(0).min()) < 2:
         raise UsageError("an utterance has fewer than two shadow models with, or without, it: train more of them")
-    mu_out, v_out = moments(models, ~inside)
+    mu_out, v_out = _moments(models, ~inside)
     if not online:
         return np.asarray(((x - mu_out) / np.sqrt(v_out)).sum(-1) / math.sqrt(x.shape[-1]))
 
@@ -440,7 +440,7 @@ def lira_scores(target: Signals, shadows: ShadowSignals, online: bool = True) ->
         """Of independent normals, up to a constant."""
         return -((x - mean) ** 2) / (2 * variance) - np.log(variance) / 2
 
-    return np.asarray((log_density(*moments(models, inside)) - log_density(mu_out, v_out)).sum(-1))
+    return np.asarray((log_density(*_moments(models, inside)) - log_density(mu_out, v_out)).sum(-1))
 
 
 def aligned(target: Signals, shadows: ShadowSignals) -> Signals:
@@ -459,7 +459,7 @@ def aligned(target: Signals, shadows: ShadowSignals) -> Signals:
     return Signals(target.loss, *map(shift, target[1:], shadows.signals[1:]))
 
 
-def moments(models: Floats, used: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _moments(models: Floats, used: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Mean and unbiased variance over the models that are used for an utterance: (K, n, d), (K, n) -> (n, d) each."""
     weight = used[..., None].astype(np.float64)
     count = weight.sum(0)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from edp_lab.attacks import statistics as stats
-from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, attack_loss, equal_sides, lira_scores, moments
+from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, attack_loss, equal_sides, lira_scores
 from edp_lab.attacks.membership.signals import ShadowSignals, Signals, shadow_signals, signals
 from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
 from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
@@ -192,9 +192,13 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, shadows: ShadowSignals) -> Moments:
-        logits, used = shadows.signals.logits, shadows.inside
-        (inside, v_in), (outside, v_out) = moments(logits, used), moments(logits, ~used)
-        return cls(len(used), inside, outside, v_in[0], v_out[0])
+        logits, half = shadows.signals.logits, len(shadows.inside) // 2  # each utterance is in half of the models
+        sides = []
+        for used in (shadows.inside, ~shadows.inside):
+            mean = (logits * used[..., None]).sum(0) / half
+            sides.append((mean, (((logits - mean) * used[..., None]) ** 2).sum((0, 1)) / (half - 1) / len(mean)))
+        (inside, v_in), (outside, v_out) = sides
+        return cls(len(shadows.inside), inside, outside, v_in, v_out)
 
     def shadows(self) -> ShadowSignals:
         """Four models, two with every utterance and two without, that have these moments; they carry no losses."""
