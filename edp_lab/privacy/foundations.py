@@ -495,14 +495,19 @@ def link(release: Release, people: ArrayLike, secrets: ArrayLike) -> Linkage:
         )
     if hidden.shape != release.rows.shape[:1]:
         raise UsageError(f"there are {hidden.size} secrets for {len(release.rows)} released rows: give one for each")
-    fits = np.ones((len(release.rows), len(table)), dtype=np.bool_)  # which row can belong to which of the people
-    for h, level, cell, value in zip(release.hierarchies, release.levels, release.rows.T, table.T, strict=True):
-        both = np.concatenate([cell, h.at(level, value)])
-        row, person = np.split(np.unique(both, return_inverse=True)[1], [len(cell)])  # numbers are compared faster
-        fits &= (row[:, None] == person) | (cell == STAR)[:, None]
-    codes = np.unique(hidden, return_inverse=True)[1][:, None]
-    lowest, highest = np.where(fits, codes, hidden.size).min(axis=0), np.where(fits, codes, -1).max(axis=0)
-    people_per_row, rows_per_person = fits.sum(axis=1), fits.sum(axis=0)
+    classes, place = np.unique(release.rows, axis=0, return_inverse=True)
+    place = place.ravel()
+    fits = np.ones((len(classes), len(table)), dtype=np.bool_)  # which class can hold which of the people
+    for h, level, cell, value in zip(release.hierarchies, release.levels, classes.T, table.T, strict=True):
+        fits &= (cell[:, None] == h.at(level, value)) | (cell[:, None] == STAR)
+    codes = np.unique(hidden, return_inverse=True)[1].ravel()
+    first, last = np.full(len(classes), hidden.size), np.full(len(classes), -1)  # equal where all share one secret
+    np.minimum.at(first, place, codes)
+    np.maximum.at(last, place, codes)
+    lowest = np.where(fits, first[:, None], hidden.size).min(axis=0)
+    highest = np.where(fits, last[:, None], -1).max(axis=0)
+    people_per_row = fits.sum(axis=1)[place]
+    rows_per_person = (fits * np.bincount(place)[:, None]).sum(axis=0)
     return Linkage(people_per_row, rows_per_person, people_per_row == 1, lowest == highest)
 
 
