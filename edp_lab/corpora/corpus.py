@@ -253,8 +253,8 @@ def write_packed(
         intents, slots: the declared label sets.
         progress: told now and then how many are done.
 
-    UsageError where the folder is not new, there are no utterances, or one has undeclared labels or a speaker, whom the
-    format has no place for.
+    UsageError where the folder is not empty, there are no utterances, or one has undeclared labels or a speaker, for
+    whom the format has no place.
     """
     types: dict[str, int] = {}
     intent_number, tag_number = ({name: k for k, name in enumerate(names)} for names in (intents, tag_set(slots)))

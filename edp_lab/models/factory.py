@@ -105,7 +105,7 @@ def save_model(model: IntentSlotModel, folder: Path | str, cure: str = "choose a
         write_whole(_weights_file(folder, checksum), weights, cure)
         write_whole(folder / "model.json", json.dumps({**about, "sha256": checksum}).encode(), cure)
         for old in set(folder.glob("weights-*")) - {_weights_file(folder, checksum)}:
-            old.unlink()
+            old.unlink(missing_ok=True)
 
 
 def model_checksum(model: IntentSlotModel) -> str:

@@ -95,6 +95,7 @@ class Setting:
             value = getattr(self, name)
             if value is not None:
                 check_whole(name, value, 1, MOST_STEPS)
+                object.__setattr__(self, name, int(value))  # also of numpy's
         for name, value in (("noise multiplier", self.noise_multiplier), ("clip norm", self.clip_norm)):
             if not 0 < value <= LARGEST:
                 raise UsageError(f"the {name} is {value}: it must be greater than 0, at most {LARGEST:g}")

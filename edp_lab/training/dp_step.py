@@ -404,7 +404,10 @@ class PrivateStep(FlatGradient):
         Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to
         be in the ledger before. What cannot be told from noise counts as one standard deviation of it.
         """
-        clip(self.mechanism, gradients, self.layout, None, self.divisor, self.gradient, self.world).scaled()
+        silent = DrawnNoise(torch.zeros_like(self.gradient))
+        out = torch.empty_like(self.gradient)
+        clipped = clip(self.mechanism, gradients, self.layout, None, self.divisor, out, self.world)
+        self.gradient.copy_(add_noise(clipped, 0, silent).gradient)
         self.reduce()
         norms = layer_norms(self.gradient[None].double(), self.layout)[0]  # of a sum, which is up to M C long
         std, noised = self.mechanism.scales_noise_std() / self.divisor, norms.cpu()

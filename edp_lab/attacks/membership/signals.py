@@ -154,7 +154,7 @@ def train_shadow(
     with suppress(UsageError):  # not there, or damaged
         return load_model(entry).eval()
     model = _train(own, corpus, train)
-    save_model(model, entry)  # another process at the same entry writes the same files, each of them whole
+    save_model(model, entry)  # each file is whole, also where another process writes the same entry
     return model
 
 
