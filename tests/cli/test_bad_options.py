@@ -78,6 +78,8 @@ WORK = (
     "edp_lab.course.publish.pages.write_api",
     "edp_lab.reproduce.bench.contests.bench_accounting",
     "edp_lab.reproduce.claims.compute",
+    "edp_lab.reproduce.run_cache.TableRuns.prepare",
+    "edp_lab.reproduce.verify.checked",
 )
 
 
