@@ -108,6 +108,7 @@ class Column(NamedTuple):
 
 def columns(comparison: Comparison) -> list[Column]:
     """Every column in which at least one run has something."""
+    from edp_lab.privacy.guarantee import upward
 
     def column(title: str, group: str, name: str, spec: str = "", **more: bool) -> Column:
         return Column(title, group, itemgetter(name), spec, **more)
@@ -141,7 +142,7 @@ def columns(comparison: Comparison) -> list[Column]:
         column("epsilon if\nseed secret", "privacy", "epsilon_if_seed_secret", ".4g"),
         column("epsilon in\nreal numbers", "privacy", "epsilon_in_real_numbers", ".4g"),
         column("epsilon if\nalpha public", "privacy", "epsilon_if_alpha_public", ".4g"),
-        column("delta", "privacy", "delta", ".3g", folds=True),
+        Column("delta", "privacy", lambda run: run["delta"] and float(upward(run["delta"])), ".3g", folds=True),
     ]
     return [one for one in every if any(one.text(run) != NOTHING for run in comparison.runs)]
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +44,7 @@ WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
 UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
 NAMED = 6.0  # what an intent's logit gains if all words of its name are said
 MODEST = 0.4  # share of known labels' heads that a new one begins with: they are guesses, and must be unlearnt
-MOST_SEEN = 0.05  # of a private corpus' utterances that a start may know: short commands coincide
+MOST_SEEN = 0.05  # of a private corpus' different utterances that a start may know: short commands coincide
 
 
 def start_folder(name: str) -> Path:
@@ -57,21 +58,31 @@ def start_for(corpus: str) -> str:
     return without if without in NAMES else NAMES[0]
 
 
-def seen_share(name: str, hashes: np.ndarray) -> float:
-    """Of the utterances with these hashes, the share that a start was trained on; 0 where it does not say."""
+def seen(name: str, hashes: np.ndarray) -> np.ndarray:
+    """Which of the utterances with these hashes a start was trained on: (n), booleans; none where it does not say."""
     file = start_folder(name) / SEEN
-    if not file.exists() or not len(hashes):
-        return 0.0
-    return float(np.isin(hashes, np.frombuffer(read_bytes(file), "<u4")).mean())
+    return np.isin(hashes, np.frombuffer(read_bytes(file) if file.exists() else b"", "<u4"))
 
 
 def check_unseen(name: str, texts: Iterable[str]) -> None:
-    """UsageError if a start was made from what a run would protect: its weights show that, whatever epsilon says."""
-    share = seen_share(name, utterance_hashes(texts))
-    if share > MOST_SEEN:
+    """UsageError if a start was made from what a run would protect: its weights show that, whatever epsilon says.
+
+    Copies count once: what everybody says may be a large part of a corpus. The mark at an end is read over.
+    """
+    count = Counter(text.lower() for text in texts)
+    forms = utterance_hashes(count), utterance_hashes(text.strip(" .?!") for text in count)
+
+    def read(start: str) -> np.ndarray:
+        return seen(start, forms[0]) | seen(start, forms[1])
+
+    known = read(name)
+    if known.sum() > MOST_SEEN * len(known):
+        said = max((text for text, hit in zip(count, known, strict=True) if hit), key=count.__getitem__)
+        others = [one for one in NAMES if one != name and read(one).mean() <= MOST_SEEN]
+        cure = f"give --pretrained {' or '.join(others)}" if others else "give a --pretrained made without them"
         raise UsageError(
-            f"{name} was made from {share:.0%} of these utterances, so no epsilon would hold: give a --pretrained "
-            f"that was made without them, such as {' or '.join(one for one in NAMES if one != name)}"
+            f"{name} has read {known.mean():.0%} of the different utterances, such as {said!r}, so no epsilon would "
+            f"hold: {cure}, or leave them out"
         )
 
 

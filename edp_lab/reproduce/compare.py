@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency
-from edp_lab.privacy.guarantee import HOLDS, IDEAL, VOID
+from edp_lab.privacy.guarantee import HOLDS, IDEAL, VOID, upward
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_folder import bill, read_record, run_config, run_ledger
 
@@ -99,7 +99,7 @@ def _notes(runs: Sequence[Row]) -> list[str]:
         notes.append("duplicates are kept together in some splits only: scores may be on different test sets")
     if setting("keep_speakers_together") or setting("unit"):
         notes.append("speakers are kept together in some splits only: scores may be on different test sets")
-    if deltas := several((run["delta"] for run in private), ".3g"):
+    if deltas := several((float(upward(run["delta"])) for run in private), ".3g"):
         notes.append(f"epsilons are at different deltas ({deltas})")
     if neighbours := several(run["neighbours"] for run in private):
         notes.append(f"epsilons are about different neighbours ({neighbours})")

@@ -21,7 +21,7 @@ from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
-from edp_lab.privacy.mechanism import Unit, of_training
+from edp_lab.privacy.mechanism import Alpha, Mechanism, Unit, of_training
 from edp_lab.training.run_folder import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
@@ -65,7 +65,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "clip_norm": mechanism.clip_norm,
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
         "noise": EXACT_NOISE,
-        "public_by_assumption": [*(one.format(unit=mechanism.unit) for one in PUBLIC), *_start(record)],
+        "public_by_assumption": [*_public(mechanism, record), *_start(record)],
         "not_covered": [
             OTHER_RUNS,
             *([SEVERAL] if mechanism.unit is Unit.UTTERANCE else []),
@@ -129,7 +129,19 @@ def _same(name: str, told: Any, value: Any) -> bool:
     return bool(told == value)
 
 
+def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
+    """What the guarantee takes for public, as far as the run has it."""
+    absent = [] if mechanism.alpha is Alpha.PUBLIC else ["the text behind a public alpha"]
+    if any(said.startswith("label sets") for said in record["not_private"]):
+        absent.append("the label sets")
+    return [one.format(unit=mechanism.unit) for one in PUBLIC if one not in absent]
+
+
 def _start(record: dict[str, Any]) -> list[str]:
     start, told = record["config"]["pretrained"], record.get("started_from", [])  # older ones lack it
-    fits = [f"that it has seen at most {MOST_SEEN:.0%} of the utterances, which epsilon does not cover"] if told else []
+    fits = (
+        [f"that this start has read at most {MOST_SEEN:.0%} of the different utterances, which epsilon does not cover"]
+        if told
+        else []
+    )
     return [f"what the model started from: {start}", *told, *fits] if start else []

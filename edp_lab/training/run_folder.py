@@ -67,7 +67,8 @@ def new_run_folder(out: str | Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"output folder {folder} is a file: choose another --out")
     if folder.exists() and not may_begin(folder):
-        raise UsageError(f"output folder {folder} is not empty: it may hold a run; choose another --out")
+        cure = f"go on with edp-lab train --resume {folder}, or " if (folder / RECORD).exists() else ""
+        raise UsageError(f"output folder {folder} is not empty: {cure}choose another --out")
     return folder
 
 
