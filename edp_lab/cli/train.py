@@ -232,7 +232,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
     noises: list[float] = []
-    with bar("training", *columns, quiet=quiet, loss="") as (update, say):
+    with bar("reading the corpus", *columns, quiet=quiet, loss="") as (update, say):
 
         def listen(event: Event) -> None:
             if isinstance(event, StepDone):
