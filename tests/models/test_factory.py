@@ -139,7 +139,7 @@ def test_a_save_that_dies_leaves_the_older_model(tmp_path, monkeypatch, calls, b
     save_model(build("clc", 1), tmp_path)
     replace, count = os.replace, iter(range(9))
 
-    def die(*_):
+    def die(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(files.os, "replace", lambda *paths: die() if next(count) == calls else replace(*paths))
