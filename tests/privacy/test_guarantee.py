@@ -43,6 +43,13 @@ def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(math.log(low), math.log(high)).map(math.exp)
 
 
+@pytest.mark.parametrize(
+    ("mu", "epsilon"), [(1, 4.38), (2, 10.00), (2 * math.sqrt(2), 15.46), (4, 24.38), (2 * math.sqrt(8), 39.38)]
+)
+def test_reference_values(mu, epsilon):
+    assert gdp_epsilon(mu, DELTA) == pytest.approx(epsilon, abs=0.005)
+
+
 @settings(max_examples=300)
 @given(logarithmic(1e-3, 1e8), logarithmic(1e-12, 0.1))
 @example(1e-3, 0.1)
@@ -210,6 +217,14 @@ def test_as_printed_more_devices_and_larger_scales_cost_more_than_is_claimed(z, 
     assert true_epsilon(replace(few, num_devices=N + 1), epochs, DELTA) > true_epsilon(few, epochs, DELTA)
 
 
+@given(logarithmic(1e-2, 1e2), st.integers(1, 30), logarithmic(0.1, 10))
+def test_scaling_alpha_is_scaling_clip_and_noise(z, epochs, s):
+    """(s alpha, C, z) has the epsilon of (alpha, s C, z / s)."""
+    scaled = Mechanism.as_printed(1.0, z, 8, 8, alpha="public", alpha_max=s)
+    moved = Mechanism.as_printed(s, z / s, 8, 8, alpha="public")
+    assert true_epsilon(scaled, epochs, DELTA) == pytest.approx(true_epsilon(moved, epochs, DELTA), rel=1e-9)
+
+
 @given(logarithmic(1e-2, 1e3), st.integers(1, 64), st.integers(1, 64), st.integers(1, 30))
 def test_the_sound_version_never_exceeds_its_claim_whatever_clip_norm_and_devices(z, N, m, epochs):
     """Sound z_t is the multiplier that zCDP assumes, and the closed form is tighter than zCDP."""
@@ -276,6 +291,16 @@ def test_without_noise_that_lasts_there_is_no_guarantee(mechanism, published):
     assert (verdict.status, verdict.epsilon, verdict.epsilon_if_alpha_public) == ("none", None, None)
     assert verdict.reason
     assert mechanism in VANISHING or verdict.epsilon_claimed is None
+
+
+def test_the_papers_extremes_are_reported():
+    """Table 1 reaches 1e24; noise that small does not survive float32 arithmetic, so nothing holds."""
+    mechanism = Mechanism.as_printed(1, 1e-12, 8, 8, alpha="public")
+    verdict = judge(mechanism, 1, 5e-4, seed_published=False)
+    assert (verdict.status, verdict.epsilon) == ("none", None)
+    assert "float32" in verdict.reason
+    assert verdict.epsilon_claimed == pytest.approx(5e23, rel=1e-6)
+    assert true_epsilon(mechanism, 1, 5e-4) == pytest.approx(32 * 5e23, rel=1e-6)
 
 
 def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():

@@ -28,6 +28,17 @@ def test_algorithm_1_has_2_sqrt_n_less_noise_than_its_z_says(C, z, N, m):
     assert sound.noise_std(0) / printed.noise_std(0) == pytest.approx(ratio)
 
 
+def test_algorithm_1_simulated_gives_the_stated_noise():
+    """N devices each add y/N, then the mean is taken: measured, not derived."""
+    N, C, z = 8, 1.0, 1.0
+    y = np.random.default_rng(0).normal(scale=C * z, size=(200_000, N))
+    measured = (y / N).mean(axis=1).std()
+    mechanism = Mechanism.as_printed(C, z, N, 8)
+    assert mechanism.noise_std(0) / N == pytest.approx(0.0442, abs=5e-5)
+    assert measured == pytest.approx(mechanism.noise_std(0) / N, rel=0.01)
+    assert mechanism.device_noise_std(0) == pytest.approx((y / N).std(), rel=0.01)
+
+
 @pytest.mark.parametrize("size", [2, 3, 16])
 def test_no_pair_of_micro_batches_moves_further_than_the_sensitivity_and_the_worst_reaches_it(size):
     """Adversarial search over one utterance's gradient in a clipped micro-batch mean."""
