@@ -245,7 +245,8 @@ class GroupRenyiDP(RenyiDP):
     """Someone with `size` utterances, each sampled on its own, by group privacy: sound, not tight.
 
     (epsilon, delta)-DP for one utterance is (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon)))-DP for k
-    (Vadhan 2017, lemma 2.2). Without sampling `GaussianDP.group` is exact.
+    (Vadhan 2017, lemma 2.2). Nor is it more than if all took part in every release (divergences are convex, and a
+    release is a mixture over who takes part): `GaussianDP.group`, exact without sampling. The smaller one holds.
     """
 
     method = "Renyi DP, group privacy"
@@ -253,13 +254,15 @@ class GroupRenyiDP(RenyiDP):
     def __init__(self, schedule: Schedule, size: int) -> None:
         super().__init__(schedule)
         self.size = size
+        self._everyone = GaussianDP(Schedule(schedule.noise_multipliers, schedule.counts)).group(size)
 
     def log_delta(self, epsilon: float) -> float:
         check_loss("epsilon", epsilon)
         each = epsilon / self.size
         # The sum of e^(i each) for i < k is e^((k-1) each) times this one:
         falling = math.expm1(-epsilon) / math.expm1(-each) if each > 1e-12 else self.size
-        return min(0.0, super().log_delta(each) + (self.size - 1) * each + math.log(falling) + 1e-9)
+        apart = super().log_delta(each) + (self.size - 1) * each + math.log(falling) + 1e-9
+        return min(0.0, apart, self._everyone.log_delta(epsilon))
 
     epsilon = Accountant.epsilon  # the formula of RenyiDP is for one utterance
 
