@@ -31,8 +31,8 @@ install: $(TESTED)  ## the environment with every package pinned; the other targ
 course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an index under runs/course/
 	@$(BIN)/edp-lab course run $(COURSE_ARGS)
 
-test: $(TESTED)  ## the whole test suite, a file per core at a time
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: $(TESTED)  ## the whole test suite, three files at a time (some wait for a browser)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/source
 	@$(BIN)/edp-lab course build
