@@ -328,9 +328,6 @@ def test_findings_on_many_commands_are_those_of_their_runs() -> None:
         f"{more['mean']:.2f} ± {more['high'] - more['mean']:.2f} times SGD's error",
         f"in {seconds['private'] / seconds['sgd']:.1f} times SGD's time",
     )
-    sgd, dp_sgd = (f"{100 * ser:.1f}" for ser in both)
-    cost = float(dp_sgd) - float(sgd)
-    states("README.md", f"epsilon 3 costs {cost:.1f} points ({dp_sgd} % beside {sgd})")
 
 
 def test_accountants_were_verified_as_told() -> None:
