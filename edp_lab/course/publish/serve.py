@@ -30,8 +30,9 @@ def lab_command(notebooks_dir: Path) -> tuple[list[str], dict[str, str]]:
     """Command and environment that start JupyterLab with this interpreter: local, with a token, calling nobody."""
     no_updates = "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate"
     options = ["--MappingKernelManager.transport_encryption=auto", "--LabApp.news_url=None", no_updates]
-    first = notebooks_dir / "00_start.ipynb"
-    command = [sys.executable, "-m", "jupyterlab", *options, str(first if first.exists() else notebooks_dir)]
+    if (notebooks_dir / "00_start.ipynb").exists():
+        options.append("--LabApp.default_url=/lab/tree/00_start.ipynb")  # which the URL that it prints has, too
+    command = [sys.executable, "-m", "jupyterlab", *options, str(notebooks_dir)]
     return command, _with_settings("JUPYTER_CONFIG_PATH")
 
 
