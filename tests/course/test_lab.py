@@ -124,7 +124,7 @@ def test_command_opens_the_copy_and_says_what_is_newer(monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     mine, before = tmp_path / "edp-lab-course", texts(DEFAULT_NOTEBOOKS / "instructor")
     assert invoked("course", "lab", "--no-browser").stderr == f"your own notebooks are in {mine}\n"
-    assert started[0][-2:] == [str(mine / "00_start.ipynb"), "--no-browser"]
+    assert started[0][-2:] == [str(mine), "--no-browser"]
     assert not any((mine / name).exists() for name in ("instructor", "source", "README.md"))
     (mine / "00_start.ipynb").write_text("my work")
     (mine / RECORD).unlink()

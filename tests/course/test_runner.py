@@ -397,7 +397,7 @@ def test_jupyterlab_stays_local_and_calls_nobody(tmp_path: Path) -> None:
     (tmp_path / "00_start.ipynb").touch()
     command, environment = lab_command(tmp_path)
     assert command[0] == sys.executable
-    assert command[-1] == str(tmp_path / "00_start.ipynb")
+    assert command[-1] == str(tmp_path)
     assert "--LabApp.news_url=None" in command
     assert any(option.endswith("NeverCheckForUpdate") for option in command)
     overrides = Path(environment["JUPYTER_CONFIG_PATH"].split(os.pathsep)[0]) / "labconfig"
@@ -407,4 +407,6 @@ def test_jupyterlab_stays_local_and_calls_nobody(tmp_path: Path) -> None:
     for asked, address in ([], "127.0.0.1"), (["--ip=0.0.0.0"], "0.0.0.0"):  # the second: in a container
         shown = [*command, *asked, "--show-config-json"]
         shown = subprocess.run(shown, env=environment, check=True, capture_output=True, text=True).stdout
-        assert json.loads(shown)["ServerApp"]["ip"] == address
+        told = json.loads(shown)
+        assert told["ServerApp"]["ip"] == address
+        assert told["LabApp"]["default_url"] == "/lab/tree/00_start.ipynb"
