@@ -314,7 +314,9 @@ def predict(
 
 def explain(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run: the --out of edp-lab train.")],
-    beside: Annotated[Path | None, "A run of --method sgd on the same corpus: what can be had without privacy."] = None,
+    beside: Annotated[
+        Path | None, "A run of --method sgd, same corpus and start: what can be had without privacy."
+    ] = None,
     look: Annotated[
         bool,
         "Also compute what only the training set tells (share of clipped gradients, bias of the clip): not private, "

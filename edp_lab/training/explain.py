@@ -101,11 +101,11 @@ def explain(run: str | Path, beside: str | Path | None = None, look: bool = Fals
     """Explain a finished or interrupted run; see the module.
 
     Args:
-        beside: a run of ``--method sgd`` with the same corpus: the ceiling without privacy.
+        beside: a run of ``--method sgd`` with the same corpus and start: the ceiling without privacy.
         look: also compute what only the training set tells (see `Looked`).
 
     Raises:
-        UsageError: no run, one of another corpus, or one that has not finished an epoch.
+        UsageError: no run, one of another corpus or start, or one that has not finished an epoch.
     """
     record, corpus, data = run_data(run)
     config = run_config(record)
@@ -151,6 +151,12 @@ def _plain_ser(beside: str | Path, record: dict[str, Any]) -> float:
         raise UsageError(f"the run in {beside} is no --method sgd on the same corpus: give one, or drop --beside")
     if not plain["epochs"]:
         raise UsageError(f"the run in {beside} has not finished an epoch: go on with edp-lab train --resume {beside}")
+    starts = [one["config"]["pretrained"] or "nothing" for one in (plain, record)]
+    if starts[0] != starts[1]:
+        raise UsageError(
+            f"the run in {beside} starts from {starts[0]}, the other from {starts[1]}, so they do not show what "
+            "privacy costs: drop --beside, and edp-lab explain names a run to set beside"
+        )
     return float((plain["final"] or plain["epochs"][-1])["ser"])
 
 

@@ -67,7 +67,8 @@ def new_run_folder(out: str | Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"output folder {folder} is a file: choose another --out")
     if folder.exists() and not may_begin(folder):
-        cure = f"go on with edp-lab train --resume {folder}, or " if (folder / RECORD).exists() else ""
+        unfinished = (folder / RECORD).exists() and read_record(folder)["status"] != "finished"
+        cure = f"go on with edp-lab train --resume {folder}, or " if unfinished else ""
         raise UsageError(f"output folder {folder} is not empty: {cure}choose another --out")
     return folder
 

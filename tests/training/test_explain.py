@@ -10,7 +10,8 @@ import torch
 
 from edp_lab.corpora import Utterance, load_corpus
 from edp_lab.corpora.smart_home import write_jsonl
-from edp_lab.training import TrainConfig, train
+from edp_lab.errors import UsageError
+from edp_lab.training import TrainConfig, read_record, train
 from edp_lab.training import explain as module
 from edp_lab.training.explain import Cause, explain, followed
 from edp_lab.training.optimizers import make_optimizer
@@ -80,6 +81,16 @@ def test_more_steps_keep_epsilon_and_a_ceiling_excuses_noise(run):
     assert beside.plain_ser is not None
     if beside.plain_ser > 0.8 * beside.ser:
         assert "too much noise" not in [cause.name for cause in beside.causes]
+
+
+def test_a_run_from_another_start_is_no_ceiling(run, monkeypatch):
+    def started(folder):
+        record = read_record(folder)
+        return record | {"config": record["config"] | {"pretrained": "public-start"}}
+
+    monkeypatch.setattr(module, "read_record", started)
+    with pytest.raises(UsageError, match="starts from public-start, the other from nothing"):
+        explain(run, run.parent / "plain")
 
 
 # ---- Is advice good? -------------------------------------------------------------------------------------------------
