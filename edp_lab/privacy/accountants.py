@@ -249,12 +249,11 @@ class GroupRenyiDP(RenyiDP):
     release is a mixture over who takes part): `GaussianDP.group`, exact without sampling. The smaller one holds.
     """
 
-    method = "Renyi DP, group privacy"
+    method = "group privacy, by Renyi DP or the closed form"
 
     def __init__(self, schedule: Schedule, size: int) -> None:
         super().__init__(schedule)
         self.size = size
-        self._everyone = GaussianDP(Schedule(schedule.noise_multipliers, schedule.counts)).group(size)
 
     def log_delta(self, epsilon: float) -> float:
         check_loss("epsilon", epsilon)
@@ -262,7 +261,8 @@ class GroupRenyiDP(RenyiDP):
         # The sum of e^(i each) for i < k is e^((k-1) each) times this one:
         falling = math.expm1(-epsilon) / math.expm1(-each) if each > 1e-12 else self.size
         apart = super().log_delta(each) + (self.size - 1) * each + math.log(falling) + 1e-9
-        return min(0.0, apart, self._everyone.log_delta(epsilon))
+        together = gdp_delta(self.size * self.schedule.mu, epsilon)
+        return min(0.0, apart, math.log(together) if together else -math.inf)
 
     epsilon = Accountant.epsilon  # the formula of RenyiDP is for one utterance
 

@@ -162,7 +162,7 @@ def accountant_for(
 ) -> Accountant:
     """The accountant to trust for this mechanism: the closed form, under Poisson sampling privacy loss distributions.
 
-    Someone with several sampled utterances is accounted by Renyi DP and group privacy. NoGuarantee: as
+    Someone with several sampled utterances is accounted by group privacy. NoGuarantee: as
     `Mechanism.schedule`.
     """
     check_whole("utterances per person", utterances_per_person, 1)
