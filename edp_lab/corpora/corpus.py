@@ -30,6 +30,7 @@ from edp_lab.files import new_folder, read_json, regular, sealed, unsealed
 if TYPE_CHECKING:
     from torch import Tensor
 
+AT_ONCE = 1_000  # utterances made together where one after the other is looked at
 CHUNK = 100_000  # utterances looked at together where all are: memory stays the same however many there are
 FORMAT = "edp_lab packed corpus 1"
 META, WORDS = "meta.json", "words.txt"
@@ -218,6 +219,10 @@ class PackedUtterances(Sequence[Utterance]):
     def __len__(self) -> int:
         return len(self.coded.intents)
 
+    def __iter__(self) -> Iterator[Utterance]:
+        for start in range(0, len(self), AT_ONCE):
+            yield from self._made(np.arange(start, min(start + AT_ONCE, len(self))))
+
     @overload
     def __getitem__(self, place: int) -> Utterance: ...
     @overload
@@ -225,11 +230,16 @@ class PackedUtterances(Sequence[Utterance]):
     def __getitem__(self, place: int | slice) -> Utterance | PackedUtterances:
         if isinstance(place, slice):
             return self.select(np.arange(len(self))[place])
+        return next(self._made(np.array([range(len(self))[place]])))
+
+    def _made(self, places: np.ndarray) -> Iterator[Utterance]:
         words, intent_names, intents, tag_names, tags = self.coded
-        intent, own = intent_names[intents[place]], np.array([place % len(self)])
         assert tags is not None
-        tokens = tuple(words.types[w] for w in words.numbers.gather(own)[0])
-        return Utterance(tokens, tuple(tag_names[t] for t in tags.gather(own)[0]), intent)
+        (numbers, lengths), (marks, _) = words.numbers.gather(places), tags.gather(places)
+        tokens, names = [words.types[k] for k in numbers.tolist()], [tag_names[k] for k in marks.tolist()]
+        ends = np.cumsum(lengths).tolist()
+        for start, end, intent in zip([0, *ends], ends, intents[places].tolist(), strict=False):
+            yield Utterance(tuple(tokens[start:end]), tuple(names[start:end]), intent_names[intent])
 
     def select(self, places: np.ndarray) -> PackedUtterances:
         """Those at these places, in this order."""

@@ -23,7 +23,7 @@ from edp_lab.training import TrainConfig
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.trainer import Trainer
 
-N = 600
+N = 1_200  # more than are made at once
 
 
 @pytest.fixture(scope="module")
