@@ -135,7 +135,7 @@ def columns(comparison: Comparison) -> list[Column]:
         column("slot\nF1", "scores", "slot_f1", ".4f"),
         column("exact\nmatch", "scores", "exact_match", ".4f"),
         column("training\nseconds", "time", "seconds", ".1f"),
-        column(f"time\n({fastest} = 1)", "time", "times_reference", ".2f"),
+        column(f"epoch time\n({fastest} = 1)", "time", "times_reference", ".2f"),
         column("epsilon\nclaimed", "privacy", "epsilon_claimed", ".4g"),
         Column("epsilon\nthat holds", "privacy", holds, ".4g"),
         column("guarantee", "privacy", "guarantee", folds=True, number=False),

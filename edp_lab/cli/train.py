@@ -309,6 +309,8 @@ def predict(
     from edp_lab.training import predict_texts
 
     answers = predict_texts(run, text)
+    if len(text) > 1 and not any(" " in one for one in text):
+        echo("each word was taken for a sentence: put quotes around a sentence", error=True)
     answer(as_json, answers, "predicted", answers, readable=True)
 
 

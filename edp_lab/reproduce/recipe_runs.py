@@ -32,7 +32,7 @@ from edp_lab.reproduce.results_io import machine
 from edp_lab.training import TrainConfig, resume, train
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.inference import evaluate_model
-from edp_lab.training.recipe import plan, recipe, seconds_of_step
+from edp_lab.training.recipe import pace, plan, recipe
 from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Trainer
 
@@ -136,7 +136,7 @@ def expected(corpus: str, epsilon: float, sgd: TrainConfig) -> dict[str, float]:
     for name, config in (("sgd", sgd), ("sgd_paper_size", paper)):
         data = split(whole, seed, **config.split)
         steps = config.epochs * math.ceil(len(data.train) / config.batch_size)
-        found[name] = steps * seconds_of_step(config, whole, data)
+        found[name] = steps * pace(config, whole, data).step
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.errors import UsageError
@@ -16,6 +16,7 @@ from edp_lab.models.public_start import check_unseen, is_start, made_of, start_f
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.training.config import CAP, TrainConfig
+from edp_lab.training.inference import evaluate_model
 from edp_lab.training.trainer import Trainer, protected
 
 
@@ -37,7 +38,7 @@ class Plan:
         config: of the run; its noise keeps `epsilon` at `delta`.
         protected: how many utterances or speakers.
         steps: that will be made.
-        seconds: about how long they take here.
+        seconds: about how long the run takes here, with reading and scoring.
         public: what the model starts from, a line each.
         lines: the recipe.
         warnings: about the corpus.
@@ -157,7 +158,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
         units = f"{n} training {asked.unit or 'utterance'}s (of {len(whole.utterances):,} utterances in all)"
         raise UsageError(
             f"{units} are too few for epsilon {epsilon:g}: the noise would drown them; it takes some "
-            f"{math.ceil(LEAST_SIGNAL / epsilon):,} of them, or an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
+            f"{math.ceil(LEAST_SIGNAL / epsilon):,} to train on, or an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
         )
     start = asked.pretrained
     if start is None and asked.model == "clc":  # a BERT's weights are the user's to name
@@ -175,16 +176,27 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     z0 = calibrate_z0(mechanism, config.epochs, budget)
     config = replace(config, z0=float(upward(z0, 9)))
     steps = config.epochs * config.batches(0, n).steps_per_epoch
-    seconds = steps * seconds_of_step(config, whole, data)
+    step, scored = pace(config, whole, data)
+    validated = len(data.validation) * config.epochs
+    read = len(data.train) + len(data.validation) if config.frozen else validated  # once for all epochs, or in each
+    seconds = steps * step + scored * (read + len(data.test))
     return Plan(config, epsilon, delta, n, steps, seconds, tuple(made_of(start)), lines, whole.warnings)
 
 
 MOST_EPSILON = 1000.0
+SOME = 500  # utterances that are scored to see how long that takes
 LEAST_SIGNAL = 500.0  # n epsilon, below which models are hardly better than guessing (580: SER .96, 2,160: .61)
 
 
-def seconds_of_step(config: TrainConfig, corpus: Corpus, data: Split) -> float:
-    """Of one step here, by a trainer that is cast away; it reads as few utterances as a step takes."""
+class Pace(NamedTuple):
+    """Seconds that things take here."""
+
+    step: float
+    scored: float  # an utterance
+
+
+def pace(config: TrainConfig, corpus: Corpus, data: Split) -> Pace:
+    """By a trainer that is cast away; it reads as few utterances as a step takes."""
     if not config.speakers:
         data = replace(data, train=data.train[: 2 * config.batch_size])
     trainer = Trainer(config, corpus, data)
@@ -193,4 +205,7 @@ def seconds_of_step(config: TrainConfig, corpus: Corpus, data: Split) -> float:
         start = time.perf_counter()
         trainer.step()
         took.append(time.perf_counter() - start)
-    return min(took[1:])
+    some = data.test[:SOME]
+    start = time.perf_counter()
+    evaluate_model(trainer.model, some)
+    return Pace(min(took[1:]), (time.perf_counter() - start) / len(some))

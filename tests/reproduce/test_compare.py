@@ -215,7 +215,7 @@ def test_what_is_the_same_in_all_runs_is_said_once_and_what_nobody_has_not_at_al
     assert same == f"the same in all runs: {everywhere}"
     titles = [column.title.replace("\n", " ") for column in kept]
     scores = ["test SER", "intent accuracy", "exact match"]
-    assert titles == ["run", "lr", *scores, "training seconds", "time (SGD = 1)", "epsilon that holds"]
+    assert titles == ["run", "lr", *scores, "training seconds", "epoch time (SGD = 1)", "epsilon that holds"]
     assert fold(compare(runs(a=plain, b=record())))[1].endswith("delta 1e-05")  # the plain run has none
 
 
