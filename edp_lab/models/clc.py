@@ -30,7 +30,7 @@ from edp_lab.models.label_names import SaidWords
 from edp_lab.models.wordpiece import ContextFeatures
 
 BYTES = 257  # 256 byte values and padding
-HEADS = ("intent", "slots", "slot_words", "crf")
+HEADS = ("intent", "slots", "slot_words", "slot_intents", "crf")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class CLC(IntentSlotModel):
         if own is not None:
             if labels.tags:
                 self.slot_words = nn.Embedding(own.rows, len(labels.tags))
+                self.slot_intents = nn.Linear(len(labels.intents), len(labels.tags), bias=False)
                 nn.init.zeros_(self.slot_words.weight)
+                nn.init.zeros_(self.slot_intents.weight)
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(name.partition(".")[0] in HEADS)
 
@@ -150,15 +152,17 @@ class CLC(IntentSlotModel):
             sentence = torch.cat([sentence, said], dim=1)
         return sentence, tokens
 
-    def emissions(self, tokens: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
-        found = super().emissions(tokens, batch, ops)
+    def emissions(self, tokens: Tensor, intents: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
+        found = super().emissions(tokens, intents, batch, ops)
         if self.said is None:
             return found
         near = batch.inputs.get("near")
         if near is None:  # not read yet: see `dataset`
             near = self.said.near(batch.inputs["words"], batch.lengths)
         looked_up = ops.embedding(near, self.slot_words.weight, batch.lengths)  # (R, 3, K)
-        return found + (looked_up * looked_up.new_tensor(self.said.WEIGHTS)[:, None]).sum(1)
+        found = found + (looked_up * looked_up.new_tensor(self.said.WEIGHTS)[:, None]).sum(1)
+        meant = self.said.MEANT * intents.softmax(-1).repeat_interleave(batch.lengths, 0)
+        return found + ops.linear(meant, self.slot_intents.weight, None, batch.lengths)
 
     def _tokens(self, words: Tensor, batch: Batch, ops: PlainOps, dropout_key: int | None) -> Tensor:
         """What the LSTM makes of each word: (R, 2H)."""
@@ -207,7 +211,7 @@ class CLC(IntentSlotModel):
             "size": vars(self.size),
             "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
             **({"whitened": True} if self.whitened else {}),
-            **({} if self.said is None else {"said": True}),
+            **({} if self.said is None else {"said": SaidWords.FORM}),
         }
 
 

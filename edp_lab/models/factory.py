@@ -28,13 +28,14 @@ from edp_lab.errors import UsageError, writing
 from edp_lab.files import parse_tensors, read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.label_names import SaidWords
 from edp_lab.models.public_start import is_start, load_start, warm_start
 from edp_lab.models.vectors import load_vectors
 from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 KINDS = ("clc", "bert")
-PLACES = 512  # for words, that the heads of a frozen start read, too (see `SaidWords`)
+PLACES = 1024  # for words, that the heads of a frozen start read, too (see `SaidWords`)
 
 Size = TypeVar("Size")
 
@@ -229,7 +230,9 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
-        return CLC(labels, numbered, size, vectors, config.get("whitened", False), config.get("said", False))
+        if (said := config.get("said")) not in (None, SaidWords.FORM):
+            raise ValueError("its heads read other words")
+        return CLC(labels, numbered, size, vectors, config.get("whitened", False), said is not None)
     from edp_lab.models.bert import BertIntentSlot, new_bert
 
     bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])

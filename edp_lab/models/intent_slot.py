@@ -51,8 +51,9 @@ class IntentSlotModel(nn.Module):
         """Pooled (B, P) and per-token (R, D) representations. `dropout_key` None: no dropout."""
         raise NotImplementedError
 
-    def emissions(self, tokens: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
-        """What the slot head says of each word: (R, D) -> (R, K)."""
+    def emissions(self, tokens: Tensor, intents: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
+        """What the slot head says of each word: (R, D) -> (R, K). `intents` (B, I), the intent head's logits, are there
+        for subclasses."""
         return ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
 
     def config(self) -> dict[str, object]:
@@ -70,19 +71,19 @@ class IntentSlotModel(nn.Module):
         if batch.tags is None:
             return loss
         loss = self.intent_weight * loss
-        padded, mask = to_padded(self.emissions(tokens, batch, ops), batch.lengths)
+        padded, mask = to_padded(self.emissions(tokens, logits.detach(), batch, ops), batch.lengths)
         return loss + ops.crf(padded, to_padded(batch.tags, batch.lengths)[0], mask, self.crf).to(loss.dtype)
 
     @torch.no_grad()
     def scores(self, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:
         """log p(intent) (B, I), emissions (B, T, K) or None, and the token mask (B, T); no dropout."""
         pooled, tokens = self.encode(batch, PLAIN, None)
-        emissions = None
+        emissions, logits = None, self.intent(pooled)
         if self.labels.tags:
-            emissions, mask = to_padded(self.emissions(tokens, batch, PLAIN), batch.lengths)
+            emissions, mask = to_padded(self.emissions(tokens, logits, batch, PLAIN), batch.lengths)
         else:
             mask = torch.arange(int(batch.lengths.max()), device=pooled.device) < batch.lengths[:, None]
-        return self.intent(pooled).log_softmax(-1), emissions, mask
+        return logits.log_softmax(-1), emissions, mask
 
     def predict(self, data: Dataset, batch_size: int = 128, probabilities: bool = True) -> list[Prediction]:
         """Predictions for a whole data set, in its order. Without `probabilities` those of the tags are left out."""

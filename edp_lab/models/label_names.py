@@ -96,18 +96,23 @@ class SaidWords(nn.Module):
     """What an utterance's words say by themselves; nothing in it learns: (R) -> (B, places + K).
 
     First which words there are, in whatever order, as a vector of length `LENGTH` with a place for each; words that
-    hash alike share one (Weinberger et al. 2009, arXiv 0902.2206). A mean of vectors blurs that. Then for each of K
-    labels how much of its name is said, from 0 to 1: each word of the name looks for its best match, and rare ones
-    count more.
+    hash alike share one (Weinberger et al. 2009, arXiv 0902.2206). A mean of vectors blurs that. Common words, which
+    come first in `features`, count less. Then for each of K labels how much of its name is said, from 0 to 1: each word
+    of the name looks for its best match, and rare ones count more.
 
     `near`: for slots, rows of a table for a word and its neighbours, (R) -> (R, 3), which count as `WEIGHTS` say.
     """
 
+    FORM = 2  # of what is written here: a saved model of another would answer otherwise
+
     place: Tensor
+    weight: Tensor
     names: Tensor
     shares: Tensor
-    LENGTH = 6.0  # about that of what else a head reads
+    LENGTH = 7.5  # about that of what else a head reads
+    COMMON = 10  # so many words count half or less
     WEIGHTS = (5.0, 3.0, 3.0)  # of a word, the one before, the one behind
+    MEANT = 5.0  # of an intent's probability
 
     def __init__(self, features: WordFeatures, labels: Sequence[str]) -> None:
         super().__init__()
@@ -119,19 +124,23 @@ class SaidWords(nn.Module):
         shares /= shares.sum(0).clip(LEAST_WEIGHT)  # a name may have no words
         places = [hashed(word, features.buckets) for word in features.words] + list(range(features.buckets))
         names = features.rows([words])["words"].values
-        for name, values in (("place", places), ("names", names), ("shares", shares.astype(np.float32))):
+        ranks = np.arange(1, len(features.words) + 1)
+        weight = np.append(ranks / (ranks + self.COMMON), np.ones(features.buckets))
+        for name, values in (("place", places), ("names", names)):
             self.register_buffer(name, torch.as_tensor(values), persistent=False)
+        for name, values in (("weight", weight), ("shares", shares)):
+            self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=False)
         self.places, self.size = features.buckets, features.buckets + len(labels)
         self.rows = 3 * (self.places + 1)
 
     def forward(self, words: Tensor, lengths: Tensor, vectors: Tensor) -> Tensor:
         """`words` (R) are numbers of rows of `vectors` (V, D)."""
         utterance = torch.repeat_interleave(torch.arange(len(lengths), device=words.device), lengths)
-        said = vectors.new_zeros(len(lengths), self.places)
-        said[utterance, self.place[words]] = 1
+        place, weight = utterance * self.places + self.place[words], self.weight[words].to(vectors.dtype)
+        said = vectors.new_zeros(len(lengths) * self.places).scatter_reduce_(0, place, weight, "amax")
         alike = likeness(vectors[words], vectors[self.names]).masked_fill(words[:, None] == self.names, 1.0)
         named = strongest(alike, lengths) @ self.shares
-        return torch.cat([self.LENGTH * F.normalize(said), named], dim=1)
+        return torch.cat([self.LENGTH * F.normalize(said.view(-1, self.places)), named], dim=1)
 
     def near(self, words: Tensor, lengths: Tensor) -> Tensor:
         """The first row of each third of the table is for nobody there."""
