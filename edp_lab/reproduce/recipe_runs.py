@@ -9,7 +9,8 @@ on, with a broken run, too. Rows of an earlier form of the recipe are made anew.
 of the seed; its key is secret, so a row is not repeated exactly. Beside the rows stands what the start alone reaches
 (target 0), and what it reaches without privacy (null): SGD, whose learning rate and epochs are chosen on the validation
 split of seed 206 (see `_next_trial`).
-All `seconds` are expected from single steps, and from reading the training set where a run does that but once: of the largest epsilon, of that SGD, and of the paper's.
+All `seconds` are expected from single steps, and from reading the training set where a run does that but once: of the
+largest epsilon, of that SGD, and of the paper's.
 """
 
 from __future__ import annotations
