@@ -53,7 +53,8 @@ class CLC(IntentSlotModel):
     `whitened`: the heads read the words' vectors, too, and the intent head means beside the largest; all of it through
     a `Whitening`. The noise on a head is alike in all directions: so should be what the head has to learn from.
 
-    `said`: the heads of a whitened one read `SaidWords`, too. They and the CRF alone learn; data sets are read once.
+    `said`: the heads of a whitened one read `SaidWords`, too, and slots what the intent head says ("slot-gated", Goo et
+    al. 2018). They and the CRF alone learn; data sets are read once.
     """
 
     features: WordFeatures | ContextFeatures
@@ -110,7 +111,7 @@ class CLC(IntentSlotModel):
                 parameter.requires_grad_(name.partition(".")[0] in HEADS)
 
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
-        """Where only the heads learn, as they read it: some 4 kB an utterance, 1.5 kB a word."""
+        """Where only the heads learn, as they read it: some 7 kB an utterance, 1.5 kB a word."""
         data = super().dataset(utterances)
         if self.said is not None:
             data.features = self._read(data, self.said)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edp_lab.corpora.encoding import WordFeatures
+from edp_lab.corpora.encoding import WordFeatures, hashed
 from edp_lab.models.label_names import OTHER_WORD, SHARPNESS, Names, SaidWords, label_words
 
 KNOWN = WordFeatures(("the", "book", "flight", "plane", "stop"), buckets=16)
@@ -44,6 +44,18 @@ def test_which_words_there_are_counts_not_how_often_or_in_which_order():
     assert first.norm() == pytest.approx(SaidWords.LENGTH)
     assert not torch.equal(first, said("book the plane", ())[0])
     assert not torch.equal(said("zyx", ())[0], said("yxz", ())[0])  # words without a vector are told apart, too
+
+
+def test_common_words_count_less_and_the_rarest_of_those_that_share_a_place_counts():
+    alone, both = said("book", ())[0], said("the flight", ())[0]
+    assert alone.max() == pytest.approx(SaidWords.LENGTH)
+    the, flight = both[both > 0].sort().values.tolist()
+    assert the / flight == pytest.approx((1 / 11) / (3 / 13))
+    words = next(f"x{k}" for k in range(99) if hashed(f"x{k}", 16) == hashed("the", 16)), "flight"
+    shared = (said(" ".join(order), ())[0] for order in (("the", *words), (*words, "the")))
+    for read in shared:
+        the, flight = (read[hashed(word, 16)].item() for word in ("the", "flight"))
+        assert flight / the == pytest.approx(3 / 13)  # an unknown word is the rarest
 
 
 def test_a_name_is_said_by_its_words_of_which_the_rare_count_more():

@@ -16,7 +16,7 @@ from edp_lab.models import build_model, factory, load_model, public_start, save_
 from edp_lab.models.clc import CLC, CLCSize, Whitening
 from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
-from edp_lab.models.label_names import Names
+from edp_lab.models.label_names import Names, SaidWords
 from edp_lab.models.public_start import load_start, start_for, warm_start, whitened
 from edp_lab.training import pretraining
 from edp_lab.training.pretraining import Neighbours, pretrain_start
@@ -198,6 +198,16 @@ def test_neighbours_are_the_next_word_and_the_one_before_of_the_same_sentence(fo
     assert neighbours(read.roll(SIZE.hidden, 1), words, lengths) > 100  # the ways changed round
 
 
+def test_a_model_whose_heads_read_other_words_is_refused(folder, tmp_path, monkeypatch):
+    labels = Labels(("a", "b"), ())  # with slots their tensors would differ, too
+    save_model(build_model("clc", labels, seed=0, private=True, pretrained=str(folder), frozen=True), tmp_path)
+    load_model(tmp_path)
+    for older in (1, 3):
+        monkeypatch.setattr(SaidWords, "FORM", older)
+        with pytest.raises(UsageError, match="train it again"):
+            load_model(tmp_path)
+
+
 def test_corpora_without_slots_make_no_start(tmp_path):
     bare = Corpus("bare", (Utterance(("hi",), None, "greet"),), ("greet",), ())
     with pytest.raises(UsageError, match="no slots"):
@@ -226,9 +236,10 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
     assert not places.any()
     assert torch.equal(named, public_start.NAMED * torch.eye(len(labels.intents)))
     assert not kept.slot_words.weight.any()
+    assert not kept.slot_intents.weight.any()
     with torch.no_grad():
-        kept.intent.weight.normal_()  # so that the heads read all
-        kept.slot_words.weight.normal_()
+        for head in (kept.intent, kept.slot_words, kept.slot_intents):  # so that the heads read all
+            head.weight.normal_()
     save_model(kept, tmp_path / "saved")
     told, saved = kept.predict(data), load_model(tmp_path / "saved")
     for again in (saved.dataset(spoken.utterances), Dataset(spoken.utterances, saved.labels, saved.features)):
@@ -236,6 +247,11 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
             assert (one.intent, one.tags) == (other.intent, other.tags)
             assert one.intent_probability == pytest.approx(other.intent_probability, rel=1e-3)
     assert len(saved.predict(saved.dataset(spoken.utterances[:1]))) == 1
+    kept.intent_weight = 0.0
+    kept.zero_grad()
+    kept.losses(data.batch(range(40))).sum().backward()
+    assert kept.slot_intents.weight.grad.any()  # slots hear what is meant
+    assert not kept.intent.weight.grad.any()  # and do not say what should be
     monkeypatch.setattr(kept, "_spelling", None)  # nobody reads again
     assert kept.predict(data) == told
     with pytest.raises(UsageError, match="--pretrained"):
