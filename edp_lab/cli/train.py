@@ -310,7 +310,7 @@ def predict(
 
     answers = predict_texts(run, text)
     if len(text) > 1 and not any(" " in one for one in text):
-        echo("each word was taken for a sentence: put quotes around a sentence", error=True)
+        echo("each word was taken for a sentence: if that was one sentence, put quotes around it", error=True)
     answer(as_json, answers, "predicted", answers, readable=True)
 
 

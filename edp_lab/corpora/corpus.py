@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
@@ -238,7 +239,7 @@ class PackedUtterances(Sequence[Utterance]):
         (numbers, lengths), (marks, _) = words.numbers.gather(places), tags.gather(places)
         tokens, names = [words.types[k] for k in numbers.tolist()], [tag_names[k] for k in marks.tolist()]
         ends = np.cumsum(lengths).tolist()
-        for start, end, intent in zip([0, *ends], ends, intents[places].tolist(), strict=False):
+        for (start, end), intent in zip(pairwise([0, *ends]), intents[places].tolist(), strict=True):
             yield Utterance(tuple(tokens[start:end]), tuple(names[start:end]), intent_names[intent])
 
     def select(self, places: np.ndarray) -> PackedUtterances:

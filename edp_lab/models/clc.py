@@ -162,8 +162,8 @@ class CLC(IntentSlotModel):
             near = self.said.near(batch.inputs["words"], batch.lengths)
         looked_up = ops.embedding(near, self.slot_words.weight, batch.lengths)  # (R, 3, K)
         found = found + (looked_up * looked_up.new_tensor(self.said.WEIGHTS)[:, None]).sum(1)
-        meant = self.said.MEANT * intents.softmax(-1).repeat_interleave(batch.lengths, 0)
-        return found + ops.linear(meant, self.slot_intents.weight, None, batch.lengths)
+        meant = ops.linear(self.said.MEANT * intents.softmax(-1), self.slot_intents.weight, None)  # (B, K)
+        return found + meant.repeat_interleave(batch.lengths, 0)
 
     def _tokens(self, words: Tensor, batch: Batch, ops: PlainOps, dropout_key: int | None) -> Tensor:
         """What the LSTM makes of each word: (R, 2H)."""

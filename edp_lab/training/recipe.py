@@ -73,9 +73,9 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
         "beside its signal, a large step has less noise",
         "NLU-EVAL: .306 with 2 steps a pass, .320 with 9 (an earlier form)",
     )
-    if n >= LARGE and frozen:
+    if LARGE <= n < HEADS_ALONE and frozen:
         less = "45,000 commands at epsilon 3: .068 with 1,700 in 47 s, .069 with 1,400 in 43 s"
-        batch = Line("batch_size", 1_400, "so the whole run takes a minute", less)
+        batch = Line("batch_size", 1_400, "so a class can wait for the run", less)
     elif n >= LARGE:
         large = round(12.5 * math.sqrt(n))
         batch = Line("batch_size", large, "grows with the root of the corpus: larger takes too long")
