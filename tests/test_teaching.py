@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from edp_lab.course.publish.grading import Grade
 from typer.main import get_command
 
 from edp_lab import privacy
@@ -27,7 +28,6 @@ from edp_lab.course.nb04_cost.compute import table1
 from edp_lab.course.nb05_models.compute import look_at
 from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
 from edp_lab.course.nb09_devices.compute import table2
-from edp_lab.course.publish.grading import Grade
 from edp_lab.privacy import Mechanism, composition
 from edp_lab.privacy import foundations as basic
 from edp_lab.three_phase import pate, perturbation

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import ast
-import csv
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from edp_lab.cli.options import CORES, App
-from edp_lab.cli.output import csv_cell, echo, fitted, output_folder, print_json, shown, telling
+from edp_lab.cli.output import echo, fitted, output_folder, print_json, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with
 
 if TYPE_CHECKING:
-    from edp_lab.course.publish.grading import Grade
     from edp_lab.course.publish.runner import CellBegun, CourseRun, NotebookRun
 
 DEFAULT_NOTEBOOKS = comes_with("notebooks")
@@ -55,63 +49,6 @@ def names_in(only: str | None) -> list[str]:
 OPTIONS_OF_OTHERS = {"allow_extra_args": True, "ignore_unknown_options": True}  # Jupyter's or Voila's
 
 course_app = App(help="Run the course's notebooks, list them, or open them.", no_args_is_help=True)
-
-
-# ---- Grading ---------------------------------------------------------------------------------------------------------
-
-
-@course_app.command()
-def grade(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="One folder per student: DIR/ada/01_coins.ipynb.")],
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a row per exercise as CSV on stdout.")] = False,
-    seed_from: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="CSV with the columns student and seed; else seeds come from the names."),
-    ] = None,
-    timeout: Annotated[float, "Seconds for the answers of one notebook, after its imports."] = 60,
-    sandbox: Annotated[bool, "Execute in bubblewrap (Linux): without network and without your files."] = False,
-    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
-) -> None:
-    """Judge the exercises in submitted notebooks. SUBMITTED CODE IS EXECUTED on this machine, with your rights.
-
-    Give --sandbox, or run it in a container or in an account that has nothing to lose. Each notebook has a process of
-    its own, with limits on time, memory and files, and judged from outside: endless loops, crashes and forged verdicts
-    get nowhere, but without --sandbox the code can read and change your files.
-
-    DIR has one folder per student, named after the student. In it (or deeper), every notebook whose name begins with a
-    number of the course, such as 01, is graded. Only cells that begin with "# EXERCISE name" are run, after the imports
-    and parameters of the course's own notebook; what an answer needs must be in its cell.
-
-    CSV columns: student, notebook, exercise, status (solved, wrong, open, missing, timeout, crashed or unreadable),
-    message, seed. A line per student in words goes to the terminal. Exit status: 0 graded, whatever the answers are;
-    2 bad arguments.
-    """
-    from edp_lab.course.publish.confined import terms
-    from edp_lab.course.publish.grading import Grade, Grader, read_seeds, strays, students, total
-
-    seeds = students(folder, read_seeds(seed_from) if seed_from else None)
-    grader = Grader(notebooks_dir, timeout, sandbox)
-    echo(terms(timeout, sandbox), error=True)
-    console = Console(stderr=as_csv, highlight=False, markup=False, emoji=False, soft_wrap=True)  # names are names
-    table = csv.writer(sys.stdout, lineterminator="\n")
-
-    def tell(name: str, grades: list[Grade]) -> None:
-        console.print(_one_line(f"{name}: {total(grades)}"))
-        if as_csv:
-            table.writerows([csv_cell(_one_line(value)) for value in astuple(row)] for row in grades)
-
-    if as_csv:
-        table.writerow(field.name for field in fields(Grade))
-    for place, seed in seeds.items():
-        with console.status(Text(place.name)):
-            grades = grader.grade(place, seed)
-        tell(place.name, grades)
-    for row in strays(folder):
-        tell("in no student's folder", [row])
-
-
-def _one_line(value: object) -> str:
-    return shown(" ".join(str(value).split()))
 
 
 # ---- Notebooks -------------------------------------------------------------------------------------------------------
@@ -154,37 +91,13 @@ def list_notebooks(notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Print each notebook's name and title, and its parameters with their defaults."""
     import nbformat
 
-    from edp_lab.course.publish.build import title
     from edp_lab.course.publish.runner import course_notebooks, notebook_parameters
+    from edp_lab.course.solutions import title
 
     for path in course_notebooks(notebooks_dir):
         parameters = notebook_parameters(path)
         echo(fitted(f"{path.stem}  {title(nbformat.read(path, as_version=4), path.stem)}"))
         echo(fitted("  " + " ".join(f"{name}={default}" for name, default in parameters.items())))
-
-
-@course_app.command("build")
-def build(
-    check: Annotated[bool, typer.Option(help="Write nothing; exit 1 and name the notebooks that differ.")] = False,
-    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
-) -> None:
-    """For authors: generate the students' and the instructors' notebooks from notebooks/source/.
-
-    Students' copies in notebooks/ and instructors' copies in notebooks/instructor/ are overwritten. A code cell that
-    begins with "# EXERCISE name" holds the stub, a line "# SOLUTION", and the solution; a cell tagged "instructor" is
-    left out for students.
-    """
-    from edp_lab.course.publish import build as builder
-
-    if check:
-        sentences = builder.drift(notebooks_dir)
-        for sentence in sentences:
-            echo(sentence, error=True)
-        if sentences:
-            echo("run `edp-lab course build`, and remove what has no source", error=True)
-        raise typer.Exit(1 if sentences else 0)
-    for path in builder.build(notebooks_dir):
-        echo(path)
 
 
 @course_app.command("lab", context_settings=OPTIONS_OF_OTHERS)

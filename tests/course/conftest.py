@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,8 +21,7 @@ from typer.testing import CliRunner
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.publish import browser as browsing
-from edp_lab.course.publish.build import answer_text, context, exercise_cells, read_source
-from edp_lab.course.publish.submission import evaluate
+from edp_lab.course.solutions import exercise_cells, read_notebook, read_solutions, solved
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -67,21 +67,41 @@ def lab() -> Iterator[str]:
         yield address
 
 
-SOURCES = ROOT / "notebooks" / "source"
+def path_of(number: str) -> Path:
+    [path] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    return path
 
 
 @cache
 def source(number: str) -> NotebookNode:
-    [path] = SOURCES.glob(f"{number}_*.ipynb")
-    return read_source(path)
+    """The notebook, its exercises solved."""
+    return solved(read_notebook(path_of(number)), path_of(number))
 
 
 def answer(number: str, name: str, version: str) -> Any:
     """What the check of an exercise gets where its cell is the "stub" or the "solution"."""
-    notebook, space = source(number), {"__name__": "__main__"}
-    exec(compile(context(notebook, name), "<notebook>", "exec"), space)
-    text = getattr(exercise_cells(notebook)[name], version)
-    return evaluate(name, text, answer_text(notebook, name), space)
+    notebook, space, checked = read_notebook(path_of(number)), {"__name__": "__main__"}, None
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    place = next(k for k, cell in enumerate(cells) if cell.source.startswith(f"# EXERCISE {name}\n"))
+    for cell in cells[:place]:  # imports and parameters are all that an answer may use
+        parameters = "parameters" in cell.metadata.get("tags", ())
+        wanted = [
+            node
+            for node in ast.parse(cell.source).body
+            if "exercise" not in cell.metadata.get("tags", ())
+            and (parameters or isinstance(node, ast.Import | ast.ImportFrom))
+        ]
+        exec(compile(ast.Module(wanted, []), "<notebook>", "exec"), space)
+    for cell in cells:
+        for node in ast.walk(ast.parse(cell.source)):
+            match node:
+                case ast.Call(func=ast.Name(id="check"), args=[ast.Constant(value=asked), found]) if asked == name:
+                    checked = found
+    assert checked is not None, f"notebook {number} has no check of {name!r}"
+    text, file = cells[place].source if version == "stub" else read_solutions(path_of(number))[name], f"<{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # so that an error can quote a line
+    exec(compile(text, file, "exec"), space)
+    return eval(ast.unparse(checked), space)
 
 
 def prediction(number: str, name: str, *words: Any) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edp_lab.course.publish.build import read_source
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.course.nb11_claims import compute, panels
-from edp_lab.course.publish.build import read_source
 from edp_lab.errors import UsageError
 from edp_lab.reproduce import claims
 from edp_lab.reproduce.claims import Verdict, read_table, registry

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jinja2
 import nbformat
 import plotly
+from edp_lab.course.solutions import title as heading
 from latex2mathml import converter
 from markupsafe import Markup
 from nbconvert.exporters import HTMLExporter
@@ -32,7 +33,6 @@ from traitlets.config import Config
 
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG, STYLE, TEMPLATE
-from edp_lab.course.publish.build import NAVIGATION, heading
 from edp_lab.errors import writing
 from edp_lab.files import write_whole
 
@@ -254,7 +254,7 @@ def page_html(notebook: NotebookNode, name: str, navigation: str = "") -> str:
 
 def without_navigation(notebook: NotebookNode) -> list[NotebookNode]:
     """Its cells, but for the lines above and below that lead to other notebooks."""
-    return [cell for cell in notebook.cells if NAVIGATION not in cell.metadata.get("tags", ())]
+    return [cell for cell in notebook.cells if "navigation" not in cell.metadata.get("tags", ())]
 
 
 def exported(exporter: HTMLExporter, notebook: NotebookNode, resources: dict[str, Any]) -> str:

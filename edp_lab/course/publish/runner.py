@@ -33,8 +33,8 @@ from papermill.exceptions import PapermillExecutionError
 
 import edp_lab
 from edp_lab.course.publish import pages
-from edp_lab.course.publish.build import title
 from edp_lab.course.publish.kernel import ENGINE, Watch
+from edp_lab.course.solutions import read_notebook, solved, title
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, read_json, regular, write_whole
 
@@ -267,10 +267,11 @@ def _results(path: Path, out_dir: Path) -> tuple[Path, Path]:
 def _execute(path: Path, parameters: dict[str, Any], **ours: Any) -> tuple[NotebookNode, str | None]:
     """The executed notebook and its error, if any; papermill writes to a folder of its own meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
-        copy, fallback = Path(folder) / path.name, None
+        copy, fallback, whole = Path(folder) / path.name, None, Path(folder) / f"solved-{path.name}"
+        nbformat.write(solved(read_notebook(path), path), whole)
         ours |= {"folder": Path.cwd() if CARRIED in path.parents else path.parent, "progress_bar": False}
         try:
-            papermill.execute_notebook(path, copy, parameters, engine_name=ENGINE, kernel_name="python3", **ours)
+            papermill.execute_notebook(whole, copy, parameters, engine_name=ENGINE, kernel_name="python3", **ours)
         except (PapermillExecutionError, DeadKernelError) as exception:
             fallback = f"{path.name}: {exception}"
         notebook = nbformat.read(copy, as_version=4)

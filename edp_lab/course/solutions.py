@@ -1,0 +1,69 @@
+"""Notebooks with their exercises solved: the runner executes these, and ``edp-lab course solutions`` writes them.
+
+A notebook ``notebooks/03_edp_sgd.ipynb`` has a stub for each exercise, in a code cell that is tagged ``exercise`` and
+begins with the line ``# EXERCISE name``. Its solutions are in ``notebooks/solutions/03.py``, each from such a line to
+the next one.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from edp_lab.errors import UsageError
+
+EXERCISE = "exercise"  # the tag of an exercise's cell
+_NAME = re.compile(r"^# EXERCISE (\w+)[ \t]*$", re.MULTILINE)
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """Read a notebook; UsageError if the file is not one."""
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except FileNotFoundError:
+        raise UsageError(f"there is no notebook {path}") from None
+    except Exception as error:  # nbformat raises whatever unexpected content causes
+        raise UsageError(f"{path} is not a notebook: restore it, for instance with `git checkout`") from error
+    return notebook
+
+
+def exercise_cells(notebook: NotebookNode) -> dict[str, NotebookNode]:
+    """The notebook's exercise cells by name, in order."""
+    tagged = [cell for cell in notebook.cells if EXERCISE in cell.metadata.get("tags", ())]
+    return {found[1]: cell for cell in tagged if (found := _NAME.match(cell.source))}
+
+
+def read_solutions(path: Path) -> dict[str, str]:
+    """The solutions of the notebook at `path` by exercise, each with its ``# EXERCISE`` line; none without a file."""
+    file = path.parent / "solutions" / f"{path.name[:2]}.py"
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    starts = [*_NAME.finditer(text)]
+    ends = [*(start.start() for start in starts[1:]), len(text)]
+    return {start[1]: text[start.start() : end].strip() for start, end in zip(starts, ends, strict=True)}
+
+
+def solved(notebook: NotebookNode, path: Path) -> NotebookNode:
+    """A copy of the notebook at `path` in which each exercise's solution replaces its stub.
+
+    Raises:
+        UsageError: an exercise has no solution, or a solution has no exercise.
+    """
+    notebook, solutions = deepcopy(notebook), read_solutions(path)
+    cells = exercise_cells(notebook)
+    if unmatched := cells.keys() ^ solutions.keys():
+        raise UsageError(f"{path.name} and its solutions differ in the exercise {sorted(unmatched)[0]!r}")
+    for name, cell in cells.items():
+        cell.source = solutions[name]
+    return notebook
+
+
+def title(notebook: NotebookNode, default: str) -> str:
+    """The notebook's first heading, or `default`."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    found = re.search(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
+    return found[1].replace("`", "") if found else default

@@ -1,0 +1,12 @@
+"""Solutions of the exercises in 00_start.ipynb, each from its line ``# EXERCISE name`` to the next."""
+
+
+# EXERCISE clip
+def clip(gradient, C):
+    """The gradient (a NumPy array), shrunk to length C at most."""
+    length = (gradient**2).sum() ** 0.5
+    return gradient * min(1, C / length)
+
+
+# EXERCISE refuted
+fewest = 2

@@ -1,0 +1,17 @@
+"""Solutions of the exercises in 03_edp_sgd.ipynb, each from its line ``# EXERCISE name`` to the next."""
+
+
+# EXERCISE noise
+def noise_std(C, z, N):
+    """Standard deviation of the noise on each number that Algorithm 1 returns."""
+    return C * z / N**1.5
+
+
+# EXERCISE devices
+prediction = {"the ε that is claimed": "stays", "the ε that holds": "rises"}
+
+
+# EXERCISE accountant
+def multiplier(z, N, alpha):
+    """Noise over sensitivity of Algorithm 1; alpha: a list of layer scales, micro-batches of several sentences."""
+    return z / (2 * math.sqrt(N) * max(alpha))

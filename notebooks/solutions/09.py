@@ -1,0 +1,23 @@
+"""Solutions of the exercises in 09_many_gpus.ipynb, each from its line ``# EXERCISE name`` to the next."""
+
+
+# EXERCISE aggregate
+def mean_deviation(stds):
+    """Deviation of the noise on the mean; stds is an array, one deviation for each device."""
+    return np.sqrt(np.sum(stds**2)) / len(stds)
+
+
+# EXERCISE ranks
+def rank_noise(key, step, rank, ranks, size, std):
+    """What one rank adds: the same for the same key, step and rank; another key, other numbers."""
+    rng = np.random.default_rng([key, step, rank])
+    return rng.normal(0, std / math.sqrt(ranks), size)
+
+
+# EXERCISE processes
+prediction = {  # "rises", "falls" or "stays"
+    "numbers drawn by one process": "falls",
+    "numbers drawn by all together": "stays",
+    "the released gradient's length": "stays",
+    "the ε that holds": "stays",
+}

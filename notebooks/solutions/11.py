@@ -1,0 +1,25 @@
+"""Solutions of the exercises in 11_claims.ipynb, each from its line ``# EXERCISE name`` to the next."""
+
+
+# EXERCISE verdict
+def verdict(changes):
+    falls = [mean + half_width < 0 for mean, half_width in changes]
+    if all(falls):
+        return "holds"
+    return "holds under conditions" if any(falls) else "does not hold"
+
+
+# EXERCISE noise
+def noise_found(num_devices, clip_norm, z0):
+    each = clip_norm * z0 / num_devices
+    together = np.sqrt(num_devices) * each  # variances add up, deviations do not
+    return together / num_devices
+
+
+# EXERCISE predict
+prediction = {
+    "P2: noise claimed over noise found, with four times as many GPUs": "rises",
+    "P22: claimed ε, with four times as many GPUs": "stays",
+    "P5: true ε, two utterances in a micro-batch instead of one": "rises",
+    "P5: true ε, eight utterances in a micro-batch instead of two": "stays",
+}
