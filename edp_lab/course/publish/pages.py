@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jinja2
 import nbformat
 import plotly
-from edp_lab.course.solutions import title as heading
 from latex2mathml import converter
 from markupsafe import Markup
 from nbconvert.exporters import HTMLExporter
@@ -33,6 +32,7 @@ from traitlets.config import Config
 
 import edp_lab
 from edp_lab.course.kit.theme import CONFIG, STYLE, TEMPLATE
+from edp_lab.course.solutions import title as heading
 from edp_lab.errors import writing
 from edp_lab.files import write_whole
 
