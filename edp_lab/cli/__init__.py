@@ -10,8 +10,9 @@ import warnings
 import typer
 
 from edp_lab import __version__
-from edp_lab.cli.account import account, audit_app, table1_epsilon
+from edp_lab.cli.account import account, table1_epsilon
 from edp_lab.cli.attack import attack_app
+from edp_lab.cli.audit import audit_app
 from edp_lab.cli.bench import bench_app, verify
 from edp_lab.cli.check import check
 from edp_lab.cli.compare import compare

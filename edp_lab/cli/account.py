@@ -1,34 +1,18 @@
-"""``edp-lab account``, ``table1-epsilon``: what a mechanism claims and guarantees; ``audit``: a claim on trial."""
+"""``edp-lab account``, ``table1-epsilon``: what a mechanism claims and guarantees."""
 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.attack import PACKED
-from edp_lab.cli.options import (
-    COUNT,
-    App,
-    BatchSize,
-    Clip,
-    Delta,
-    Epochs,
-    Gpus,
-    Json,
-    chosen,
-    given,
-    neighbours_named,
-    numbers,
-)
-from edp_lab.cli.output import PATIENCE, Screen, answer, bar, echo, number, print_json, words
-from edp_lab.cli.train import one_thread_if_small
+from edp_lab.cli.options import COUNT, Clip, Gpus, Json, given, neighbours_named
+from edp_lab.cli.output import Screen, answer, echo, print_json, words
 from edp_lab.errors import UsageError
-from edp_lab.training.config import SEED, TrainConfig, flag_of
+from edp_lab.training.config import flag_of
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
@@ -99,7 +83,7 @@ def account(
             alpha_source = Alpha.PRIVATE if as_printed else Alpha.NONE
         noise: dict[str, Any] = {"clip_norm": clip, "z0": z0, "decay": decay, "tau": tau, "alpha": alpha_source}
         sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
-        mechanism = _described(as_printed, alpha_max, sampling_rate, **noise, **sizes)
+        mechanism = described(as_printed, alpha_max, sampling_rate, **noise, **sizes)
         if z0 == 0:
             raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
         bill = mechanism.bill(epochs) if steps is None else mechanism.bill(steps=steps)
@@ -131,7 +115,8 @@ def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | N
         raise UsageError("--tau counts only with a decay: add --decay linear or --decay exponential")
 
 
-def _described(as_printed: bool, alpha_max: float, sampling_rate: float | None, **settings: Any) -> Mechanism:
+def described(as_printed: bool, alpha_max: float, sampling_rate: float | None, **settings: Any) -> Mechanism:
+    """Mechanism of these options."""
     from edp_lab.privacy import Mechanism
 
     if as_printed:
@@ -217,179 +202,3 @@ def table1_epsilon(as_json: Json = False) -> None:
     echo(words("table1_above", result))
     console.table(lines, kept=2)
     echo(words("table1_below", result))
-
-
-# ---- Audits ----------------------------------------------------------------------------------------------------------
-
-Confidence = Annotated[float, "With which the lower bound on epsilon holds."]
-
-audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the test.")
-
-
-@audit_app.command()
-def mechanism(
-    as_printed: AsPrinted = False,
-    gpus: Gpus = 8,
-    z0: Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."] = 1.0,
-    clip: Clip = 1.0,
-    delta: Delta = 1e-5,
-    micro_batch_size: MicroBatchSize = 8,
-    alpha_max: AlphaMax = 1.0,
-    alpha: Annotated[
-        str | None,
-        typer.Option(
-            "--alpha",
-            "--alpha-source",
-            help="Layer scales from: none, public, or, as printed only, private, which is audited as if public "
-            "(default: none; public if --as-printed).",
-        ),
-    ] = None,
-    draws: Annotated[int, "Steps drawn with the canary, and as many without."] = 10_000,
-    confidence: Confidence = 0.95,
-    seed: Annotated[int, "Of the noise.", SEED] = 0,
-    as_json: Json = False,
-) -> None:
-    """Draw one step with and without a canary: a lower bound on epsilon beside the epsilon that is claimed.
-
-    No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the epsilon that holds.
-    """
-    from edp_lab.attacks.audit.step_audit import audit_mechanism
-    from edp_lab.privacy import Alpha
-    from edp_lab.privacy.csprng import key_from_seed
-
-    if alpha is None:
-        alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
-    sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
-    described = _described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
-    with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
-        audit = audit_mechanism(described, delta, key_from_seed(seed), draws, confidence, update)
-    answer(as_json, {**asdict(audit), "seed": seed}, "audited_step", audit)
-
-
-@audit_app.command()
-def bits(
-    noise: Annotated[
-        str | None,
-        "box-muller, torch, opacus-secure, numpy-float32, numpy-rounded, numpy-float64, devices, one-rank, each-rank "
-        "(the library's float noise, by where it is added), exact-ranks, exact (its own), or MODULE:FUNCTION of yours, "
-        "(sum, std) -> what is released, float32 (default: all of these).",
-    ] = None,
-    attack: Annotated[
-        str | None,
-        "sum (of any noise: which numbers can no float32 added to the sum give?), devices (added to one rank's share), "
-        "pairs (of Box and Muller), numbers (of numpy's ziggurat), or of exact noise grid, cells or zeros (default: "
-        "all there are for this noise).",
-    ] = None,
-    z0: Annotated[float, "Noise multiplier: noise over sensitivity."] = 4.0,
-    clip: Clip = 1.0,
-    numbers: Annotated[int | None, "How many are released (default: enough for the attack at z0 4).", COUNT] = None,
-    trials: Annotated[int, "Releases with the canary, and as many without.", COUNT] = 120,
-    delta: Delta = 1e-5,
-    confidence: Confidence = 0.95,
-    seed: Annotated[int, "Of the sum, the canary and the noise.", SEED] = 0,
-    as_json: Json = False,
-) -> None:
-    """Tell from its last bits whether a release can have come without the canary: float noise against the library's.
-
-    A lower bound on epsilon, whatever the mechanism, beside the epsilon of an ideal normal with as much noise.
-
-    Try: edp-lab audit bits --attack sum
-    """
-    from edp_lab.attacks.audit.bits import audit_bits, clues_of
-
-    sys.path.append("")  # where a module of one's own may lie
-    found, asked = [], clues_of(noise, attack)
-    with bar("releases", total=2 * trials * len(asked), patience=PATIENCE) as (update, _):
-        for turn, (name, clue) in enumerate(asked):
-
-            def progress(done: int, before: int = 2 * trials * turn) -> None:
-                update(before + done)
-
-            found.append(audit_bits(name, z0, clip, clue, numbers, trials, delta, confidence, seed, progress=progress))
-    if as_json:
-        print_json([{**asdict(audit), "seed": seed, "impossible": None} for audit in found])
-        return
-    lines = [["noise", "attack", "numbers", "found", "false alarms", "epsilon >=", "verdict"]]
-    for audit in found:
-        shares = (f"{errors:,} of {trials:,}" for errors in (audit.true_positives, audit.false_positives))
-        bound = number(audit.epsilon_lower_bound, 3)
-        lines.append([audit.noise, audit.clue, f"{audit.size:,}", *shares, bound, str(audit.verdict)])
-    Screen(100).table(lines, kept=2, **PACKED)
-    echo(words("audited_bits", found[0]))
-
-
-@audit_app.command("one-run")
-def one_run(
-    ctx: typer.Context,
-    corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; --model linear has none."] = None,
-    model: Annotated[
-        str, "clc, bert, or linear (one layer and no corpus: gradient canaries alone, in a second)."
-    ] = "clc",
-    canaries: Annotated[int, "How many; each is in with chance 1/2.", COUNT] = 1000,
-    guesses: Annotated[
-        str, "On which shares of the canaries, the surest, with commas between; each costs its part of the error."
-    ] = "0.1,0.3,1",
-    kind: Annotated[
-        str,
-        "gradient (white box: each pushes the gradient its own way as hard as the clip allows) or mislabelled "
-        "(black box: utterances with a wrong intent, told by their loss).",
-    ] = "gradient",
-    method: Annotated[str, "edp-sgd, or dp-sgd (every utterance clipped alone)."] = "edp-sgd",
-    as_printed: AsPrinted = False,
-    gpus: Gpus = 8,
-    z0: Annotated[
-        float | None,
-        "Noise multiplier (default: 1). Sound: noise over sensitivity; as printed: std(y)/C of one device.",
-    ] = None,
-    target_epsilon: Annotated[
-        float | None, "Instead of --z0: the noise with which this epsilon holds for the run."
-    ] = None,
-    clip: Clip = 1.0,
-    batch_size: BatchSize = 64,
-    micro_batch_size: Annotated[
-        int | None, "Utterances that share a clip (default: batch size over devices; dp-sgd: 1)."
-    ] = None,
-    sampling: Annotated[str | None, "shuffle, or poisson (dp-sgd only) (default: shuffle; poisson for dp-sgd)."] = None,
-    unit: Annotated[str | None, "Who a canary is: utterance (default) or speaker, with all they say."] = None,
-    cap: Annotated[int | None, "Of --unit speaker: utterances of one speaker that are kept, at most."] = None,
-    epochs: Epochs = 1,
-    size: Annotated[str, "Of the model: small or paper."] = "small",
-    pretrained: Annotated[str | None, "FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name."] = None,
-    delta: Delta = 1e-5,
-    confidence: Confidence = 0.95,
-    seed: Annotated[int, "Of split, weights, order, canaries and noise.", SEED] = 0,
-    as_json: Json = False,
-) -> None:
-    """Train once with many canaries: a lower bound on the run's epsilon beside the epsilon that is claimed.
-
-    Every canary is in or out by a coin. Whoever sees what the run releases guesses which; more right guesses than the
-    claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
-
-    Try: edp-lab audit one-run --model linear --as-printed --z0 4
-    """
-    from edp_lab.attacks.audit.one_run import audit_one_run
-
-    linear = model == "linear"
-    if model not in ("clc", "bert", "linear"):
-        raise UsageError(f"unknown model {model!r}: choose clc, bert or linear")
-    for option, value in (("--corpus", corpus), ("--pretrained", pretrained)) if linear else ():
-        if value is not None:
-            raise UsageError(f"the linear model is made of canaries alone: drop {option}, or choose another --model")
-    if not linear and corpus is None:
-        raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
-    if z0 is not None and target_epsilon is not None:
-        raise UsageError("--target-epsilon decides z0: drop one of them")
-    config = chosen(
-        ctx,
-        TrainConfig,
-        corpus=corpus or "",
-        model="clc" if linear else model,
-        z0=1.0 if z0 is None else z0,
-        alpha="none",
-        dropout=0.0,  # it would only make canaries harder to remember
-    )
-    shares = numbers("--guesses", guesses, "0.1,0.3,1", float, 1e-6, 1)
-    one_thread_if_small(size)
-    with bar("steps", patience=PATIENCE) as (update, _):
-        audit = audit_one_run(config, canaries, kind, linear, confidence, target_epsilon, update, shares)
-    answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, "audited_run", audit, corpus)

@@ -1,6 +1,5 @@
 """The attack on the bits of noise: it breaks every float noise, and finds nothing where there is nothing to find."""
 
-import json
 import os
 import sys
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from edp_lab.attacks.audit import bits
 from edp_lab.attacks.audit.bits import NOISES, audit_bits, no_device_sum, no_float_sum, ziggurat
 from edp_lab.attacks.audit.bounds import Finding
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Mechanism, gdp_epsilon
+from edp_lab.privacy import gdp_epsilon
 
 f32 = np.float32
 LONG = os.environ.get("EDP_LAB_LONG") == "1"
@@ -106,15 +105,3 @@ def test_a_release_of_ones_own_is_judged_and_a_wrong_one_refused(monkeypatch):
     for name, said in (("double", "no float32 array"), ("absent", "unknown noise")):
         with pytest.raises(UsageError, match=said):
             audit_bits(f"own_release:{name}", trials=2)
-
-
-def test_command_line(output_of):
-    told, _ = output_of("audit", "bits", "--attack", "sum", "--trials", "40", "--json")
-    found = {one["noise"]: one for one in json.loads(told)}
-    assert list(found) == [name for name, noise in NOISES.items() if "sum" in noise.clues]
-    assert found["torch"]["verdict"] == "refuted"
-    assert found["exact"]["epsilon_lower_bound"] <= found["exact"]["epsilon_claimed"]
-    told, _ = output_of("audit", "bits", "--noise", "torch", "--attack", "sum", "--trials", "40")
-    assert "40 of 40" in told
-    assert "epsilon = 0.926342" in told
-    assert Mechanism.sound(1.0, 4.0, 1, 1).noise_std(0) == 4.0
