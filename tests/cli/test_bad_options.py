@@ -14,7 +14,6 @@ import pytest
 import typer
 
 import edp_lab.cli
-import edp_lab.training.explain
 from edp_lab.models.bert import BertSize
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.config import SIZES
@@ -31,7 +30,6 @@ NEEDS = {
     "evaluate": "--run noised",
     "predict": "--run noised 'call 7'",
     "check": "--sampler shuffle --n 1000 --batch-size 100 --noise-multiplier 1 --epochs 2 --delta 1e-5",
-    "explain": "noised",
     "compare": "noised",
     "pretrain": "--out new --model clc --utterances 50 --size small",
     "claims": "--run --only P2",

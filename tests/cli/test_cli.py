@@ -8,10 +8,8 @@ import inspect
 import io
 import json
 import re
-import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,12 +21,10 @@ from edp_lab.cli import app as main_app
 from edp_lab.cli import output
 from edp_lab.cli.options import App, chosen, options_of
 from edp_lab.cli.thesis import run as three_phase_run
-from edp_lab.cli.train import advice, report
 from edp_lab.corpora import load_corpus
 from edp_lab.corpora.corpus import PackedUtterances
 from edp_lab.training import TrainConfig
 from edp_lab.training.config import option_name
-from edp_lab.training.explain import Cause, explain
 from tests.test_docs import check_command
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
@@ -208,44 +204,3 @@ def test_commands_of_committed_results_exist():
                 assert importlib.util.find_spec(module), command
                 continue
             check_command(typer.main.get_command(main_app), arguments)
-
-
-# ---- Explanations ----------------------------------------------------------------------------------------------------
-
-
-def test_a_person_reads_causes_and_a_command_that_can_be_typed(output_of, noised):
-    out, err = output_of("explain", str(noised))
-    assert err == ""
-    for said in ("SER", "1. too ", "edp-lab train", "noise a step", "no privacy was spent", "--method sgd"):
-        assert said in out
-    assert "NOT PRIVATE" not in out
-    found = json.loads(output_of("explain", str(noised), "--json")[0])
-    factors = [cause["factor"] for cause in found["causes"]]
-    assert factors == sorted(factors, reverse=True)
-    for cause in found["causes"]:
-        command = cause["commands"][-1]
-        assert shlex.split(command)[:2] == ["edp-lab", "train"]
-        assert "--delta" not in command
-        assert "--lr " not in command
-
-
-def test_a_look_at_the_training_set_is_marked(output_of, noised):
-    out, _ = output_of("explain", str(noised), "--look")
-    assert "NOT PRIVATE, not to be published" in out
-    assert "no privacy was spent" not in out
-
-
-def test_who_has_promised_an_epsilon_is_not_told_to_drop_it(noised):
-    found = explain(noised)
-    found = found._replace(config=replace(found.config, private_seed=True), epsilon=3.0, causes=[])
-    (more, call), epsilon = advice(found, Cause("too much noise", 9.0, "", {"z0": 0.01}))
-    assert f"{2 * found.utterances:,} utterances" in more
-    assert shlex.split(call)[2:] == ["--corpus", found.config.corpus, "--epsilon", "6", "--out", "runs/next"]
-    assert epsilon == 6
-    plain = shlex.split(report(found)["without_privacy"])
-    assert plain[4:] == ["--method", "sgd", "--out", "runs/plain"]
-    begun = found._replace(config=replace(found.config, pretrained="public-start", size="medium"))
-    documented = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    settings = "--pretrained public-start --size medium --epochs 12 --lr 0.01"
-    assert settings in report(begun)["without_privacy"]
-    assert settings in documented

@@ -231,10 +231,6 @@ def test_a_run_becomes_a_star_and_says_what_holds(live: panels.Live) -> None:
     assert f"SER {point.ser:.3f}" in live.words.value
     assert "the seed is published" in live.words.value
     assert "--sampling shuffle" in live.command.value
-    [bars] = drawn(live)[0].data
-    found = dict(zip(bars.y, bars.x, strict=True))
-    worst = max(found, key=lambda name: found[name])
-    assert f"The worst fault: {worst}, by a factor of " in live.tiles.sentence
     explorer.set(method="sgd")
     live.run(wait=True)
     assert [p.method for p in explorer.live] == ["dp", "sgd"]

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edp_lab import training
 from edp_lab.course.kit import figure as fig
@@ -25,9 +25,6 @@ from edp_lab.privacy import Adjacency, Decay
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.results_io import RESULTS, rows
 from edp_lab.training import TrainConfig
-
-if TYPE_CHECKING:
-    from edp_lab.training.explain import Cause
 
 NEIGHBOURS = {Adjacency.ZERO_OUT: "one sentence zeroed out", Adjacency.REPLACE_ONE: "one sentence replaced"}
 ROUND = {  # ticks in full: plotly writes a 2 for 20 and for 200
@@ -191,20 +188,16 @@ class Live(RunPanel):
         self.points: list[Point] = []  # of the runs that were made; the explorer shows them as stars
         super().__init__(
             "Train one more",
-            "Run trains what the sliders above say, in a few seconds, puts a star into the picture, and names faults.",
-            figures=[draw_causes([])],
+            "Run trains the setting of the sliders above in a few seconds and adds a star to the picture.",
         )
 
     def prepare(self) -> TrainConfig:
         return compute.configured(self._base, **self._explorer.values)
 
     def work(self, config: TrainConfig) -> None:
-        from edp_lab.training.explain import explain
-
         self.words.value, self.command.value = "", run_command(config)
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             record = training.train(config, Path(folder) / "run", self.progress_of, self.stop_event)
-            causes = explain(Path(folder) / "run").causes if record["epochs"] else []
         if not record["epochs"]:
             self.words.value = "Stopped before the first epoch was over: there is nothing to draw."
             return
@@ -212,24 +205,8 @@ class Live(RunPanel):
         self._explorer.add(point)
         stopped = ", stopped early," if record["status"] == "interrupted" else ""
         says = f"Run {len(self.points)}{stopped} has SER {point.ser:.2f} after {short(point.seconds)} s: {told(point)}."
-        worst = f" The worst fault: {causes[0].name}, by a factor of {short(causes[0].factor)}." if causes else ""
-        self.tiles.show(*epsilons(point.guarantee), says + worst)
+        self.tiles.show(*epsilons(point.guarantee), says)
         self.words.value = words.live(point)
-        self.figures[0].show(draw_causes(causes))
-
-
-def draw_causes(causes: Sequence[Cause]) -> Figure:
-    """What `edp-lab explain` says of a run: by what factor each quantity was too large or too small."""
-    worst_on_top = list(reversed(causes))
-    factors, names = [cause.factor for cause in worst_on_top], [cause.name for cause in worst_on_top]
-    look: Trace = {"orientation": "h", "hover": "%{y}: %{x:.2g} times" + fig.ALONE}
-    return figure(
-        "Why it is no better",
-        fig.bar("the last run", NOISE, x=factors, y=names, **look),
-        height=260,
-        xaxis=fig.axis("too large, or too small, by a factor of", [0, math.log10(max([20.0, *factors]))], **ROUND),
-        yaxis=fig.axis("fault"),
-    )
 
 
 # ---- The ladder ----------------------------------------------------------------------------------------------------
