@@ -330,19 +330,6 @@ def test_findings_on_many_commands_are_those_of_their_runs() -> None:
     )
 
 
-def test_accountants_were_verified_as_told() -> None:
-    told = json.loads((RESULTS / "verify.json").read_text(encoding="utf-8"))
-    others = told["mechanisms"].values()
-    assert told["too_small"] == sum(one["too_small"] + one["too_large"] for one in others) == 0
-    states(
-        "docs/accounting.md",
-        f"None of {told['sampled'] + told['everyone']:,} epsilons",
-        f"{told['compared']:,} of these were held against dp_accounting's upper bound",
-        f"at most {100 * told['distribution_excess']:.3f} % above it",
-        f"None of the {sum(one['settings'] for one in others):,} of other mechanisms",
-    )
-
-
 def test_times_are_those_of_their_files() -> None:
     def ratio(model: str, method: str, gpus: int = 1) -> str:
         [row] = rows("bench_step", model=model, method=method, gpus=gpus, batch_size=64)

@@ -1,12 +1,10 @@
-"""``edp-lab verify`` and ``edp-lab bench``: is the accounting right, and how fast is it."""
+"""``edp-lab bench``: how fast the library is, beside its peers."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,50 +12,11 @@ from rich.box import HEAVY_HEAD
 
 from edp_lab.cli.course import DEFAULT_NOTEBOOKS, NotebooksDir, Only, names_in
 from edp_lab.cli.options import CORES, COUNT, UTTERANCES, App, BatchSize, Corpus, Json, RunFolder, Size, numbers
-from edp_lab.cli.output import Screen, Tell, answer, bar, check_file, echo, fitted, print_json, telling, write_text
-from edp_lab.training.config import SEED, Bounds
+from edp_lab.cli.output import Screen, Tell, echo, fitted, print_json, telling
+from edp_lab.training.config import Bounds
 
-LONG, LONG_MECHANISMS, LONG_KEYS, LONG_AUDITS = 100_000, 200, 3_000_000, 2_000  # of verify --long
-KEYS, AUDITS = 30_000, 40
 SPARE: Bounds = {**COUNT, "min": 0}  # may be left out
 bench_app = App(no_args_is_help=True, help="Time the library beside its peers.")
-
-
-def verify(
-    long: Annotated[
-        bool,
-        f"{LONG:,} settings, {LONG_MECHANISMS} of each mechanism, {LONG_KEYS:,} keys, {LONG_AUDITS:,} audits; some "
-        "hours. One that was stopped goes on.",
-    ] = False,
-    settings: Annotated[int, "Random settings to check, sampled and not (if not --long).", COUNT] = 200,
-    mechanisms: Annotated[
-        int, "Random settings of each mechanism of a kind of its own (if not --long): half a second each.", COUNT
-    ] = 2,
-    seed: Annotated[int, "Of the settings.", SEED] = 0,
-    out: Annotated[Path | None, "Also write the result to this JSON file."] = None,
-    as_json: Json = False,
-) -> None:
-    """Check the accountants, the keys of the noise and the audit. Exit status 1 if something is wrong.
-
-    No epsilon may be smaller than a lower bound, of losses rounded down or dp_accounting's; that of a mechanism of its
-    own kind (speakers, noised layer scales, random allocation...) must lie between bounds; no two keys may give the
-    same noise, and audits of a true claim may not refute it more often than they say.
-    """
-    from edp_lab.files import user_cache
-    from edp_lab.reproduce.verify import TRIALS, passed
-    from edp_lab.reproduce.verify import verify as run
-
-    check_file(out)
-    most = (LONG, LONG_MECHANISMS, LONG_KEYS, LONG_AUDITS)
-    counts = most if long else (settings, mechanisms, KEYS, AUDITS)
-    with bar("settings checked", total=counts[0] + len(TRIALS) * counts[1]) as (update, _):
-        found = run(*counts, seed, user_cache() / "verify", update)
-    result = {**found, **surroundings()}
-    if out is not None:
-        write_text(out, json.dumps(result, indent=2) + "\n")
-    answer(as_json, result, "verify", found, passed(found))
-    if not passed(found):
-        raise typer.Exit(1)
 
 
 @bench_app.command()

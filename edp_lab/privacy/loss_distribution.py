@@ -58,9 +58,9 @@ class PrivacyLossDistribution(Accountant):
 
     Formal guarantee: an upper bound for add/remove (and zero-out) neighbours under Poisson sampling, errors of
     discretisation, truncation, transform and floating point included; assumed are float64 arithmetic as in IEEE 754 and
-    scipy's normal probabilities to 13 digits. Hardly above the truth (`edp-lab verify`), but loose where hardly anybody
-    takes part and noise is small. Where that cannot be had (noise below 0.05, beyond 10^9 releases), the least of Renyi
-    DP and the closed form without sampling holds.
+    scipy's normal probabilities to 13 digits. Hardly above the truth, but loose where hardly anybody takes part and
+    noise is small. Where that cannot be had (noise below 0.05, beyond 10^9 releases), the least of Renyi DP and the
+    closed form without sampling holds.
     """
 
     method = "privacy loss distributions"

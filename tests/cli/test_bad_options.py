@@ -77,7 +77,6 @@ WORK = (
     "edp_lab.reproduce.bench.contests.bench_accounting",
     "edp_lab.reproduce.claims.compute",
     "edp_lab.reproduce.run_cache.TableRuns.prepare",
-    "edp_lab.reproduce.verify.checked",
 )
 
 
