@@ -190,3 +190,42 @@ def test_the_grid_is_fine_and_public_and_without_noise_numbers_stay(std):
     assert math.frexp(grid(std))[0] == 0.5
     assert 32 <= std / grid(std) < 64
     assert np.isfinite(numbers).all()
+
+
+def impossible(released: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """How many released numbers no float32 noise can give, if it is added to the sum in float32: (T, P), (P) -> (T).
+
+    The release does not fall as the noise rises. So if any float32 gives it, one of the three nearest to the difference
+    does.
+    """
+    nearest = (released.astype(float) - total).astype(np.float32)
+    neighbours = (np.nextafter(nearest, np.float32(end)) for end in (-np.inf, np.inf))
+    return np.all([total + noise != released for noise in (nearest, *neighbours)], axis=0).sum(axis=1)
+
+
+def exactly(totals: np.ndarray, std: float) -> np.ndarray:
+    numbers = totals.flatten()
+    release([Piece(numbers, 1.0, std)], key_from_seed(1), Purpose.NOISE)
+    return numbers.reshape(totals.shape)
+
+
+def test_float_noise_gives_itself_away_and_ours_does_not():
+    """At noise multiplier 4, whose epsilon allows true less false positives of 0.1 at most (Mironov 2012)."""
+    rng, trials = np.random.default_rng(0), 400
+    rest, direction = rng.normal(size=(2, 1024))
+    absent = (8 * rest / np.linalg.norm(rest)).astype(np.float32)
+    present = absent + (direction / np.linalg.norm(direction)).astype(np.float32)
+
+    def guessed(noised) -> tuple[int, int]:
+        """In how many releases with the canary, and without it, the guess is "present"."""
+        return tuple(
+            int((impossible(released, absent) > impossible(released, present)).sum())
+            for released in (noised(np.tile(total, (trials, 1)), 4.0) for total in (present, absent))
+        )
+
+    drawn = rng.standard_normal
+    assert guessed(lambda totals, std: totals + np.float32(std) * drawn(totals.shape, np.float32)) == (trials, 0)
+    assert guessed(lambda totals, std: totals + (std * drawn(totals.shape)).astype(np.float32)) == (trials, 0)
+    found, alarms = guessed(exactly)
+    assert stats.binomtest(found, trials, min(1.0, alarms / trials + 0.1), alternative="greater").pvalue > 1e-3
+    assert found + alarms > trials / 4  # it guesses, and does no better than chance

@@ -1,4 +1,4 @@
-"""The panels of ``08_audit_it.ipynb``: an audit of one step, what guesses prove, audits of training runs."""
+"""The panels of ``08_audit_it.ipynb``: an audit of one step, and audits of training runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from edp_lab.attacks.audit.bits import NOISES, BitsAudit
 from edp_lab.attacks.audit.bounds import Audit, Finding
 from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number
+from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.inputs import DEVICES, check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel, proven
-from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, percent, short, step_command
+from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, short, step_command
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.course.nb08_audit import compute
-from edp_lab.course.nb08_audit.compute import CONFIDENCE, Guesses, StepAudit, StepNoise, needed
+from edp_lab.course.nb08_audit.compute import CONFIDENCE, StepAudit, StepNoise, needed
 from edp_lab.privacy import Variant
 from edp_lab.training import TrainConfig
 
@@ -168,166 +167,6 @@ def table(results: Mapping[str, StepAudit]) -> str:
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
         rows.append((label, on_trial(audit), at_most(audit.epsilon_holds), *map(at_least, bounds), str(audit.verdict)))
     return columns(rows)
-
-
-# ---- Guesses -------------------------------------------------------------------------------------------------------
-
-
-@panel("08")
-def guesses(canaries: int = 1000, made: float = 30.0, right: float = 90.0, tested: float = 1.0) -> Panel:
-    """What right guesses prove; `result` is a `Guesses`."""
-    shares = [float(k) for k in range(1, 101)]
-    return Panel(
-        "What do right guesses prove?",
-        "How many guesses would be right if the tested ε held, how many were, and what so many can prove.",
-        compute.guess,
-        [draw_luck, draw_ceiling],
-        lambda result: words.guesses(result, SURE),
-        lambda result, **_: guesses_command(result),
-        tiles=tell_guesses,
-        views={
-            "all guesses right": {"right": 100.0},
-            "70 % right": {"right": 70.0},
-            "a guess on every canary": {"made": 100.0},
-            "ε = 3 put to the test": {"tested": 3.0},
-        },
-        canaries=number("canaries m", canaries, [20, 50, 100, 200, 500, 1000, 2000, 5000], unit="in one run"),
-        made=number("guesses made (%)", made, [1.0, 2.0, 5.0, *shares[9::10]], unit="of the canaries"),
-        right=number("of these right (%)", right, shares[39:]),
-        tested=number("ε put to the test", tested, [k / 10 for k in range(81)], unit="nats"),
-        delta=delta_of(compute.DELTA, -8, -3),
-    )
-
-
-def tell_guesses(result: Guesses) -> tuple[Tile, Tile, str]:
-    """The tested epsilon and the proven ones, and whether so many right guesses were luck."""
-    bounds, tested = result.bounds, f"ε = {d(result.tested)}"
-    refuted = ": it is refuted only if the noise is known to be Gaussian"
-    if result.tested < bounds.distribution_free:
-        refuted = ", so it is refuted"
-    elif result.tested >= (bounds.gaussian or 0):
-        refuted = ", so it is not refuted"
-    more = " or more" if result.right < result.made else ""
-    told = f"If {tested} held, {result.right:,}{more} of {result.made:,} guesses would be right with a probability of "
-    told += f"at most {at_most(100 * result.most)} %{refuted}."
-    test = Tile("put to the test", tested, f"a guess is right with at most {percent(result.chance)}", "claimed")
-    free, gaussian = f"ε ≥ {at_least(bounds.distribution_free)}", f"for Gaussian noise ε ≥ {at_least(bounds.gaussian)}"
-    return test, proven(free, gaussian, result.tested < bounds.distribution_free), told
-
-
-def draw_luck(result: Guesses) -> Figure:
-    """How many guesses are right under the tested epsilon, and how many were."""
-    beyond, bars = result.counts >= result.right, []
-    for name, color, hatch, these in (("fewer", PLAIN, "", ~beyond), ("as many or more", PRINTED, "/", beyond)):
-        on = {"x": result.counts[these], "y": 100 * result.chances[these], "hover": "%{x} right: %{y:.3g} %"}
-        bars.append(fig.bar(name, color, hatch, marker={"pattern": {"size": 6}, "line": {"width": 0}}, **on))
-    low, high = int(result.counts[0]), int(result.counts[-1])
-    return figure(
-        "Could it have been luck?",
-        *bars,
-        fig.vline(result.right),
-        fig.beside(f"you: {result.right:,}", result.right, left=result.right > (low + high) / 2),
-        **fig.OVERLAID,
-        xaxis=fig.axis("right guesses", [low - 1, high + 1]),
-        yaxis=fig.axis("chance at the tested ε, without δ (%)", [0, 118 * float(result.chances.max())]),
-    )
-
-
-def draw_ceiling(result: Guesses) -> Figure:
-    """What r guesses prove if all are right, or as many as were; large marks are what these guesses prove."""
-    sizes, perfect, shares = list(result.ceiling), result.ceiling.values(), result.same_share
-    gaussian, free = [best.gaussian for best in perfect], [best.distribution_free for best in perfect]
-    highest = result.ceiling[compute.SIZES[-1]].gaussian or 0
-    place = {"xref": "paper", "x": 1, "xanchor": "right", "y": result.tested, "yanchor": "bottom"}
-    yours: Trace = {"edge": 2, "x": [result.made], "hover": "your guesses: lower bound ≈ %{y:.3g}"}
-    return figure(
-        "What so many guesses can prove",
-        line("all right, Gaussian noise", OTHER, symbol="diamond", size=6, x=sizes, y=gaussian),
-        line("all right, any mechanism", PLAIN, "dash", symbol="square", size=6, x=sizes, y=free),
-        line("your share, any mechanism", PLAIN, "dot", symbol="circle", size=6, x=[*shares], y=[*shares.values()]),
-        points("yours, Gaussian noise", INK, "diamond-open", 15, y=[result.bounds.gaussian], **yours),
-        points("yours, any mechanism", INK, "square-open", 15, y=[result.bounds.distribution_free], **yours),
-        fig.hline(result.tested, line={"color": CLAIMED, "dash": "dashdot", "width": 1.5}),
-        fig.note("the tested ε", **place),
-        hover="%{x:,} guesses: lower bound ≈ %{y:.3g}",
-        xaxis=fig.axis("guesses r", [min(0.9, math.log10(result.made) - 0.1), 4.1], type="log", dtick=1),
-        yaxis=fig.axis("ε is at least", [-0.4, 1.06 * max(result.tested, highest)]),
-    )
-
-
-def guesses_command(result: Guesses) -> str:
-    """The call that prints the same bounds."""
-    return (
-        'python -c "from edp_lab.attacks.audit.bounds import Tally, one_run_bounds; '
-        f"print(one_run_bounds({result.canaries}, [Tally({result.made}, {result.right})], delta={result.delta!r}, "
-        f'confidence={CONFIDENCE!r}, gaussian=True))"'
-    )
-
-
-# ---- The bits of noise ---------------------------------------------------------------------------------------------
-
-
-@panel("08")
-def bits(noise: str, z0: float, numbers: int, seed: int) -> Panel:
-    """The attack on the bits of noise; `result` is a `BitsAudit`."""
-    told = {name: one.said for name, one in NOISES.items() if "sum" in one.clues}  # those that this attack is for
-    return Panel(
-        "What do the last bits tell?",
-        "How many released numbers are impossible without the canary, and how many with it.",
-        partial(compute.see_bits, seed),
-        [draw_bits],
-        lambda result: words.bits(result, NOISES[result.noise].said, SURE, seed),
-        lambda result, **_: bits_command(result, seed),
-        tiles=tell_bits,
-        views={
-            "the library's own": {"noise": "exact"},
-            "Opacus' secure mode": {"noise": "opacus-secure"},
-            "torch, ten times the noise": {"z0": 40.0},
-        },
-        noise=choice("noise", noise, list(told), tooltips=list(told.values())),
-        z0=number("noise multiplier z0", z0, decades(0, 2)),
-        numbers=number("numbers released", numbers, [32, 64, 128, 256, 512]),
-    )
-
-
-def tell_bits(audit: BitsAudit) -> tuple[Tile, Tile, str]:
-    """What an ideal normal would hold, what the bits prove, and how many guesses that took."""
-    seen, alarms = (f"{count:,} of {audit.trials:,}" for count in (audit.true_positives, audit.false_positives))
-    end = {
-        Finding.REFUTED: "no noise with this ε allows that",
-        Finding.CONSISTENT: "this ε allows that",
-        Finding.NO_POWER: "so few releases could not refute so large an ε",
-    }[audit.verdict]
-    told = f"The canary is seen in {seen} releases with it, and in {alarms} without: {end}."
-    at = f"ε of one release at δ = {short(audit.delta)}, if the noise were ideal"
-    most = f"{2 * audit.trials:,} releases can prove {at_least(audit.ceiling)} at most"
-    sure, refuted = f"{SURE}, whatever the noise; {most}", audit.verdict is Finding.REFUTED
-    found = proven(f"≥ {at_least(audit.epsilon_lower_bound)}", sure, refuted)
-    return claimed(d(audit.epsilon_claimed), at), found, told
-
-
-def draw_bits(audit: BitsAudit) -> Figure:
-    """A mark for each release: numbers that are impossible without the canary, and with it."""
-    marks = []
-    looks = (("released without it", PLAIN, "circle-open"), ("released with the canary", NOISE, "x-thin"))
-    for look, side in zip(looks, audit.impossible, strict=True):
-        without, present = zip(*side, strict=True)
-        told = "%{x} impossible without the canary, %{y} with it"
-        marks.append(points(*look, 9, x=without, y=present, hover=told))
-    top = 1.08 * max(4, *(count for side in audit.impossible for pair in side for count in pair))
-    return figure(
-        f"What {audit.size:,} released numbers give away",
-        *marks,
-        line("equal: no better than chance", INK, "dot", width=1.5, x=[0, top], y=[0, top]),
-        xaxis=fig.axis("numbers impossible without the canary", [-0.04 * top, top]),
-        yaxis=fig.axis("numbers impossible with the canary", [-0.04 * top, top]),
-    )
-
-
-def bits_command(audit: BitsAudit, seed: int) -> str:
-    """The call of `edp-lab audit bits` that sees the same."""
-    settings = {"noise": audit.noise, "attack": audit.clue, "z0": audit.mechanism.z0, "numbers": audit.size}
-    return command("audit bits", settings | {"trials": audit.trials, "delta": audit.delta, "seed": seed})
 
 
 # ---- One run -------------------------------------------------------------------------------------------------------
