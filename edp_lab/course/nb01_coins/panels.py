@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,16 +12,13 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, percent, short
+from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb01_coins import compute
 from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, TRUE_COUNT, ZCDP, belief
 from edp_lab.privacy.foundations import truth_probability
 from edp_lab.reproduce.thesis.thesis_foundations import LinkageTable, LocalAndGlobal
-
-if TYPE_CHECKING:  # torch takes seconds, and this notebook has no use for it
-    from edp_lab.reproduce.claims import Evidence
 
 
 def counted(releases: int) -> str:
@@ -440,12 +436,6 @@ def side_by_side(table: LinkageTable, rows: int = 5) -> str:
     pairs = zip(table.shown[:rows], table.shown_k[:rows], strict=True)
     lines = [f"{'  '.join(before):<16}{'  '.join(after)}" for before, after in pairs]
     return "\n".join([f"{'as it is':<16}{table.rows[-1].k}-anonymous", *lines])
-
-
-def verdicts(evidence: Iterable[Evidence]) -> Html:
-    """Claims and what became of them."""
-    rows = [(e.id, f"{e.about.says} ({e.about.source})", fig.bold(e.verdict), e.said) for e in evidence]
-    return html_table([("", "The thesis says", "Verdict", "Measured"), *rows])
 
 
 def _decade(value: float) -> int:

@@ -22,7 +22,6 @@ from edp_lab.corpora.images import load_images
 from edp_lab.course.kit.inputs import Array, require
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_release, laplace_release
-from edp_lab.reproduce.claims import Evidence, registry
 from edp_lab.three_phase import pate, perturbation
 from edp_lab.three_phase.pate import NO_LABEL, PartitionCost, Vote, VoteAccount, label_probabilities
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuarantee, Perturbation, image_guarantee
@@ -293,8 +292,3 @@ def _understudies(sketch: Sketch, sigma: float, labels: Labels, sizes: list[int]
 
 
 _composed_epsilons = lru_cache(maxsize=512)(pate.composed_epsilons)
-
-
-def thesis_sentences() -> list[Evidence]:
-    """What the thesis says of the three phases, and what holds."""
-    return [registry()[row].evidence() for row in ("T1", "T4", "T9", "T11", "T12", "T13", "T15")]
