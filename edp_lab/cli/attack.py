@@ -1,11 +1,11 @@
-"""``edp-lab attack``: who was in the training set, what a model remembers, and what its answers give away."""
+"""``edp-lab attack``: who was in the training set, and what a model remembers."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,20 +24,18 @@ from edp_lab.cli.options import (
     chosen,
     commas,
     numbers,
-    options_of,
 )
-from edp_lab.cli.output import Screen, check_file, echo, filled, number, print_json, prose, telling, words, write_text
+from edp_lab.cli.output import Screen, check_file, echo, number, print_json, telling, words, write_text
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.training.config import SEED, TrainConfig
 
 if TYPE_CHECKING:
-    from edp_lab.attacks.extraction import ExtractionRow, InversionRow
     from edp_lab.attacks.membership.attacks import Attacked
     from edp_lab.training.trainer import Event
 
 attack_app = App(
     no_args_is_help=True,
-    help="Attack a trained model: who was in its training set, what it remembers, how it is stolen.",
+    help="Attack a trained model: who was in its training set, and what it remembers.",
 )
 PACKED: dict[str, Any] = {"padding": (0, 0, 0, 1)}  # of tables with many columns
 
@@ -102,115 +100,6 @@ def canaries(
     by_method = {row.method: row for row in rows}  # one of each, in the table's order
     by_method |= {row.method: row for row in rows if row.repetitions and row.epsilon is None}
     echo(words("canaries", config, rows, list(by_method.values()), fillings))
-
-
-# ---- What its answers give away --------------------------------------------------------------------------------------
-
-WIDTH = 100
-HEADINGS = {
-    "extraction": ("agreement %", "(95 %)", "by guessing", "own labels", "right"),
-    "inversion": ("like class", "like others", "judged %", "(95 %)", "by guessing"),
-}
-
-
-@dataclass(frozen=True)
-class Victims:
-    """What both attacks are told of the models that they attack."""
-
-    labels_only: Annotated[bool, "The API tells the class, and no probabilities."] = False
-    victims: Annotated[str, "Some of plain, instructor, understudy, dp-adam and strangers, with commas between."] = (
-        "plain,instructor,understudy,dp-adam,strangers"
-    )
-    instructors: Annotated[int, "On disjoint parts of the private images; they teach the understudy.", COUNT] = 10
-    sigma: Annotated[float, "Noise on the pixels of instructors and understudy; the thesis has 0.6."] = 0.0
-    vote_epsilon: Annotated[float, "Of one label of the understudy; the thesis has 0.2."] = 1.0
-    train_epsilon: Annotated[float, "Of the network trained with DP-Adam."] = 7.0
-    epochs: Annotated[int | None, "Of every victim. (default: as its examples need)", COUNT] = None
-    seed: Annotated[int, "Published, so that the attack can be repeated.", SEED] = 0
-
-
-Data = Annotated[str, "digits (embedded) or mnist (takes many minutes)."]
-
-
-@attack_app.command()
-@options_of(Victims)
-def extraction(
-    ctx: typer.Context,
-    data: Data = "digits",
-    queries: Annotated[str, "Numbers of images to query with, with commas between."] = "25,100,400",
-    inputs: Annotated[str, "public images of other people, or noise of someone with none."] = "public",
-    *,
-    as_json: Json = False,
-    **options: Any,
-) -> None:
-    """Copy a model by its answers (Tramer et al. 2016), by number of queries."""
-    _attack_answers(ctx, _extraction_cells)
-
-
-@attack_app.command()
-@options_of(Victims)
-def inversion(
-    ctx: typer.Context,
-    data: Data = "digits",
-    queries: Annotated[str, "Of each image, with commas between."] = "25,100,400,1000",
-    *,
-    as_json: Json = False,
-    **options: Any,
-) -> None:
-    """Draw what a model takes for each class (Fredrikson et al. 2015), by number of queries and by the white box."""
-    _attack_answers(ctx, _inversion_cells)
-
-
-def _attack_answers(ctx: typer.Context, cells: Callable[[Any], list[str]]) -> None:
-    """Once all that can be wrong has been checked: train the victims, attack them, print. Inversion has no inputs."""
-    from edp_lab.attacks.extraction import check_inputs, check_queries, extract, invert, share_out, train_victims
-    from edp_lab.corpora.images import load_images
-    from edp_lab.reproduce.thesis.claims_networks import UNSEEING, at_most_queries
-    from edp_lab.three_phase.settings import ThreePhaseSettings
-
-    attack, data, queries, inputs = str(ctx.info_name), *map(ctx.params.get, ("data", "queries", "inputs"))
-    asked = chosen(ctx, Victims)
-    counts = check_queries(numbers("--queries", str(queries), "25,100"), 2 if inputs is None else 1)
-    settings = chosen(ctx, ThreePhaseSettings, phases=(1, 2, 3) if asked.sigma else (2, 3))
-    shares = share_out(load_images(str(data), asked.seed))
-    if inputs is not None:
-        check_inputs(inputs, counts, shares)
-    with telling() as told:
-        victims = train_victims(shares, commas(asked.victims), settings, told)
-        if inputs is None:
-            rows: Any = invert(victims, shares, counts, asked.labels_only, asked.seed, told)
-        else:
-            rows = extract(victims, shares, counts, asked.labels_only, inputs, asked.seed, told)
-    conclusion = prose("what_privacy_bounds", attack, at_most_queries(rows).get(UNSEEING))
-    if ctx.params["as_json"]:
-        every = {"data": data, "queries": queries, **asdict(asked), "inputs": inputs}
-        given = {name: value for name, value in every.items() if value is not None}
-        found = {"attack": attack, "settings": given, "rows": [asdict(row) for row in rows], "said": conclusion}
-        print_json(found)
-        return
-    lines = [["victim", "epsilon", "accuracy", "queries", *HEADINGS[attack]]]
-    for row in rows:
-        asked_for = "white box" if row.queries is None else f"{row.queries:,}"
-        lines.append([row.victim, number(row.epsilon, 3), f"{100 * row.victim_accuracy:.1f}", asked_for, *cells(row)])
-    Screen(WIDTH).table(lines, groups=3, **PACKED)
-    echo(filled(prose(f"{attack}_note"), WIDTH))
-    echo(filled(conclusion, WIDTH))
-
-
-def _extraction_cells(row: ExtractionRow) -> list[str]:
-    shares = row.agreement, row.guess_agreement, row.own_labels_agreement, row.accuracy
-    agreement, *others = ("-" if share is None else f"{100 * share:.1f}" for share in shares)
-    return [agreement, _range(row.agreement_interval), *others]
-
-
-def _inversion_cells(row: InversionRow) -> list[str]:
-    correlations, judged = [f"{row.correlation:.2f}", f"{row.others:.2f}"], f"{100 * row.judged:.0f}"
-    return [*correlations, judged, _range(row.judged_interval), f"{100 * row.guess_judged:.0f}"]
-
-
-def _range(interval: tuple[float, float]) -> str:
-    low, high = (100 * end for end in interval)
-    return f"{low:.0f}-{high:.0f}"
 
 
 # ---- Who was in the training set -------------------------------------------------------------------------------------

@@ -8,66 +8,6 @@ import pytest
 from edp_lab.corpora import smart_home
 from tests.cli.conftest import write_rows
 
-# ---- What a model's answers give away --------------------------------------------------------------------------------
-
-QUICK = ("--epochs", "1", "--instructors", "2")
-
-
-@pytest.fixture
-def attack(output_of, monkeypatch):
-    """``edp-lab attack ARGS``, which hardly tries: (stdout, stderr)."""
-    for steps in ("STUDENT_STEPS", "WHITE_BOX_STEPS"):
-        monkeypatch.setattr(f"edp_lab.attacks.extraction.{steps}", 5)
-    return partial(output_of, "attack")
-
-
-def test_a_table_has_each_victim_once_and_says_what_privacy_does_not_bound(attack):
-    out, err = attack("extraction", *QUICK, "--victims", "plain, understudy,strangers", "--queries", "20,10")
-    assert max(map(len, out.splitlines())) <= 100
-    table = [line.split() for line in out.splitlines()[2:10] if line.strip()]
-    assert [row[0] for row in table] == ["plain", "20", "understudy", "20", "strangers", "20"]
-    assert [row[1] for row in table if len(row) == 9] == ["none", "294", "0"]
-    flat = " ".join(out.split())
-    assert "it does not bound how well its answers can be copied" in flat
-    assert "saw no private image (epsilon 0) and, at 20 queries, is copied to an agreement of" in flat
-    assert {"victim: understudy", "10 queries: plain"} <= set(err.splitlines())
-
-
-def test_json_is_all_of_standard_output(attack):
-    out, _ = attack("extraction", *QUICK, "--victims", "strangers", "--queries", "10", "--inputs", "noise", "--json")
-    told = json.loads(out)
-    assert (told["attack"], told["settings"]["inputs"], told["settings"]["epochs"]) == ("extraction", "noise", 1)
-    [row] = told["rows"]
-    low, high = row["agreement_interval"]
-    assert (row["victim"], row["queries"], row["own_labels_agreement"]) == ("strangers", 10, None)
-    assert low <= row["agreement"] <= high
-    assert "membership" in told["said"]
-
-
-def test_inversion_ends_with_the_white_box_unless_only_labels_are_told(attack):
-    out, _ = attack("inversion", *QUICK, "--victims", "strangers", "--queries", "4,20")
-    assert "white box" in out
-    flat = " ".join(out.split())
-    assert "a fact about the population" in flat
-    assert "at 20 queries, gives images of which a judge takes" in flat
-    out, _ = attack("inversion", *QUICK, "--victims", "strangers", "--queries", "4", "--labels-only", "--json")
-    told = json.loads(out)
-    assert [row["queries"] for row in told["rows"]] == [4]
-    assert "inputs" not in told["settings"]
-
-
-def test_options_reach_the_victims(attack):
-    arguments = (*QUICK, "--victims", "understudy,dp-adam", "--queries", "4", "--labels-only", "--json")
-    out, err = attack("inversion", *arguments, "--sigma", "0.6", "--vote-epsilon", "0.2", "--train-epsilon", "3")
-    told = json.loads(out)
-    assert "strangers" not in told["said"]
-    rows = {row["victim"]: row for row in told["rows"]}
-    assert rows["understudy"]["epsilon"] == pytest.approx(25.87, abs=0.1)  # 399 labels of epsilon 0.2
-    assert rows["dp-adam"]["epsilon"] == pytest.approx(3, abs=0.01)
-    assert "victim: one instructor" in err.splitlines()  # phase I took part
-    assert "victim: instructor 3" not in err.splitlines()
-
-
 # ---- What a model remembers ------------------------------------------------------------------------------------------
 
 METHODS = ["sgd", "edp-sgd-as-printed", "edp-sgd", "dp-sgd"]
