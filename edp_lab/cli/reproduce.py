@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 
 from edp_lab.cli.bench import surroundings
-from edp_lab.cli.options import CORES, COUNT, App, Json, commas, numbers
+from edp_lab.cli.options import CORES, COUNT, App, Json, commas
 from edp_lab.cli.output import (
     Screen,
     Section,
@@ -133,62 +133,6 @@ def table2(
             written = _write(out, made, page("Table 2, measured anew", [("", _lines2(made))]))
     title = "Table 2: seconds of an epoch (median), and the median ratio to SGD's in the same round"
     _finish(made, [(title, _lines2(made))], "", written, as_json)
-
-
-@reproduce_app.command()
-def pareto(
-    corpora: Annotated[
-        str, "Names from edp-lab data list, or paths, with commas between."
-    ] = "atis,snips,nlu-eval,smart-home",
-    encoder: Annotated[
-        str | None,
-        "The published BERT that reads the words, or is trained on: a hub name or a folder. "
-        "(default: sentence-transformers/all-MiniLM-L6-v2)",
-    ] = None,
-    models: Annotated[
-        str, "clc, which reads its words with a frozen encoder; bert, which goes on training one."
-    ] = "clc",
-    epsilons: Annotated[str | None, "Targets; eDP-SGD has the largest. (default: 8,3,1; 8 if --quick)"] = None,
-    ladder: Annotated[
-        bool, typer.Option("--ladder", help="eDP-SGD under Poisson sampling, too, with 2, 4 and 8 utterances a clip.")
-    ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick/--full", help="A smaller SGD, one seed, few steps: minutes, not hours.")
-    ] = False,
-    seeds: Annotated[int | None, "Runs of each point. (default: 3; 1 if --quick)", COUNT] = None,
-    workers: Workers = None,
-    resume: Resume = True,
-    out: Annotated[Path, "Folder for table and figure, runs and what is finished."] = Path("runs/pareto"),
-    as_json: Json = False,
-) -> None:
-    """Utility, privacy and time: DP-SGD's error at epsilons that hold, eDP-SGD's at the largest, beside SGD's.
-
-    Finished runs are kept in the folder: after a kill, the same command (without --fresh) goes on from
-    there and gives the same table.
-    """
-    with telling() as tell:
-        from edp_lab.reproduce.paper.table1 import check_names
-        from edp_lab.reproduce.pareto import FULL, QUICK
-        from edp_lab.reproduce.pareto import pareto as points_of
-        from edp_lab.reproduce.run_cache import ENCODER, TableRuns
-        from edp_lab.training.processes import usable_cores
-
-        asked = numbers("--epsilons", epsilons, "8,3,1", float, 1e-6) if epsilons else ()
-        targets = tuple(sorted(set(asked), reverse=True))
-        check_names(models.split(","))
-        scales = [
-            replace(
-                scale,
-                seeds=scale.seeds if seeds is None else seeds,
-                epsilons=targets or scale.epsilons,
-                ladder=ladder,
-            )
-            for scale in map((QUICK if quick else FULL).__getitem__, models.split(","))
-        ]
-        runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
-        points = points_of(runs, scales, corpora.split(","), encoder or ENCODER)
-        made, written = _written(points, out, tell, _pareto_page)
-    _finish(made, _pareto_parts(made), "pareto_note", written, as_json)
 
 
 reproduce_app.command()(thesis)
@@ -316,48 +260,6 @@ def _lines2(made: Made) -> list[list[str]]:
         numbers = [f"{row['seconds_per_epoch']:.3g}", f"{row['ratio_to_sgd']:.2f}", f"{low:.2f} to {high:.2f}"]
         lines.append([row["model"].upper(), row["corpus"], row["method"], str(row["gpus"]), *numbers, paper, seconds])
     return lines
-
-
-# ---- The Pareto front in text ----------------------------------------------------------------------------------------
-
-HEADINGS_PARETO = (
-    "method", "ε that\nholds", "ε with\ntrials", "SER %", "intent %", "slot F1 %", "x SGD's\ntime",
-    "size", "epochs x\nbatch", "z0", "lr", "intent\nweight", "trials",
-)  # fmt: skip
-
-
-def _pareto_parts(made: Made) -> Parts:
-    parts = []
-    for points in made:
-        first = points[0]
-        what = f"{first['model'].upper()} on {first['corpus']}, n = {first['examples']:,}"
-        title = f"{what}, {len(first['runs'])} seed(s), {first['about']['device']}"
-        parts.append((title, [HEADINGS_PARETO, *map(_pareto_line, points)]))
-    return parts
-
-
-def _pareto_line(point: Row) -> list[str]:
-    from edp_lab.privacy.guarantee import upward
-
-    told = point["settings"]
-    return [
-        point["method"],
-        *("none" if held is None else upward(held) for held in (point["epsilon"], point["epsilon_of_tuning"])),
-        *(interval(point[name]) for name in ("ser", "intent_accuracy", "slot_f1")),
-        f"{point['time_ratio']:.2f}",
-        told["size"],
-        f"{told['epochs']} x {told['batch_size']}",
-        "" if point["epsilon"] is None else f"{told['z0']:.3g}",
-        f"{told['learning_rate']:g}",
-        f"{told['intent_weight']:g}",
-        str(point["trials"] or ""),
-    ]
-
-
-def _pareto_page(made: Made) -> str:
-    from edp_lab.course.nb06_tradeoff.panels import pareto_figure
-
-    return page("Utility, privacy and time", _pareto_parts(made), "pareto_note", pareto_figure([*chain(*made)]))
 
 
 # ---- Claims ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,23 +63,6 @@ def write_kept(path: Path, command: str, **parts: Mapping[str, Any] | list[Any])
         lines.append(f' "{name}": ' + (f"[\n{items}\n ]" if items else json.dumps(part)))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-
-
-def grow(
-    path: Path,
-    command: str,
-    places: Iterable[tuple[Any, ...]],
-    measure: Callable[..., dict[str, Any]],
-    place_of: Callable[[dict[str, Any]], Hashable],
-    **about: Mapping[str, Any],
-) -> None:
-    """Add to the `rows` of a file what `measure` makes of each place that has none; after each it is written anew."""
-    rows = read_kept(path, "rows")["rows"] if path.exists() else []
-    done = {place_of(row) for row in rows}
-    for place in places:
-        if place not in done:
-            rows.append(measure(*place))
-            write_kept(path, command, **about, rows=rows)
 
 
 def changed_settings(config: TrainConfig) -> dict[str, Any]:

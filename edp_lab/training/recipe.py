@@ -60,7 +60,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
     `given` instead: "model", "frozen", "batch_size".
 
     Epsilon sets the noise alone. What was `measured` are errors (SER) on the test split of seed 100, at
-    epsilon 8: tuning looked at them, so that seed is no measure of the recipe (see `edp_lab.reproduce.recipe_runs`).
+    epsilon 8: tuning looked at them, so that seed is no measure of the recipe.
     Most are of an earlier start, which had read less.
     """
     model = given.get("model", "clc")

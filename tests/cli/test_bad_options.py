@@ -46,7 +46,6 @@ NEEDS = {
     "bench attacks": "--run noised",
     "reproduce table1": "--out new --quick --corpora smart-home-video",
     "reproduce table2": "--out new --quick --corpora smart-home-video",
-    "reproduce pareto": "--out new --quick --corpora own.jsonl --encoder encoder",
     "reproduce thesis": "--out new --quick",
     "course grade": "submissions",
     "course run": "00_start --out new",

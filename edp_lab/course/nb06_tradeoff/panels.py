@@ -441,7 +441,7 @@ def pace_table(grid: Grid) -> Html:
     return table(("", "seconds for an epoch", "times SGD"), *sorted(lines, key=lambda row: float(row[1])))
 
 
-# ---- Utility, privacy and time: what ``edp-lab reproduce pareto`` measured ------------------------------------------
+# ---- Utility, privacy and time: data/results/pareto.json -------------------------------------------------------------
 
 PARETO_LOOKS = (
     (PLAIN, "solid", "circle"),
@@ -463,8 +463,8 @@ PARETO_CAPTION = Html(
 
 
 def pareto_points() -> list[dict[str, Any]]:
-    """What was measured, as `edp_lab.reproduce.pareto._point` has it. UsageError: as `rows`."""
-    return rows(RESULTS / "pareto.json", "edp-lab reproduce pareto --json")
+    """Rows of data/results/pareto.json. UsageError: as `rows`."""
+    return rows(RESULTS / "pareto.json", "python data/results/studies.py pareto")
 
 
 def pareto_figure(measured: Sequence[Mapping[str, Any]]) -> fig.Still:

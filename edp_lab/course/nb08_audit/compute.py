@@ -53,7 +53,7 @@ def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, s
 
 
 def last_model() -> list[dict[str, Any]]:
-    """What `edp_lab.reproduce.last_model` measured: a run a row. UsageError: as `read_kept`."""
+    """Audited runs, see data/results/last_model.json. UsageError: as `read_kept`."""
     rows: list[dict[str, Any]] = read_kept(RESULTS / "last_model.json", "rows")["rows"]
     return rows
 
