@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -26,7 +25,7 @@ from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.claims import STRENGTHS, Verdict, read_table, registry
 from edp_lab.reproduce.paper.runs import Change, beyond_chance
 from edp_lab.reproduce.paper.table1 import estimate
-from edp_lab.three_phase.pate import Aggregator, account_votes
+from edp_lab.three_phase.votes import Aggregator, account_votes
 from edp_lab.training.processes import Ranks
 from edp_lab.training.recipe import recipe
 from tests.course.conftest import prose
@@ -377,7 +376,7 @@ def test_shuffled_and_sampled_epsilons_are_those_of_today(z0: float) -> None:
 def test_epsilons_of_the_thesis_and_the_number_of_claims_are_those_of_today() -> None:
     digits, mnist = (f"{math.ceil(gdp_epsilon(side / 0.6, 1e-5)):,}" for side in (8, 28))
     states("docs/results.md", f"It has {digits} on digits and {mnist} on MNIST")
-    labels = account_votes(Aggregator.for_epsilon("laplace", 0.2, 0.0, 10), np.tile([10] + 9 * [0], (540, 1)), 1e-5)
+    labels = account_votes(Aggregator.for_epsilon("laplace", 0.2, 0.0, 10), 540, 1e-5)
     states("docs/results.md", f"540 labels of 0.2 each cost {math.ceil(labels.epsilon)} together", f"is {540 * 0.2:g}.")
     of = {letter: sum(name.startswith(letter) for name in registry()) for letter in "PT"}
     states("docs/results.md", f"{of['P']} claims of the paper and {of['T']} of the thesis")

@@ -30,7 +30,7 @@ from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
 from edp_lab.course.nb09_devices.compute import table2
 from edp_lab.privacy import Mechanism, composition
 from edp_lab.privacy import foundations as basic
-from edp_lab.three_phase import pate, perturbation
+from edp_lab.three_phase import perturbation, votes
 from tests.test_docs import check_command, code_of
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +87,7 @@ def right(audit: MechanismAudit) -> float:
 NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": table1}
 NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": short}
 NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
-for module in (privacy, statistics, bounds, pate, perturbation):
+for module in (privacy, statistics, bounds, votes, perturbation):
     NAMES |= vars(module)
 NAMES |= {"math": math, "np": np, "basic": basic, "composition": composition, "metrics": metrics, "belief": belief}
 NAMES |= {"look_at": look_at, "explore": explore, "load_grid": load_grid, "printed": printed, "sound": sound}

@@ -1,10 +1,10 @@
 """The thesis' three phases as one pipeline, and what they really guarantee.
 
 Phase I noises the pixels of training and test images (`perturbation`). Phase II trains N instructors on disjoint
-parts of the training set, which vote on the labels of public images (`pate`). Phase III trains an understudy on these
+parts of the training set, which vote on the labels of public images (`votes`). Phase III trains an understudy on these
 labels, the only thing that is released. Public are nine tenths of the test set; all is scored on the last tenth.
 
-What holds for the understudy is what its labels cost (`pate`), whatever else was done: phase I leaves labels bare,
+What holds for the understudy is what its labels cost (`votes`), whatever else was done: phase I leaves labels bare,
 phase II guarantees nothing without noise, and guarantees do not multiply.
 
 Settings and data that make no sense are refused by `UsageError` before anything is trained, a vote that answers no
@@ -32,12 +32,20 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.guarantee import IDEAL, VOID, upward
-from edp_lab.three_phase import pate
 from edp_lab.three_phase import settings as asked
 from edp_lab.three_phase.classifier import Trained, train_classifier
-from edp_lab.three_phase.pate import NO_LABEL, PRIVATE, Aggregator, Vote
 from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
 from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, Classes, ClassifierSettings, ThreePhaseSettings
+from edp_lab.three_phase.votes import (
+    NO_LABEL,
+    PRIVATE,
+    Aggregator,
+    Vote,
+    VoteAccount,
+    account_votes,
+    label_probabilities,
+    vote_counts,
+)
 from edp_lab.training.processes import usable_cores
 from edp_lab.training.result_cache import run_jobs
 from edp_lab.training.run_folder import versions
@@ -92,7 +100,7 @@ class ThreePhaseRecord:
     image_guarantee: ImageGuarantee | None = None  # of phase I
     parts: list[Part] = field(default_factory=list)
     labels: Labels | None = None  # of the vote,
-    privacy: pate.VoteAccount | None = None  # and what they cost
+    privacy: VoteAccount | None = None  # and what they cost
     # Of one instructor on everything, of all N as the clock saw it, and how many processes shared them.
     seconds: dict[str, float] = field(default_factory=dict)
     # Of the guarantee: `IDEAL` (its noise is float), `VOID` (whoever knows the seed can redraw it), or "none".
@@ -269,12 +277,12 @@ class _Run:
         """Put the public images to the vote, and account for it."""
         queries = self.settings.labels or self.public
         probabilities, aggregator = self._probabilities(slice(queries)), self.settings.aggregator()
-        counts = pate.vote_counts(probabilities.argmax(axis=2), self.images.classes)
-        self.record.privacy = pate.account_votes(aggregator, counts, self.settings.delta)
+        counts = vote_counts(probabilities.argmax(axis=2), self.images.classes)
+        self.record.privacy = account_votes(aggregator, queries, self.settings.delta)
         self.answers = aggregator.labels(probabilities, stream(self.key, Purpose.NOISE, 2))
         truth, answered = self.images.test_labels[:queries], int((self.answers != NO_LABEL).sum())
         agreed = np.array([len(self.voters)] + [0] * (self.images.classes - 1))
-        chances = pate.label_probabilities(agreed, aggregator) if aggregator.vote in PRIVATE else [1.0]
+        chances = label_probabilities(agreed, aggregator) if aggregator.vote in PRIVATE else [1.0]
         self.record.labels = Labels(
             queries,
             answered,

@@ -15,8 +15,8 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.calibration import Budget
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.three_phase.pate import Aggregator
 from edp_lab.three_phase.perturbation import check_sigma
+from edp_lab.three_phase.votes import Aggregator
 
 Classes = NDArray[np.int64]
 
@@ -31,8 +31,8 @@ THESIS_ACCURACY = {
 FEWEST_STEPS = 300  # of a network without privacy, however few its examples
 SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to so many examples, smaller batches
 NOT_PRIVATE = (
-    "scores and losses of all but the understudy, the votes, their statistics, the data-dependent epsilon, statistics "
-    "of the pixels, checksum and size of the data, the record's own digest, and whether and where a run failed"
+    "scores and losses of all but the understudy, the votes, their statistics, statistics of the pixels, checksum and "
+    "size of the data, the record's own digest, and whether and where a run failed"
 )
 
 
@@ -139,7 +139,7 @@ class ThreePhaseSettings:
     phases: tuple[int, ...] = (1, 2, 3)  # that take part; without 2 there is one instructor, on all training examples
     instructors: int = 10
     sigma: float = 0.6  # standard deviation of the noise on a pixel, phase I
-    vote: str = "laplace"  # see `edp_lab.three_phase.pate`
+    vote: str = "laplace"  # see `edp_lab.three_phase.votes`
     vote_epsilon: float = 0.2  # of one label
     labels: int | None = None  # public images put to the vote, from the first on; None: all
     method: str = "adam"  # of training, see `ClassifierSettings`; the thesis has "dp-adam" for both

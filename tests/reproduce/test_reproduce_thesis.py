@@ -30,9 +30,9 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     largest,
     vote_scores,
 )
-from edp_lab.three_phase.pate import Aggregator, Vote
 from edp_lab.three_phase.phases import Job
 from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY, score_labels
+from edp_lab.three_phase.votes import Aggregator, Vote
 from edp_lab.training.result_cache import NUMERICS
 
 TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)

@@ -63,7 +63,6 @@ def test_all_parts_are_scored_on_the_last_tenth_and_privacy_is_that_of_the_label
     assert len(found["parts"][0]["rows"]) == 2
     assert len(found["digest"]) == len(found["data"]["sha256"]) == 64
     assert "models" not in found
-    assert "not releasable" in found["privacy"]["data_dependent_note"]
 
 
 def test_each_network_learns_from_what_the_phases_say_with_weights_and_order_of_its_own(jobs):

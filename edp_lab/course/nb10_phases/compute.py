@@ -22,10 +22,22 @@ from edp_lab.corpora.images import load_images
 from edp_lab.course.kit.inputs import Array, require
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_release, laplace_release
-from edp_lab.three_phase import pate, perturbation
-from edp_lab.three_phase.pate import NO_LABEL, PartitionCost, Vote, VoteAccount, label_probabilities
+from edp_lab.three_phase import perturbation
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuarantee, Perturbation, image_guarantee
 from edp_lab.three_phase.settings import PUBLIC_SHARE, ThreePhaseSettings
+from edp_lab.three_phase.votes import (
+    L1_SENSITIVITY,
+    NO_LABEL,
+    PartitionCost,
+    Vote,
+    VoteAccount,
+    account_votes,
+    composed_epsilons,
+    label_probabilities,
+    partition_cost,
+    query_epsilon,
+    vote_counts,
+)
 
 SHOWN = 6  # images of phase I in the figure
 RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels
@@ -58,7 +70,7 @@ class Sketch:
     def counts(self, settings: ThreePhaseSettings) -> NDArray[np.int64]:
         """Votes for each class on each public image: (Q, K)."""
         predictions = self.predictions(settings.sigma, settings.instructors)
-        return pate.vote_counts(predictions[:, : self.public], self.images.classes)
+        return vote_counts(predictions[:, : self.public], self.images.classes)
 
     def labels(self, settings: ThreePhaseSettings, draw: int = 0) -> Labels:
         """The noisy label of each public image, -1 without an answer; draw 0 has the noise of a run."""
@@ -182,7 +194,7 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         answer = float(ndtr((strongest - aggregator.threshold) / aggregator.threshold_noise))
     rng = stream(sketch.key, Purpose.NOISE, 3 + image, draw)
     if aggregator.vote is Vote.LAPLACE:
-        noisy = laplace_release(counts, pate.L1_SENSITIVITY, pate.L1_SENSITIVITY / aggregator.noise, rng)
+        noisy = laplace_release(counts, L1_SENSITIVITY, L1_SENSITIVITY / aggregator.noise, rng)
     else:
         noisy = gaussian_release(counts, aggregator.noise, rng)
     return Ballot(
@@ -198,7 +210,7 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         best=np.flatnonzero(counts == strongest).tolist(),
         queries=sketch.public,
         unanimous=float(label_probabilities(agreed, aggregator)[0]),
-        query_epsilon=pate.query_epsilon(aggregator, settings.delta),
+        query_epsilon=query_epsilon(aggregator, settings.delta),
         answered=int(came.sum()),
         majority=float((labels == winners)[came].sum() / max(came.sum(), 1)),
         right=float((labels == truth)[came].sum() / max(came.sum(), 1)),
@@ -234,7 +246,7 @@ def split_training(instructors: int, batch_size: int, epochs: int, noise_multipl
     return Partition(instructors, *how, dict(sorted(costs.items())))
 
 
-_partition_cost = lru_cache(maxsize=512)(pate.partition_cost)
+_partition_cost = lru_cache(maxsize=512)(partition_cost)
 
 
 # ---- Phase III -----------------------------------------------------------------------------------------------------
@@ -265,7 +277,7 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     require(spent <= sketch.public, f"{spent} labels, but {there}")
     aggregator, counts = settings.aggregator(), sketch.counts(settings)
     bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
-    account = pate.account_votes(aggregator, counts[:spent], settings.delta)
+    account = account_votes(aggregator, spent, settings.delta)
     composed = {way: [bill[way] for bill in bills] for way in bills[0]}
     least = min(account.composed, key=lambda way: account.composed[way])
     sizes = sorted({*SAMPLES, spent, sketch.public})
@@ -291,4 +303,4 @@ def _understudies(sketch: Sketch, sigma: float, labels: Labels, sizes: list[int]
     return np.array([(rate.value, *rate.interval, share) for rate, share in zip(rates, right, strict=True)]).T
 
 
-_composed_epsilons = lru_cache(maxsize=512)(pate.composed_epsilons)
+_composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given, predicted
-from edp_lab.three_phase.pate import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
+from edp_lab.three_phase.votes import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
 
 DRAWS = 3_000  # of one vote: shares of wins are then known to 0.01
 BY_CHANCE = 5  # standard deviations: one right answer in a hundred thousand would be beyond
@@ -36,12 +36,12 @@ def _parts(answer: Any, cases: np.random.Generator) -> Differences:
     """The library's account of instructors that train on parts of MNIST."""
     batch, epochs = 10 * int(cases.integers(10, 41)), int(cases.integers(3, 12))
     noise, delta = round(float(cases.uniform(0.9, 1.6)), 2), 1e-5
-    alike = partition_cost(MNIST, 10, batch, epochs, noise, delta)
-    smaller = partition_cost(MNIST // 10, 1, batch // 10, epochs, noise, delta)
+    cost = partition_cost(MNIST, 10, batch, epochs, noise, delta)
+    alone, smaller = (partition_cost(MNIST // 10, 1, size, epochs, noise, delta).one for size in (batch, batch // 10))
     measured = {
-        "a tenth of the images, batches as before": (alike.one, alike.each),
-        "a tenth of the images, batches of a tenth": (alike.one, smaller.one),
-        "all ten instructors together, not one of them alone": (alike.each, alike.together),
+        "a tenth of the images, batches as before": (cost.one, alone),
+        "a tenth of the images, batches of a tenth": (cost.one, smaller),
+        "all ten instructors together, not one of them alone": (alone, cost.together),
     }
     yield predicted(answer, measured, f"ε (batches of {batch} before, {epochs} epochs, noise {noise})")
 

@@ -21,10 +21,10 @@ from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, s
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.course.nb10_phases import compute
 from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
-from edp_lab.three_phase.pate import PRIVATE
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
 from edp_lab.three_phase.settings import NOT_PRIVATE, THESIS_ACCURACY, UNDERSTUDY, ThreePhaseSettings
 from edp_lab.three_phase.settings import PLAIN as PLAIN_MODEL
+from edp_lab.three_phase.votes import PRIVATE
 
 if TYPE_CHECKING:
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord

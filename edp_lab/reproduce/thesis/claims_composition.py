@@ -24,8 +24,8 @@ from edp_lab.privacy.mechanism import Schedule
 from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Claim, Measured, Pair, Verdict
 from edp_lab.reproduce.thesis.claims_noise import chance_of_first
 from edp_lab.reproduce.thesis.thesis_tables import DELTA, DP_ADAM, LABELS, PHASE_ONE
-from edp_lab.three_phase.pate import partition_cost
 from edp_lab.three_phase.perturbation import printed_sigma
+from edp_lab.three_phase.votes import partition_cost
 
 PHASES = (PHASE_ONE, DP_ADAM, LABELS)  # pixels, training, labels: as the thesis states them
 MNIST = 60000

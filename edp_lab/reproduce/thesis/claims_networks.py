@@ -22,7 +22,7 @@ from edp_lab.reproduce.claims import CONDITIONAL, FAILS, HOLDS, UNTESTABLE, Clai
 from edp_lab.reproduce.paper.runs import spread
 from edp_lab.reproduce.thesis.lab import Lab
 from edp_lab.reproduce.thesis.thesis_tables import DELTA, QUICK, TABLES, Network, Scale
-from edp_lab.three_phase.pate import Aggregator
+from edp_lab.three_phase.votes import Aggregator
 
 # ---- What the tables say ---------------------------------------------------------------------------------------------
 

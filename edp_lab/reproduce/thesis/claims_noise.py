@@ -36,8 +36,8 @@ from edp_lab.reproduce.thesis.thesis_foundations import (
     synthetic_voters,
 )
 from edp_lab.reproduce.thesis.thesis_tables import DELTA, PHASE_ONE, SIGMA
-from edp_lab.three_phase.pate import Aggregator, Vote, label_probabilities
 from edp_lab.three_phase.perturbation import image_correlations, printed_sigma
+from edp_lab.three_phase.votes import Aggregator, Vote, label_probabilities
 
 SAMPLE = 4000  # images of MNIST, for T3
 SURELY = 0.99  # a vote that stays right with this probability is one that noise does not change, for T13

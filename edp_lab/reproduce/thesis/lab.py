@@ -42,10 +42,10 @@ from edp_lab.reproduce.thesis.thesis_tables import (
     scores_of,
     vote_scores,
 )
-from edp_lab.three_phase.pate import Aggregator, account_votes, vote_counts
 from edp_lab.three_phase.perturbation import compare, image_guarantee, perturb
 from edp_lab.three_phase.phases import Event, Job, usable_workers
 from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings
+from edp_lab.three_phase.votes import Aggregator, account_votes
 from edp_lab.training.result_cache import ResultCache, Say, content_key
 
 CIRCLES_TEST = 10_000
@@ -155,7 +155,7 @@ class Lab:
         seen = Images(data.name, data.test[:public], labels, *last_tenth, data.classes)
         [network] = self.train([self.job(f"{name}: understudy, {vote.vote} vote", repeat, seen, **given)])
         right = float(np.mean(labels == data.test_labels[:public]))
-        return Understudy(network, right, account_votes(vote, vote_counts(predicted, data.classes), DELTA).epsilon)
+        return Understudy(network, right, account_votes(vote, public, DELTA).epsilon)
 
     def perceptrons(self, size: int, sigma: float) -> tuple[list[Network], list[float]]:
         """Section 4.1, one for each repeat, and their accuracies in percent on points that are noised alike."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from edp_lab.corpora.images import Images
 from edp_lab.privacy.guarantee import VOID
 from edp_lab.reproduce.thesis.thesis_foundations import TABLE_2_2
-from edp_lab.three_phase.pate import vote_counts
 from edp_lab.three_phase.settings import Scores, score_labels
+from edp_lab.three_phase.votes import vote_counts
 
 SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
 PHASE_ONE = (2.5, 1e-5)  # sections 3.1.1 and 3.5, for sigma 0.6
