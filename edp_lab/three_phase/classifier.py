@@ -133,7 +133,7 @@ class ClassifierTraining:
         self.mechanism = self.private = None
         if settings.private:
             self.mechanism = self._mechanism(self.batches.sampling_rate)
-            self.private = PrivateStep(parameters, self.mechanism, key, micro_batches=micro_batches)
+            self.private = PrivateStep(self.model, self.mechanism, key, self.epochs, micro_batches=micro_batches)
         self.weights: list[torch.Tensor] = [p for _, p in parameters]
         # Algorithms 2 to 6, and DP-AdamBC. Algorithm 5 prints RMSprop's average without its square: a misprint.
         kind = settings.method.removeprefix("dp-")

@@ -42,9 +42,11 @@ for 512 (`tests/training/test_rounding.py`), 1,051u C for 8,192, which are sixte
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -56,7 +58,17 @@ from edp_lab.privacy import Adjacency, Alpha, Mechanism, Variant
 from edp_lab.privacy.csprng import Purpose
 from edp_lab.privacy.exact_noise import Piece
 from edp_lab.privacy.exact_noise import release as release_rounded
-from edp_lab.training.gradients import ClippedSum, Layout, LoopGradients, MicroGradients, PlainGradient, layer_norms
+from edp_lab.training.gradients import (
+    ClippedSum,
+    Factors,
+    Layout,
+    LoopGradients,
+    MicroGradients,
+    PlainGradient,
+    layer_norms,
+    trainable,
+)
+from edp_lab.training.module_state import unchanged
 from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span, scaled_
 
 U = 2.0**-24  # by how much of itself a float32 is rounded at most
@@ -176,9 +188,14 @@ def clip(
         NaN or infinite                   contributes 0: to refuse it would tell that it is there (as printed: refused)
 
     Raises:
-        UsageError: a layer scale is too small for float32 or larger than judged; far too many micro-batches; as
-            printed, a gradient is not finite.
+        UsageError: a layer scale is too small for float32, larger than judged, or there although the mechanism has
+            none; far too many micro-batches; as printed, a gradient is not finite.
     """
+    if alpha is not None and (mechanism.alpha is Alpha.NONE or alpha.shape != (len(layout.names),)):
+        raise UsageError(
+            f"{len(alpha)} layer scales for {len(layout.names)} layers and a mechanism with alpha {mechanism.alpha!r}: "
+            "give one scale for each layer, and declare where they come from"
+        )
     divisor = divisor or mechanism.num_devices
     sound = mechanism.variant is Variant.SOUND
     room = headroom(divisor, ranks) if sound else 0.0
@@ -305,10 +322,23 @@ class PlainStep(FlatGradient):
         return [0.0] * len(self.parameters)
 
 
+@dataclass
+class WatchedGradients(LoopGradients):
+    """The same for a module that is not ours: UsageError if it keeps something beside the gradient."""
+
+    model: nn.Module = field(kw_only=True)
+
+    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
+        with unchanged(self.model):
+            return super().clipped_sum(out, factors_of)
+
+
 class PrivateStep(FlatGradient):
     """eDP-SGD's step under Accelerate: clip, average, add noise, and leave the result in every ``.grad``.
 
     Args:
+        model: its parameters with ``requires_grad`` are trained.
+        epochs: how many are billed; a step of a later one is refused.
         key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
         noise: a kind of `edp_lab.training.noise`.
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
@@ -318,22 +348,24 @@ class PrivateStep(FlatGradient):
             come from the first gradient, with `Alpha.NOISED` they are to be set by `noised_scales` before that.
 
     Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
-    of one process, `step` numbers never repeat under one key, and epochs are what the mechanism was billed for.
+    of one process (with disjoint batches: once an epoch), and `step` numbers never repeat under one key.
     """
 
     def __init__(
         self,
-        parameters: Sequence[tuple[str, nn.Parameter]],
+        model: nn.Module,
         mechanism: Mechanism,
         key: int,
+        epochs: int,
         accelerator: Accelerator | None = None,
         noise: str = "aggregate",
         micro_batches: int | None = None,
         tail: int = 0,
     ) -> None:
-        super().__init__(parameters, accelerator, tail)
-        self.mechanism = mechanism
+        super().__init__(trainable(model), accelerator, tail)
+        self.model, self.mechanism, self.epochs = model, mechanism, epochs
         self.alpha: Tensor | None = None
+        self._steps: Counter[int] = Counter()  # by epoch, of this process
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
         self.share = Share(noise, mechanism.num_devices, rank, self.world)
@@ -358,6 +390,7 @@ class PrivateStep(FlatGradient):
 
         `counts`: further numbers of this process, asked for once the gradients are there, of which to give the sums.
         """
+        self._count(epoch)
         noise = self._noise.of(step, entry)  # for a GPU float noise is drawn from now on
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
@@ -378,9 +411,45 @@ class PrivateStep(FlatGradient):
     def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
         """One whole step of any module, in a loop over this process's micro-batches; then the optimizer may step.
 
-        `losses`: for each micro-batch, what computes the losses of its examples.
+        `losses`: for each micro-batch, what computes the losses of its examples, one number each.
+
+        Raises:
+            UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; a module
+                keeps something beside the gradient, see `unchanged`; as `clip`.
         """
-        return self.clip_and_noise(epoch, step, LoopGradients(self.parameters, losses, self.layout))
+        declared = self.mechanism
+        most = math.ceil(self.divisor / declared.num_devices) * len(self.share.devices)
+        if len(losses) > most and (declared.sampling_rate is None or declared.micro_batch_size > 1):
+            raise UsageError(
+                f"this process got {len(losses)} micro-batches: of {self.divisor} in a step on {declared.num_devices} "
+                f"devices it may have {most}; give each process its own ones, as step.own(...) does"
+            )
+        checked = [partial(self._losses, compute) for compute in losses]
+        gradients = WatchedGradients(self.parameters, checked, self.layout, model=self.model)
+        return self.clip_and_noise(epoch, step, gradients)
+
+    def _count(self, epoch: int) -> None:
+        """UsageError for a step that is not among those billed."""
+        self._steps[epoch] += 1
+        if not 0 <= epoch < self.epochs:
+            raise UsageError(f"a step of epoch {epoch}, but {self.epochs} epochs are billed, from 0: bill more of them")
+        if self.mechanism.sampling_rate and self._steps[epoch] > (most := self.mechanism.releases_per_epoch):
+            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: {most} steps of an epoch are billed")
+
+    def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
+        """The losses of a micro-batch, if they are of as many examples as the mechanism declares."""
+        losses, most = compute(), self.mechanism.micro_batch_size
+        if losses.ndim != 1:
+            raise UsageError(
+                f"the losses of a micro-batch have the shape {tuple(losses.shape)}: give one number for each example, "
+                'such as those of reduction="none"; with fewer, nobody can tell how many examples share a clip'
+            )
+        if len(losses) > most and (self.mechanism.sampling_rate is None or most == 1):
+            raise UsageError(
+                f"a micro-batch has {len(losses)} losses, and the mechanism declares micro_batch_size={most}: the "
+                "noise would be too small for it; declare the larger size, or hand over smaller micro-batches"
+            )
+        return losses
 
     @property
     def alone(self) -> bool:

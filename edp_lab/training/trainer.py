@@ -235,9 +235,8 @@ class Trainer:
         self.batches = config.batches(self.key, units, members)
         self.private: PrivateStep | None = None
         if self.mechanism is not None:
-            self.private = PrivateStep(
-                self.parameters, self.mechanism, self.key, self.accelerator, config.noise, config.micro_batches, TAIL
-            )
+            shape = (config.noise, config.micro_batches, TAIL)
+            self.private = PrivateStep(self.model, self.mechanism, self.key, config.epochs, self.accelerator, *shape)
         self.rule = self.private or PlainStep(self.parameters, self.accelerator, tail=TAIL)
         self.layout = self.rule.layout
         if self.private is not None and self.private.mechanism.alpha is Alpha.PUBLIC:

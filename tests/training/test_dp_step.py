@@ -241,7 +241,7 @@ def test_empty_micro_batches_add_nothing_and_the_divisor_stays(naive):
 def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
     """`optimizer.zero_grad()` sets gradients to None, behind the back of whoever holds views of them."""
     model = torch.nn.Linear(3, 2)
-    step = PrivateStep(trainable(model), Mechanism.sound(1.0, 1.0, 2, 4), key=1)
+    step = PrivateStep(model, Mechanism.sound(1.0, 1.0, 2, 4), key=1, epochs=1)
     losses = [lambda: model(torch.ones(4, 3)).square().sum(1)] * 2
     for number in (0, 1):
         model.zero_grad()

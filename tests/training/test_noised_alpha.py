@@ -24,7 +24,7 @@ LAYERS = nn.ParameterList([nn.Parameter(torch.zeros(n, dtype=torch.float64)) for
 
 def step_of(micro_batch_size: int, z0: float = 1e-9) -> PrivateStep:
     mechanism = Mechanism.sound(0.5, z0, 4, micro_batch_size, alpha="noised")
-    return PrivateStep([*LAYERS.named_parameters()], mechanism, key=7)
+    return PrivateStep(LAYERS, mechanism, key=7, epochs=1)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2])

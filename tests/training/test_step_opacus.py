@@ -31,12 +31,12 @@ def utterance_loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, k: 
     return torch.nn.functional.cross_entropy(model(x[k : k + 1]), y[k : k + 1], reduction="none")
 
 
-def looped(size: int) -> tuple[list[tuple[str, torch.nn.Parameter]], LoopGradients]:
+def looped(size: int) -> tuple[torch.nn.Module, LoopGradients]:
     """Our gradients, one utterance per micro-batch."""
     model, x, y = batch(size)
     parameters = trainable(model)
     losses = [partial(utterance_loss, model, x, y, k) for k in range(size)]
-    return parameters, LoopGradients([p for _, p in parameters], losses, Layout.of(parameters))
+    return model, LoopGradients([p for _, p in parameters], losses, Layout.of(parameters))
 
 
 def ours(size: int, mechanism: Mechanism, noise: torch.Tensor) -> torch.Tensor:
@@ -73,11 +73,11 @@ def test_without_noise_the_step_equals_opacus(size):
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
     """Whatever the number of devices that share the eight utterances, the mean is over eight."""
-    parameters, gradients = looped(8)
+    model, gradients = looped(8)
     printed = Mechanism.as_printed(C, 0.0, devices, 1, alpha="none")
-    step = PrivateStep(parameters, printed, 1, micro_batches=8)
+    step = PrivateStep(model, printed, key=1, epochs=1, micro_batches=8)
     step(0, 0, gradients.losses)
-    left = torch.cat([p.grad.flatten() for _, p in parameters])
+    left = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert torch.allclose(left, theirs(8, 0.0), rtol=0, atol=1e-6)
 
 
