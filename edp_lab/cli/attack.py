@@ -175,25 +175,6 @@ def lira(
     _finish(ctx, attack_lira, shadows=shadows, online=not offline, size=size, epochs=epochs)
 
 
-@attack_app.command()
-def speakers(
-    ctx: typer.Context,
-    run: RunFolder,
-    fresh: Annotated[
-        str | None, "Corpus with further utterances of the same speakers, scored instead of those of the run."
-    ] = None,
-    fpr: Fpr = "0.01,0.001",
-    confidence: Confidence = 0.95,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
-    """Find people: whose utterances, all of them together, does the model know? For runs with --unit speaker, or with
-    --keep-speakers-together, where epsilon covers an utterance and not them."""
-    from edp_lab.attacks.membership.attacks import attack_speakers
-
-    _finish(ctx, lambda run, told, **settings: attack_speakers(run, fresh, **settings))
-
-
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
     """With what all of these commands are told."""
     from edp_lab.attacks.membership.attacks import change, same_pool

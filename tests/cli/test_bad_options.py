@@ -7,7 +7,6 @@ anew: look at what git says has changed.
 import os
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,6 @@ NEEDS = {
     "attack loss": "--run noised",
     "attack shadow": "--run noised --shadow other.jsonl",
     "attack lira": "--run noised --shadows 4",
-    "attack speakers": "--run spoken",
     "audit mechanism": "--draws 100",
     "audit one-run": "--model linear",
     "bench step": "--corpus own.jsonl",
@@ -108,8 +106,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "own.jsonl", 120)
     rows = [f'{{"tokens": ["go", "{k}"], "tags": ["O", "B-number"], "intent": "go"}}\n' for k in range(120)]
     (folder / "other.jsonl").write_text("".join(rows))
-    spoken = [row.replace("{", f'{{"speaker": "s{k}", ', 1) for k, row in enumerate(rows)]
-    (folder / "spoken.jsonl").write_text("".join(spoken))
     os.mkfifo(folder / "pipe")
     (folder / "submissions" / "ada").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +115,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         quick = TrainConfig("own.jsonl", size="small", epochs=1, batch_size=16, num_devices=4, z0=0.5)
         train(quick, Path("noised"))
-        train(replace(quick, corpus="spoken.jsonl", keep_speakers_together=True), Path("spoken"))
     return folder
 
 

@@ -28,7 +28,6 @@ from edp_lab.course.nb00_start.compute import SmallModel
 from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
 from edp_lab.course.nb06_tradeoff.compute import BASE, load_grid
 from edp_lab.course.nb07_membership.compute import measured, target_config
-from edp_lab.course.nb07_membership.speakers import covered
 from edp_lab.course.nb08_audit.compute import StepNoise
 from edp_lab.course.nb10_phases.compute import Sketch
 from edp_lab.reproduce.claims import read_table
@@ -89,8 +88,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "04 TightAccounts": lambda: (PANELS["04 sampling"](),),
     "07 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
     "07 canaries": lambda: (measured_attacks().canaries, "edp-sgd", 0.01, 4),
-    "07 people": lambda: (covered(), 30.0, "trained"),
-    "07 Defence": lambda: (measured_attacks().defended[0].config, measured_attacks().defended, True, 0.01, 8, 1.0),
     "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
     "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
     "06 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),

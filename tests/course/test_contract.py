@@ -250,7 +250,7 @@ def test_what_a_panel_says_was_read_and_approved(panel: Panel, request: pytest.F
 
 
 RUNNING = [name for name, make in PANELS.items() if issubclass(made_by(make), RunPanel)]
-KEPT = {"04 TightAccounts": "accounts", "06 Live": "points", "07 Defence": "runs", "08 OneRun": "audits"}
+KEPT = {"04 TightAccounts": "accounts", "06 Live": "points", "08 OneRun": "audits"}
 KEPT |= {"10 Pipeline": "runs"}  # what is made by whole runs alone
 
 

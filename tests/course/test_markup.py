@@ -30,7 +30,7 @@ from edp_lab.course.nb05_models import panels as nb05
 from edp_lab.course.nb06_tradeoff import panels as nb06
 from edp_lab.course.nb06_tradeoff.compute import live_point
 from edp_lab.course.nb07_membership.compute import measured
-from edp_lab.course.nb07_membership.panels import draw_price
+from edp_lab.course.nb07_membership.panels import defence_figure
 from edp_lab.course.nb09_devices import compute as devices
 from edp_lab.course.nb09_devices.panels import table2_table
 from edp_lab.course.nb11_claims.panels import Ledger
@@ -189,8 +189,8 @@ SHOWN: dict[str, Callable[[str], Any]] = {
     "error by epsilon": lambda corpus: nb06.pareto_figure(
         [{**one, "corpus": EVIL, "model": EVIL} for one in nb06.pareto_points()]
     ),
-    "the price of a defence": lambda corpus: draw_price(
-        [replace(run, config=replace(run.config, corpus=EVIL)) for run in measured().defended], []
+    "runs with noise": lambda corpus: defence_figure(
+        [replace(run, config=replace(run.config, corpus=EVIL)) for run in measured().defended]
     ),
     "claims": claimed,
     "rows of claims": lambda corpus: claims_rows(claimed(corpus).result.entries),

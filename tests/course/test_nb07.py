@@ -3,6 +3,7 @@
 import json
 import shlex
 import warnings
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,13 +18,12 @@ from edp_lab.attacks.membership.attacks import Attacked, aligned, equal_sides, l
 from edp_lab.attacks.membership.signals import ShadowSignals, Signals, half_samples, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.text import short
-from edp_lab.course.nb07_membership import compute, panels, speakers
-from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries, target_config
-from edp_lab.errors import UsageError
+from edp_lab.course.nb07_membership import compute, panels
+from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries
 from edp_lab.reproduce.results_io import write_kept
 from tests.course.conftest import prediction, prose
-from tests.course.examples import Wrong, attacked_target, drawn, report_of
+from tests.course.examples import Wrong, attacked_target, report_of
+from tests.course.test_contract import assert_readable
 
 CORPUS = "smart-home-health"
 LINES = {"as_printed": True, "z0": 4.0, "num_devices": 8, "epochs": 8}
@@ -67,7 +67,7 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
     item = {
         "corpus": CORPUS, "corpus_sha256": target.corpus.sha256, "seed": 0, "models": 6, "pool": len(target.pool),
         "v_in": moments.v_in.tolist(), "v_out": moments.v_out.tolist(),
-        "inside": compute.packed(moments.inside), "outside": compute.packed(moments.outside),
+        **{side: b64encode(getattr(moments, side).astype("<f2").tobytes()).decode() for side in ("inside", "outside")},
     }  # fmt: skip
     path = tmp_path / "kept.json"
     write_kept(path, "by hand", shadows=[item], defended=[], canaries=[])
@@ -81,17 +81,14 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
     assert kept_lira(loss) is None  # the course keeps none for a single domain
 
 
-def test_what_is_kept_belongs_to_the_embedded_corpus_and_lacks_nothing(tmp_path: Path) -> None:
+def test_what_is_kept_belongs_to_the_embedded_corpus() -> None:
     corpus = load_corpus("smart-home")
     members, non_members = equal_sides(split(corpus, 0), 0)
     told = json.loads(compute.KEPT.read_text())
     kept = next(item for item in told["shadows"] if item["corpus"] == "smart-home")
     assert (kept["corpus_sha256"], kept["pool"]) == (corpus.sha256, len(members + non_members))
     assert {"command", "machine", "versions"} <= told.keys()
-    copy, said = tmp_path / "copy.json", []
-    copy.write_bytes(compute.KEPT.read_bytes())
-    compute.measure(copy, told=said.append)
-    assert said == []
+    assert_readable(panels.defence_figure(measured().defended))
 
 
 @pytest.mark.parametrize(("called", "people"), [(1.0, 500), (10.0, 500), (50.0, 60), (100.0, 200)])
@@ -183,24 +180,6 @@ def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks:
     assert told["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon_claimed, rel=1e-4)
 
 
-def test_defence_trains_attacks_and_draws_a_run(loss: Attacked) -> None:
-    runs = compute.defended({"loss": loss}, measured())
-    assert len(runs) == 1  # none of the measured runs is of this corpus
-    panel = panels.Defence(target_config(CORPUS, 0, 1), runs, True, 0.05, 4, 2.0)
-    panel.run(wait=True)
-    panel.check()
-    [mine] = panel.runs
-    config = mine.config
-    assert (config.z0, config.num_devices, config.clip_norm, config.as_printed) == (0.05, 4, 2.0, True)
-    left, right = (figure.data[0] for figure in drawn(panel))
-    assert (left.x, left.y, right.x) == ((mine.epsilon,), (mine.found["loss"].auc,), (mine.ser,))
-    assert panel.tiles.tiles[0][1] == short(mine.epsilon_claimed)
-    assert panel.tiles.tiles[1][1] == "no guarantee", "as printed, α is private"
-    assert "zCDP" in panel.words.value
-    assert "--z0 0.05" in panel.command.value
-    assert "--as-printed" in panel.command.value
-
-
 def test_numbers_that_the_notebook_states_were_measured() -> None:
     text, kept = prose("07"), measured()
     plain, *noised = kept.defended
@@ -290,32 +269,3 @@ WRONG: dict[str, dict[str, Any]] = {
 
 RNG = np.random.default_rng(0)
 RIGHT = {"advantage": (without_copies(in_halves(lambda n: RNG.permutation(n) % 2 == 0)),)}
-
-
-# ---- Whole people --------------------------------------------------------------------------------------------------
-
-
-def test_whom_an_epsilon_covers_is_measured_once_and_told(tmp_path, monkeypatch):
-    for name, value in {"SPEAKERS": 60, "UTTERANCES": 240, "LATER": 120, "EPSILONS": (10.0,)}.items():
-        monkeypatch.setattr(speakers, name, value)
-    for name, config in speakers.BY_UNIT.items():
-        monkeypatch.setitem(speakers.BY_UNIT, name, replace(config, epochs=1, batch_size=9))
-    monkeypatch.setattr(speakers, "PLAIN", replace(speakers.PLAIN, epochs=1))
-    path = tmp_path / "kept.json"
-    speakers.measure(path, lambda what: None)
-    before = path.read_bytes()
-    speakers.measure(path, lambda what: pytest.fail(what))
-    assert path.read_bytes() == before
-    plain, one, other = runs = speakers.covered(path)
-    assert [run.unit for run in runs] == ["nobody", "utterance", "speaker"]
-    assert plain.epsilon is None
-    assert one.epsilon_of_most is None or one.epsilon_of_most > 10  # of all that one person says
-    assert other.epsilon_of_most == 10
-    assert other.most <= min(10, one.most)
-    assert other.delta == pytest.approx(27**-1.1, rel=1e-3)
-    shown = speakers.show_cover(runs, 10.0, "fresh")
-    assert (shown.utterance, shown.speaker) == (one, other)
-    assert f"Somebody with {one.most} sentences is promised" in panels.tell_people(shown)[2]
-    for changed, culprit in (({"epsilon": 9.0}, "epsilon 9 was not"), ({"said": "loudly"}, "'loudly' were not")):
-        with pytest.raises(UsageError, match=culprit):
-            speakers.show_cover(runs, **{"epsilon": 10.0, "said": "fresh", **changed})

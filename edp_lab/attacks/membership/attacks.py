@@ -1,6 +1,6 @@
 """Membership inference on a trained run: whose utterances was it trained on? Judged beside the run's own guarantee.
 
-Four attacks score as many members as non-members, larger for "member":
+Three attacks score as many members as non-members, larger for "member":
 
 * loss: call those members whose loss is low (Yeom et al. 2018). The floor.
 * shadow: the paper's attack (section 4.2, after Shokri et al. 2017). A shadow model is trained on another, public
@@ -13,10 +13,6 @@ Four attacks score as many members as non-members, larger for "member":
   of the intent and of the tag sequence, taken as independent. Measured on ATIS with 16 shadow models, their correlation
   within an utterance is 0.07, a full covariance gains nothing, both logits together beat either alone, and one variance
   for all utterances beats each utterance's own.
-* speakers: an attack on people, whom the epsilon of an utterance does not cover. Whoever knows several utterances of a
-  person averages over them what a single one gives away. They need not be those that the model was trained on: one that
-  has learnt a person's habits, and the names of their friends, is surer of whatever they say next (Kandpal et al. 2024,
-  "User Inference Attacks on Large Language Models"). The score is minus the mean loss.
 
 Runs that cannot be attacked, unknown corpora and classifiers, and too few members or models raise `UsageError`.
 """
@@ -45,7 +41,7 @@ from edp_lab.attacks.membership.signals import (
 from edp_lab.attacks.statistics import FPRS, LEAST_MEMBERS, AttackResult, Guards, auc_change, check_split, summarise
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.catalog import find
-from edp_lab.corpora.corpus import cap_speakers, group_ids
+from edp_lab.corpora.corpus import group_ids
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
 from edp_lab.errors import UsageError
@@ -53,7 +49,6 @@ from edp_lab.models import IntentSlotModel, load_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.training import TrainConfig
-from edp_lab.training.config import CAP, MOST
 from edp_lab.training.run_folder import MODEL, read_record, run_config, run_ledger
 from edp_lab.training.trainer import protected
 
@@ -62,7 +57,6 @@ TITLES = {
     "shadow": "shadow model and classifier (the paper's attack)",
     "lira-online": "LiRA, online",
     "lira-offline": "LiRA, offline",
-    "speakers": "speakers, by the mean loss of what they say",
 }
 GENERATED = "generated"  # a fresh corpus from the grammar: public text like the embedded one
 MOST_SHARED = 0.2  # of a shadow corpus' texts, or the target's: short commands coincide
@@ -73,11 +67,6 @@ OF_PRIVACY = (  # settings that SGD has not
 PUBLIC = ("snips", "atis", "nlu-eval")
 MANY = 64  # shadow models, from which on an utterance's own variance is known well enough (Carlini et al., ablation)
 LEAST_VARIANCE = 1e-6  # where all models agree
-DEALT = {  # in place of the guards
-    "leaks": False,
-    "duplicates": 0,
-    "said": "Speakers were dealt to both sides at random, each with all of their utterances.",
-}
 
 
 # ---- The target ------------------------------------------------------------------------------------------------------
@@ -145,15 +134,6 @@ class Target:
 
 def load_target(run: str | Path) -> Target:
     """The model of a run with members from its training set and an equal number of non-members from its test set."""
-    folder, config, corpus, model = load_attacked(run)
-    data = split(corpus, config.seed, **config.split)
-    trained_on, _, _ = protected(config, data.train, corpus.name)  # what was not kept of speakers, was not
-    members, non_members = equal_sides(replace(data, train=trained_on), config.seed)
-    return Target(folder, config, corpus, model, members, non_members)
-
-
-def load_attacked(run: str | Path) -> tuple[Path, TrainConfig, Corpus, IntentSlotModel]:
-    """The folder of a run, its settings, its corpus and its model, once they fit each other."""
     folder, record = Path(run), read_record(run)
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
@@ -166,25 +146,23 @@ def load_attacked(run: str | Path) -> tuple[Path, TrainConfig, Corpus, IntentSlo
     model = load_model(folder / MODEL)
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
-    return folder, config, corpus, model.eval()
+    data = split(corpus, config.seed, **config.split)
+    trained_on, _, _ = protected(config, data.train, corpus.name)  # without utterances beyond a speaker's cap
+    members, non_members = equal_sides(replace(data, train=trained_on), config.seed)
+    return Target(folder, config, corpus, model.eval(), members, non_members)
 
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
     """As many of the training set as of the test set, drawn at random."""
-    return _equally_many(data.train, data.test, seed, "members", "a larger corpus")
-
-
-def _equally_many(
-    inside: Sequence[Any], outside: Sequence[Any], seed: int, whom: str, cure: str
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    count = min(len(inside), len(outside))
+    count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
-            f"{count} {whom} are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so train on {cure}"
+            f"{count} members are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so train on a "
+            "larger corpus"
         )
-    draw = np.random.default_rng(seed)
-    one, other = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in (inside, outside))
-    return one, other
+    draw, sides = np.random.default_rng(seed), (data.train, data.test)
+    members, others = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in sides)
+    return members, others
 
 
 # ---- The attacks -----------------------------------------------------------------------------------------------------
@@ -340,11 +318,8 @@ def _judged(
 ) -> Attacked:
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
-    if isinstance(target, Crowd):
-        guards, texts = DEALT, None
-    else:
-        guards, texts = target.guards._asdict(), target.sides(target.texts)
-    result = summarise(attack, *sides, epsilon, delta, guards, fprs, confidence, texts)
+    texts = target.sides(target.texts)
+    result = summarise(attack, *sides, epsilon, delta, target.guards._asdict(), fprs, confidence, texts)
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
@@ -467,81 +442,3 @@ def _moments(models: Floats, used: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     squares = ((models - mean) ** 2 * weight).sum(0)
     variance = squares.sum(0) / (count - 1).sum(0) if len(models) < MANY else squares / (count - 1)
     return mean, np.maximum(np.broadcast_to(variance, mean.shape), LEAST_VARIANCE)
-
-
-# ---- Speakers --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Crowd(Target):
-    """As many speakers whom a model was trained on as others; of each, some of what they say."""
-
-    owners: NDArray[np.int64]  # (n) whose each utterance of the pool is: members have the lower half of the numbers
-    most: int  # utterances of the member who was trained on most of them
-
-    @property
-    def copies(self) -> int:
-        """Of what the guarantee's unit is, how much is one speaker's."""
-        return 1 if self.config.speakers else self.most
-
-    @property
-    def one(self) -> str:
-        return "one speaker" if self.config.speakers else f"one speaker with up to {self.most} utterances"
-
-    def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of speakers, of members and of others."""
-        return scores[: len(scores) // 2], scores[len(scores) // 2 :]
-
-
-def attack_speakers(
-    run: str | Path, fresh: str | None = None, fprs: tuple[float, ...] = FPRS, confidence: float = 0.95
-) -> Attacked:
-    """Call those speakers members whose utterances have a low loss on average.
-
-    What a run promises is asked of one speaker in another's place: where its unit is the speaker, by the epsilon of its
-    ledger; where it is the utterance, by that of all utterances of the speaker who says most, which soon promises
-    nothing.
-
-    Args:
-        run: one whose split keeps speakers together.
-        fresh: a corpus with further utterances of the same speakers, to be scored instead of those that the run split;
-            what both hold is left out.
-    """
-    crowd = load_crowd(run, fresh)
-    scores = speaker_scores(crowd.model, crowd.pool, crowd.owners)
-    return _judged(crowd, "speakers", scores, fprs, confidence, {"fresh": fresh, "utterances": len(crowd.pool)})
-
-
-def speaker_scores(model: IntentSlotModel, utterances: Sequence[Utterance], owners: NDArray[np.int64]) -> Floats:
-    """Minus the mean loss of each speaker's utterances: (n), (n) -> (S)."""
-    return -np.bincount(owners, signals(model, utterances).loss) / np.bincount(owners)
-
-
-def load_crowd(run: str | Path, fresh: str | None = None) -> Crowd:
-    """The model of a run, with as many speakers of its training set as of its test set, at least 50."""
-    folder, config, corpus, model = load_attacked(run)
-    if not config.split["keep_speakers_together"]:
-        raise UsageError(
-            f"the run in {run} has the same speakers on both sides of its split: train one with --unit speaker or "
-            "--keep-speakers-together"
-        )
-    data = split(corpus, config.seed, **config.split)
-    cap = (config.cap or CAP) if config.speakers else MOST
-    inside, outside = ([*_by_speaker(side, cap, config.seed, corpus.name).values()] for side in (data.train, data.test))
-    most = max(map(len, inside))
-    if fresh is not None:
-        known = {u.line for u in corpus.utterances}
-        more = tuple(u for u in load_corpus(fresh).utterances if u.line not in known and model.labels.covers(u))
-        later = _by_speaker(more, MOST, config.seed, fresh) if more else {}
-        inside, outside = ([later[o[0].speaker] for o in side if o[0].speaker in later] for side in (inside, outside))
-    sides = _equally_many(inside, outside, config.seed, "speakers on a side", "a corpus of more speakers")
-    members, others = (tuple(u for own in side for u in own) for side in sides)
-    people = sides[0] + sides[1]
-    owners = np.repeat(np.arange(len(people)), [len(own) for own in people])
-    return Crowd(folder, config, corpus, model, members, others, owners, most)
-
-
-def _by_speaker(utterances: Sequence[Utterance], cap: int, seed: int, name: str) -> dict[str | None, list[Utterance]]:
-    """At most so many of each, as in training."""
-    kept, members = cap_speakers(utterances, cap, seed, name)
-    return {kept[own[0]].speaker: [kept[k] for k in own] for own in members}

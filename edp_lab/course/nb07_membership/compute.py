@@ -3,40 +3,31 @@
     attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks.membership.attacks`
     shown = show_roc(attacks, "loss", called=10, people=2025, as_printed=True, z0=4.0, num_devices=8, epochs=8)
     told = show_canaries(measured().canaries, "sgd", z0=0.01, repetitions=4)
-    measure(Path("mine.json"))              # again, in a quarter of an hour on one core; what the file has is kept
 
-Attacks, training, intervals and bounds are the library's. What takes longer than one would wait for was measured once:
-``data/results/course_membership.json``. Values that make no sense, and what was not measured, are refused by
-`UsageError`.
+Attacks, training, intervals and bounds are the library's. What takes longer than one would wait for was measured once,
+by ``data/results/course.py``. Values that make no sense, and what was not measured, are refused by `UsageError`.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from edp_lab.attacks import statistics as stats
-from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, attack_loss, equal_sides, lira_scores
-from edp_lab.attacks.membership.signals import ShadowSignals, Signals, shadow_signals, signals
-from edp_lab.attacks.memorisation import Memorisation, Traced, measure_memorisation
+from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, lira_scores
+from edp_lab.attacks.membership.signals import ShadowSignals, Signals, signals
+from edp_lab.attacks.memorisation import Memorisation, Traced
 from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
-from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_whole, require
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
-from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept, write_kept
-from edp_lab.training import TrainConfig, train
-from edp_lab.training.run_folder import read_record
-from edp_lab.training.trainer import Event
+from edp_lab.reproduce.results_io import RESULTS, read_kept
+from edp_lab.training import TrainConfig
 
 POINTS = 90  # of a curve
 BINS = 44
@@ -47,7 +38,6 @@ PARTS = ("shadows", "defended", "canaries")
 EPOCHS = 8  # enough for a small model to learn its training set by heart
 Z0S = (0.001, 0.003, 0.01, 0.03, 0.1)
 REPETITIONS = (0, 1, 2, 4, 8, 16)
-SHADOWS = {"smart-home": 32, "atis": 16}  # models, by corpus
 CANARIES = TrainConfig("smart-home", size="small", epochs=EPOCHS)
 METHODS = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}  # how models were trained
 
@@ -210,11 +200,6 @@ class Moments(NamedTuple):
         return ShadowSignals(Signals(np.full(known.shape, np.nan), logits[..., 0], tags), known)
 
 
-def packed(logits: Array) -> str:
-    """As base64 of half-precision numbers: logits keep three digits."""
-    return base64.b64encode(logits.astype("<f2").tobytes()).decode()
-
-
 def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
     """LiRA (online) with kept shadow models on the target of a loss attack; None for another corpus, seed or split."""
     target = loss.target
@@ -262,41 +247,6 @@ class Defended:
     found: Mapping[str, Found]  # by attack; "lira-online" is missing where no shadow models are kept
 
 
-def under_attack(*attacks: Attacked) -> Defended:
-    """The run that these attacks were made on; a TPR that cannot be told is 0, with an interval that says nothing."""
-    target, found = attacks[0].target, {}
-    for result in (attacked.result for attacked in attacks):
-        rate = result.tpr_at_fpr["0.01"]
-        low, high = rate.get("interval", (0.0, 1.0))
-        found[result.attack] = Found(result.auc, result.auc_interval, rate["value"] or 0.0, (low, high))
-    ser, held = read_record(target.folder)["epochs"][-1]["ser"], target.guarantee
-    if held is None:
-        return Defended(target.config, ser, people_delta(target), None, None, found)
-    return Defended(target.config, ser, held.delta, held.epsilon_claimed, held.epsilon_if_alpha_public, found)
-
-
-def defended(attacks: Attacks, kept: Measured) -> list[Defended]:
-    """The target under these attacks, then the measured runs with noise of the same corpus and seed."""
-    plain = under_attack(*attacks.values())
-    same = [run for run in kept.defended if run.config.method != "sgd" and run.config.corpus == plain.config.corpus]
-    return [plain, *(run for run in same if run.config.seed == plain.config.seed)]
-
-
-def defend(
-    config: TrainConfig,
-    folder: Path,
-    listener: Callable[[Event], None] = lambda event: None,
-    stop: threading.Event | None = None,
-    shadows: Path = KEPT,
-) -> Defended | None:
-    """Train a run and attack it, by LiRA with the shadow models of a file; None if it was stopped before its end."""
-    if train(config, folder, listener, stop)["status"] != "finished":
-        return None
-    loss = attack_loss(folder)
-    lira = kept_lira(loss, shadows)
-    return replace(under_attack(loss) if lira is None else under_attack(loss, lira), config=config)
-
-
 def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     """Scores of two attacks that never were: one a little right about all, one wholly right about a few.
 
@@ -316,8 +266,7 @@ def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
 
 
 class Measured(NamedTuple):
-    """What `measure` wrote, shadow models aside: SGD first, then runs with noise; canaries, a row for each number of
-    `REPETITIONS`."""
+    """Measured runs, SGD first, and canaries, a row for each repetition count."""
 
     defended: Sequence[Defended]
     canaries: CanaryGrid
@@ -329,7 +278,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def measured(path: Path = KEPT) -> Measured:
-    """What `measure` wrote."""
+    """The runs and canaries of a file that ``data/results/course.py`` wrote."""
     told = _tuples(_read(path))
     runs = []
     for run in told["defended"]:
@@ -347,49 +296,3 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tuples(one) for name, one in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def measure(path: Path, told: Callable[[str], None] = print) -> None:
-    """Measure what `path` lacks and write it after each item."""
-    torch.set_num_threads(1)
-    kept = read_kept(path, *PARTS) if path.exists() else {}
-    content = {part: kept.get(part, []) for part in PARTS}
-
-    def lacks(part: str, what: str, **key: Any) -> bool:
-        missing = not any(key.items() <= item.items() for item in content[part])
-        if missing:
-            told(what)
-        return missing
-
-    def keep(part: str, item: dict[str, Any]) -> None:
-        content[part].append(json.loads(json.dumps(item), parse_float=lambda digits: float(f"{float(digits):.5g}")))
-        write_kept(path, f"{__name__}.measure(path)", **content)
-
-    for corpus in SHADOWS:
-        if lacks("shadows", f"shadow models on {corpus}", corpus=corpus):
-            keep("shadows", _measured_shadows(corpus))
-    plain = target_config("smart-home", 0)
-    noised = [replace(plain, method="edp-sgd", as_printed=printed, z0=z0) for printed in (True, False) for z0 in Z0S]
-    for config in (plain, *noised):
-        settings = changed_settings(config)
-        if lacks("defended", f"attack on {settings}", config=settings):
-            with tempfile.TemporaryDirectory() as folder:
-                run = defend(config, Path(folder) / "run", shadows=path)
-            assert run is not None  # nobody has stopped it
-            keep("defended", {**asdict(run), "config": settings})
-    for method in METHODS:
-        for z0 in (None,) if method == "sgd" else Z0S:
-            if lacks("canaries", f"canaries, {method}, z0 = {z0}", method=method, z0=z0):
-                config = CANARIES if z0 is None else replace(CANARIES, z0=z0)
-                rows = [asdict(row) for row in measure_memorisation(config, [method], REPETITIONS)]
-                keep("canaries", {"method": method, "z0": z0, "config": changed_settings(config), "rows": rows})
-
-
-def _measured_shadows(name: str) -> dict[str, Any]:
-    corpus, config = load_corpus(name), target_config(name, 0)
-    members, non_members = equal_sides(split(corpus, 0), 0)
-    moments = Moments.of(shadow_signals(config, corpus, members + non_members, SHADOWS[name]))
-    about = {"corpus": name, "corpus_sha256": corpus.sha256, "seed": 0, "config": changed_settings(config)}
-    told: dict[str, Any] = {"models": moments.models, "pool": len(moments.inside)}
-    told |= {side: getattr(moments, side).round(5).tolist() for side in ("v_in", "v_out")}
-    return about | told | {side: packed(getattr(moments, side)) for side in ("inside", "outside")}

@@ -1,13 +1,10 @@
-"""The panels of ``07_membership_inference.ipynb``: three that follow their sliders, and one that trains with noise."""
+"""The panels and figures of ``07_membership_inference.ipynb``: the curve of an attack, canaries, runs with noise."""
 
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +17,12 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, figure, line, points
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
+from edp_lab.course.kit.panel import Panel, Tile, panel
 from edp_lab.course.kit.text import Words, at_most, count, digits, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.nb07_membership import compute, speakers
-from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Found, Remembered, Shown
-from edp_lab.course.nb07_membership.speakers import Covered
+from edp_lab.course.nb07_membership import compute
+from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Remembered, Shown
 from edp_lab.privacy import Variant
-from edp_lab.training import TrainConfig
 
 METHODS = compute.METHODS
 words = Words(__file__)
@@ -282,233 +277,6 @@ def canaries_command(result: Remembered) -> str:
     return text.command("attack canaries", {**options, "size": asked.size, "z0": result.z0, "seed": asked.seed})
 
 
-# ---- Runs with noise -----------------------------------------------------------------------------------------------
-
-
-@panel("07")
-class Defence(RunPanel):
-    """Trains with noise and attacks the run; only Run starts any work.
-
-    Args:
-        plain: the target without noise: its settings are those of the runs.
-        measured: runs that are drawn from the start, `plain`'s own first.
-    """
-
-    def __init__(
-        self, plain: TrainConfig, measured: Runs, as_printed: bool, z0: float, num_devices: int, clip_norm: float
-    ) -> None:
-        self._base = replace(plain, method="edp-sgd", num_devices=num_devices, clip_norm=clip_norm)
-        self._measured: Runs = measured
-        self.runs: list[Defended] = []  # what was trained here
-        self.variant = choice("variant", as_printed, VARIANTS)
-        self.z0, self.epochs = number("z0", float(z0)), number("epochs", plain.epochs)
-        super().__init__(
-            "Train it with noise, attack it again",
-            "What attacks find on runs with less and more noise, by their ε and by their errors; Run adds yours.",
-            [self.variant, self.z0, self.epochs],
-            [draw(measured, []) for draw in (draw_epsilon, draw_price)],
-        )
-
-    def prepare(self) -> TrainConfig:
-        return replace(self._base, as_printed=self.variant.value, z0=self.z0.value, epochs=self.epochs.value)
-
-    def work(self, config: TrainConfig) -> None:
-        """Train, attack, and add the run to the pictures."""
-        self.words.value = ""
-        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            listen = partial(self.progress_of, after="attacking")
-            run = compute.defend(config, Path(folder) / "run", listen, self.stop_event)
-        if run is None:
-            self.words.value = "Stopped before the model was ready: nothing to attack."
-            return
-        self.runs.append(run)
-        for live, draw in zip(self.figures, (draw_epsilon, draw_price), strict=True):
-            live.show(draw(self._measured, self.runs))
-        self.tiles.show(*tell_run(run))
-        self.words.value = words.defended(run, self._measured[0], ATTACKS)
-        attack = "edp-lab attack loss --run runs/noised\nedp-lab attack lira --run runs/noised --shadows 32"
-        self.command.value = f"{train_command(config, 'runs/noised')}\n{attack}"
-
-
-def tell_run(run: Defended) -> tuple[Tile, Tile, str]:
-    """Both epsilons of a run that was attacked, and what the stronger attack finds."""
-    (name, found), at = list(run.found.items())[-1], f"ε at δ = {short(run.delta)}"
-    true = holds("no guarantee", at)
-    if run.epsilon is not None and run.config.as_printed:
-        true = holds("no guarantee", f"with a public α: ε = {at_most(run.epsilon)}")
-    elif run.epsilon is not None:
-        true = holds(at_most(run.epsilon), f"{at}, with a secret seed")
-    told = f"With errors (SER) of {run.ser:.2f}, {ATTACKS[name]} reaches an AUC of {found.auc:.2f}; guessing has 0.5."
-    return claimed(short(run.epsilon_claimed), at), true, told
-
-
-Runs = Sequence[Defended]
-RUN_COLORS = {"as printed": PRINTED, "sound": HOLDS, None: PLAIN}
-SERIES = (  # attack, symbol, and the variant of the runs; None: without noise
-    ("loss", "square-open", "as printed"),
-    ("loss", "circle-open", "sound"),
-    ("lira-online", "square", "as printed"),
-    ("lira-online", "circle", "sound"),
-    ("loss", "x-open", None),
-    ("lira-online", "x", None),
-)
-
-
-def draw_epsilon(runs: Runs, yours: Runs) -> Figure:
-    """AUC of both attacks against the epsilon that holds, and without noise."""
-    plain = next((run.found for run in runs if run.epsilon is None), {})
-    levels = []
-    for attack in ("loss", "lira-online"):
-        level, text = (plain[attack].auc, f"no noise, {ATTACKS[attack]}") if attack in plain else (0.5, "")
-        look = {"color": PLAIN, "dash": "dash", "width": 1.5}
-        levels.append(fig.hline(level, line=look, visible=attack in plain))
-        levels.append(fig.over(text, level, x=0, xanchor="left"))
-    epsilons = [math.log10(run.epsilon) for run in (*runs, *yours) if run.epsilon]
-    span = [math.floor(min(epsilons, default=0)), math.ceil(max(epsilons, default=6))]
-    return figure(
-        "Does less ε mean less leakage?",
-        *_traces(runs, yours, lambda run, found: (run.epsilon, found.auc, found.auc_interval)),
-        *levels,
-        fig.hline(0.5, line=DOTTED),
-        fig.over("guessing", 0.5),
-        xaxis=fig.logs("ε that would hold with a public α", span),
-        yaxis=fig.axis("AUC of the attack", [0.45, 1]),
-    )
-
-
-def draw_price(runs: Runs, yours: Runs) -> Figure:
-    """TPR at 1 % FPR against the error that the model makes."""
-
-    def place(run: Defended, found: Found) -> tuple[float, float, tuple[float, float]]:
-        low, high = found.tpr_interval
-        return run.ser, 100 * found.tpr, (100 * low, 100 * high)
-
-    return figure(
-        "What does it cost?",
-        *_traces(runs, yours, place),
-        fig.hline(1, line=DOTTED),
-        fig.over("guessing", 1),
-        xaxis=fig.axis("errors on other sentences (SER)", [0, 1.25]),
-        yaxis=fig.axis("members found at 1 % FPR (%)", rangemode="tozero"),
-    )
-
-
-Place = Callable[[Defended, Found], tuple[float | None, float, tuple[float, float]]]  # x, y, and y's interval
-
-
-def _traces(runs: Runs, yours: Runs, place: Place) -> list[Trace]:
-    """A trace for every attack and variant, and rings around the reader's own."""
-    traces = []
-    for attack, symbol, variant in SERIES:
-        kind = [run for run in (*runs, *yours) if attack in run.found and variant_of(run) == variant]
-        places = [place(run, run.found[attack]) for run in kind]
-        y, reach = [value for _, value, _ in places], [interval for *_, interval in places]
-        color, told = RUN_COLORS[variant], [f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind]
-        marker: Trace = {"symbol": symbol, "size": 10, "color": color, "line": {"width": 2, "color": color}}
-        look = {"mode": "markers", "marker": marker, "showlegend": variant is not None}
-        on: Trace = {"x": [x for x, _, _ in places], "y": y, "text": told, "hover": "%{text}: %{y:.3g}"}
-        on["error_y"] = fig.error_bars(y, reach, width=4, color=color)
-        traces.append(fig.trace(f"{ATTACKS[attack]}, {variant or 'SGD'}", look, **on))
-    rings = [place(run, found) for run in yours for found in run.found.values()]
-    return [*traces, fig.ring(20, edge=3, hoverinfo="skip", x=[x for x, *_ in rings], y=[y for _, y, _ in rings])]
-
-
-def variant_of(run: Defended) -> str | None:
-    """As in `SERIES`."""
-    return None if run.config.method == "sgd" else "as printed" if run.config.as_printed else "sound"
-
-
-# ---- Whole people --------------------------------------------------------------------------------------------------
-
-
-@panel("07")
-def people(runs: Sequence[Covered], epsilon: float, said: str) -> Panel:
-    """Runs whose epsilon covers a sentence, or a person; `result` is a `speakers.Shown`."""
-    return Panel(
-        "Whom does ε cover?",
-        "How well an attack that listens to all that somebody says finds the people of the training set.",
-        partial(speakers.show_cover, runs),
-        [draw_people, draw_people_price],
-        words.people,
-        people_command,
-        tiles=tell_people,
-        views={
-            "later sentences": {"said": "fresh"},
-            "ε = 10": {"epsilon": 10.0},
-            "ε = 100": {"epsilon": 100.0},
-        },
-        epsilon=number("ε that would hold", epsilon, speakers.EPSILONS, unit="measured"),
-        said=choice("listens to sentences", said, {label: name for name, label in speakers.SAID.items()}),
-    )
-
-
-UNITS = {
-    "utterance": ("of a sentence", PRINTED, "dash", "square"),
-    "speaker": ("of a person", HOLDS, "solid", "circle"),
-}
-
-
-def tell_people(result: speakers.Shown) -> tuple[Tile, Tile, str]:
-    """The attack on both runs, and what the first one promises to a person."""
-    one, other = (run.found[result.said] for run in (result.utterance, result.speaker))
-    spans = ["AUC, {:.2f} to {:.2f}".format(*leak.interval) for leak in (one, other)]
-    most, promised, epsilon = result.utterance.most, result.utterance.epsilon_of_most, result.utterance.epsilon
-    told = "no ε at all" if promised is None else f"ε = {at_most(promised)}"
-    said = f"Somebody with {most} sentences is promised {told}, where one sentence is promised ε = {short(epsilon)}."
-    found = Tile("ε of a sentence", f"{one.value:.2f}", spans[0], "printed")
-    return found, Tile("ε of a person", f"{other.value:.2f}", spans[1], "holds"), said
-
-
-def draw_people(result: speakers.Shown) -> Figure:
-    """The AUC of the attack on speakers, by epsilon and by whom that covers."""
-    guessing = fig.hline(0.5, line=DOTTED), fig.over("guessing", 0.5)
-    y, axis = (lambda run: run.found[result.said].value), fig.axis("AUC of the attack", [0.35, 1])
-    return _by_unit("Are people found?", result, y, *guessing, reach=True, hover="ε ≈ %{x:.3g}: %{y:.3f}", yaxis=axis)
-
-
-def draw_people_price(result: speakers.Shown) -> Figure:
-    """Errors by epsilon and by whom that covers."""
-    axis = fig.axis("errors on strangers' sentences (SER)", [0, 1.1])
-    return _by_unit("What does it cost?", result, lambda run: run.ser, hover="ε ≈ %{x:.3g}: %{y:.2f}", yaxis=axis)
-
-
-def _by_unit(
-    title: str, result: speakers.Shown, y: Callable[[Covered], float], *marks: Trace, reach: bool = False, **more: Any
-) -> Figure:
-    """Both curves over epsilon, maybe with intervals, a ring on the chosen epsilon, and a level without noise."""
-    traces, both, [plain] = [], (result.utterance, result.speaker), result.of("nobody")
-    for unit, (name, color, dash, symbol) in UNITS.items():
-        of = result.of(unit)
-        on: Trace = {"x": [run.epsilon for run in of], "y": [y(run) for run in of]}
-        if reach:
-            intervals = [run.found[result.said].interval for run in of]
-            on["error_y"] = fig.error_bars(on["y"], intervals, width=4, color=color, thickness=1.2)
-        traces.append(line(f"ε {name}", color, dash, symbol=symbol, size=9, **on))
-    return figure(
-        title,
-        *traces,
-        fig.ring(18, x=[run.epsilon for run in both], y=[y(run) for run in both], hoverinfo="skip"),
-        fig.hline(y(plain), line={"color": PLAIN, "dash": "dot", "width": 1.5}),
-        fig.over("no noise", y(plain), x=0, xanchor="left"),
-        *marks,
-        xaxis=fig.axis("ε that would hold", [0.1, 2.4], **LOG, tickvals=speakers.EPSILONS),
-        **more,
-    )
-
-
-def people_command(result: speakers.Shown, said: str, **_: Any) -> str:
-    """The calls that make the corpus, train the run whose epsilon is a person's, and attack it."""
-    corpus, later, run = "runs/spoken.jsonl", "runs/later.jsonl", "runs/people"
-    made = {"speakers": speakers.SPEAKERS, "seed": 0}
-    lines = [text.command("data make smart-home", {"utterances": speakers.UTTERANCES, **made, "out": corpus})]
-    if said == "fresh":
-        more = speakers.UTTERANCES + speakers.LATER
-        lines.append(text.command("data make smart-home", {"utterances": more, **made, "out": later}))
-    config = replace(speakers.BY_UNIT["speaker"], corpus=corpus, z0=result.speaker.z0)
-    attack = {"run": run, "fresh": later if said == "fresh" else None}
-    return "\n".join([*lines, train_command(config, run), text.command("attack speakers", attack)])
-
-
 # ---- Drawn once ----------------------------------------------------------------------------------------------------
 
 
@@ -525,3 +293,33 @@ def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     layout = fig.plots(1, 2, axes=[tuple(linear), tuple(logs)], horizontal_spacing=0.14)
     told = "made-up scores, no model: no guarantee; dotted: guessing"
     return fig.still("One comparison, two pictures", *traces, caption=told, height=400, **layout)
+
+
+RUNS = (("as printed", True, PRINTED, "square"), ("sound", False, HOLDS, "circle"))
+
+
+def defence_figure(runs: Sequence[Defended]) -> fig.Still:
+    """LiRA's AUC on runs with noise: left by the epsilon guaranteed if alpha were public, right by the error rate."""
+    plain, *noised = runs
+    level, traces = plain.found["lira-online"].auc, []
+    for name, as_printed, color, symbol in RUNS:
+        kind = [run for run in noised if run.config.as_printed == as_printed]
+        found = [run.found["lira-online"] for run in kind]
+        areas, told = [one.auc for one in found], [f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind]
+        reach = fig.error_bars(areas, [one.auc_interval for one in found], width=4, color=color)
+        values: Trace = {"y": areas, "error_y": reach, "text": told, "hover": "%{text}: AUC %{y:.3g}"}
+        mark = partial(points, name, color, symbol, 10, **values)
+        traces += [
+            mark(x=[run.epsilon for run in kind], **fig.at(1)),
+            mark(x=[run.ser for run in kind], **fig.at(2), showlegend=False),
+        ]
+    for plot in (1, 2):
+        traces += [fig.hline(level, fig.at(plot)["yaxis"]), fig.hline(0.5, fig.at(plot)["yaxis"], line=DOTTED)]
+    auc = fig.axis("AUC of LiRA", [0.45, 1])
+    axes = [(fig.logs("ε, if α were public"), auc), (fig.axis("errors on other sentences (SER)", [0, 1.25]), auc)]
+    caption = (
+        f"{plain.config.corpus}, small model, {plain.config.epochs} epochs; upper line: no noise, lower: guessing; "
+        f"bars: 95 %;\nε: one sentence replaced, δ = {short(plain.delta)}, seed published, so every ε is void"
+    )
+    layout = fig.plots(1, 2, axes=axes, horizontal_spacing=0.14)
+    return fig.still("Error, attack and ε", *traces, caption=caption, height=420, **layout)
