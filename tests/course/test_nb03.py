@@ -12,19 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from edp_lab.course.nb03_edp_sgd import compute, panels
+from edp_lab.course.nb03_edp_sgd import panels
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED, SOUND, GradientHistory, decayed, promise, stages
 from edp_lab.privacy import (
-    Decay,
-    GaussianDP,
     Mechanism,
-    PrivacyLossDistribution,
-    Schedule,
     claimed_epsilon,
     gdp_epsilon,
     true_epsilon,
 )
-from edp_lab.privacy.correlated import in_cyclic_order, in_cyclic_samples
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
 from tests.course.conftest import prediction
@@ -189,27 +184,3 @@ WRONG: dict[str, dict[str, Any]] = {
         "takes alpha for a number (crash)": lambda z, N, alpha: z / (2 * math.sqrt(N) * alpha),
     },
 }
-
-
-def test_correlated_noise_is_compared_at_equal_epsilon_and_its_bands_end_where_a_sentence_returns() -> None:
-    given = {"batches": 6, "passes": 5, "tau": 0.2, "pull": 0.0, "epsilon": 3.0, "delta": 1e-5}
-    result = compute.correlated(**given, bands=16)
-    assert result.bands == 6
-    decays = Decay.EXPONENTIAL.factors(np.arange(5), 0.2)
-    for name, schedule in (
-        (compute.CONSTANT, in_cyclic_order(result.multiplier[compute.CONSTANT], 1, 6, 5)),
-        (compute.DECAYING, Schedule(result.multiplier[compute.DECAYING] * decays, np.ones(5))),
-        (compute.CORRELATED, in_cyclic_order(result.multiplier[compute.CORRELATED], 6, 6, 5)),
-    ):
-        assert GaussianDP(schedule).epsilon(1e-5) == pytest.approx(3.0, rel=1e-5), name
-    for name, bands in ((compute.CONSTANT_SAMPLED, 1), (compute.CORRELATED_SAMPLED, 6)):
-        schedule = in_cyclic_samples(result.multiplier[name], bands, 30, 1 / 6)
-        account = GaussianDP(schedule) if schedule.sampling_rate == 1 else PrivacyLossDistribution(schedule)
-        assert account.epsilon(1e-5) == pytest.approx(3.0, rel=1e-5), name
-    one = compute.correlated(**given, bands=1)
-    assert one.errors[compute.CORRELATED] == pytest.approx(one.errors[compute.CONSTANT])
-    errors = {name: error[-1] for name, error in result.errors.items()}
-    assert errors[compute.CORRELATED] < errors[compute.CONSTANT]
-    assert result.step[compute.CORRELATED] > result.step[compute.CONSTANT]
-    pulled = compute.correlated(**{**given, "pull": 0.5}, bands=16)
-    assert pulled.errors[compute.CORRELATED][-1] > pulled.errors[compute.CONSTANT][-1]

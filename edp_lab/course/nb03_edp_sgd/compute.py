@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +21,9 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import BATCH, DELTA, DEVICES, Array, check_whole, require, rng_of
+from edp_lab.course.kit.inputs import BATCH, DELTA, DEVICES, Array, require, rng_of
 from edp_lab.course.kit.text import plain
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, judge
-from edp_lab.privacy.calibration import Budget, calibrate_z0
-from edp_lab.privacy.correlated import correlated_error, in_cyclic_order, in_cyclic_samples, independent_error
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.training import TrainConfig
@@ -298,65 +295,3 @@ def promise(z: float, num_devices: int, alpha_max: float, micro_batch_size: int,
     curves = {name: [epsilon[name] for epsilon in others] for name in multiplier}
     held = judge(printed, epochs, delta)
     return Promise(printed, sound, epochs, delta, multiplier, epsilons(num_devices), curves, held)
-
-
-# ---- Correlated noise ----------------------------------------------------------------------------------------------
-
-CONSTANT, DECAYING, CORRELATED = "constant", "decaying", "correlated"
-CONSTANT_SAMPLED, CORRELATED_SAMPLED = "constant, sampled", "correlated, sampled"
-
-
-class Correlated(NamedTuple):
-    """How far noise moves a model at equal epsilon, where it is independent or correlated between steps.
-
-    Lengths are by coordinate, in learning rates times the most that one utterance can move a step's gradient.
-    """
-
-    batches: int  # of a pass
-    passes: int
-    bands: int  # at most as many as batches
-    pull: float  # the share of an offset that a step takes back
-    epsilon: float
-    delta: float
-    errors: Mapping[str, Array]  # by name, deviation of the position after each step: (T)
-    step: Mapping[str, float]  # by name, deviation of the noise on a single step; of the first, where it decays
-    multiplier: Mapping[str, float]  # by name, sigma: noise over sensitivity before it is correlated
-
-
-def correlated(
-    batches: int, passes: int, bands: int, tau: float, pull: float, epsilon: float, delta: float
-) -> Correlated:
-    """One fixed cyclic order of disjoint batches, or secret samples of the same size, under the same budget.
-
-    UsageError: no batches, passes or bands, or more than 1,000; a negative tau, a pull outside [0, 1); `Budget`.
-    """
-    for name, number in (("batches", batches), ("passes", passes), ("bands", bands)):
-        check_whole(f"number of {name}", number, 1, 1000)
-    require(0 <= tau < math.inf, f"tau is {tau}: it must be 0 or more")
-    require(0 <= pull < 1, f"the pull of the loss is {pull}: it must be at least 0 and below 1")
-    bands, steps, keep, budget = min(bands, batches), batches * passes, 1 - pull, Budget(epsilon, delta)
-    factors = Decay.EXPONENTIAL.factors(np.arange(passes), tau)
-    require(factors[-1] > 1e-9, f"tau is {tau}: after {passes} passes no noise is left; lower it")
-    once = _noise(1, 1.0, budget)  # of one release; mu of several is the root of the sum of squares
-    multiplier = {
-        CONSTANT: once * in_cyclic_order(1.0, 1, batches, passes).mu,
-        DECAYING: once * Schedule(factors, np.ones(passes)).mu,
-        CORRELATED: once * in_cyclic_order(1.0, bands, batches, passes).mu,
-    }
-    for name, width in ((CONSTANT_SAMPLED, 1), (CORRELATED_SAMPLED, bands)):
-        one = in_cyclic_samples(1.0, width, steps, 1 / batches)
-        multiplier[name] = _noise(int(one.counts[0]), one.sampling_rate, budget) / float(one.noise_multipliers[0])
-    independent, banded = (correlated_error(width, steps, keep) for width in (1, bands))
-    errors = {name: sigma * (banded if "correlated" in name else independent) for name, sigma in multiplier.items()}
-    errors[DECAYING] = independent_error(multiplier[DECAYING] * np.repeat(factors, batches), keep)
-    one_step = {1: 1.0, bands: float(correlated_error(bands, steps, 0.0)[-1])}
-    step = {name: sigma * one_step[bands if "correlated" in name else 1] for name, sigma in multiplier.items()}
-    return Correlated(batches, passes, bands, pull, epsilon, delta, errors, step, multiplier)
-
-
-@lru_cache(maxsize=64)
-def _noise(releases: int, rate: float, budget: Budget) -> float:
-    """The noise multiplier with which so many releases meet the budget."""
-    mechanism = Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=None if rate == 1 else rate)
-    near = 1.0 if rate == 1 else max(0.4, rate * math.sqrt(releases) * _noise(1, 1.0, budget))  # as many small ones
-    return calibrate_z0(mechanism, {0: releases}, budget, near)

@@ -1,5 +1,4 @@
-"""The panels of ``03_edp_sgd.ipynb``: what is claimed and what holds, Algorithm 1 line by line, its decay, and
-noise that is correlated."""
+"""The panels of ``03_edp_sgd.ipynb``: what is claimed and what holds, Algorithm 1 line by line, and its decay."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, panel
 from edp_lab.course.kit.text import Words, account_of, at_least, at_most, percent, short, train_command
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb03_edp_sgd import compute
-from edp_lab.course.nb03_edp_sgd.compute import DELTA, MANY, MEAN, Correlated, Decayed, Promise, Stages
+from edp_lab.course.nb03_edp_sgd.compute import DELTA, MANY, MEAN, Decayed, Promise, Stages
 from edp_lab.privacy import Decay, Variant
 
 words = Words(__file__)
@@ -321,74 +320,4 @@ def draw_spent(result: Decayed) -> Figure:
         hover="after %{x} epochs: %{y:.3g}",
         xaxis=axis("epochs trained", [0.8, max(epochs[-1], 2) + 0.2], dtick=1),
         yaxis=log_axis(f"ε (at δ = {short(result.guarantee.delta)})", shown, labels=6),
-    )
-
-
-# ---- Correlated noise ----------------------------------------------------------------------------------------------
-
-LOOKS = {
-    compute.CONSTANT: (PLAIN, "solid"),
-    compute.DECAYING: (PRINTED, "dot"),
-    compute.CORRELATED: (HOLDS, "longdash"),
-    compute.CONSTANT_SAMPLED: (PLAIN, "dash"),
-    compute.CORRELATED_SAMPLED: (HOLDS, "dashdot"),
-}
-
-
-@panel("03")
-def correlated(batches: int = 20, passes: int = 12, epsilon: float = 8.0, delta: float = DELTA) -> Panel:
-    """How far noise moves a model, independent or correlated between steps: `result` is a `Correlated`."""
-
-    return Panel(
-        "Noise that takes itself back",
-        "How far noise has moved the model after each step, at equal ε, where steps draw it anew or correlate it.",
-        compute.correlated,
-        [(draw_correlated, "1 1 100%")],
-        words.correlated,
-        tiles=tell_correlated,
-        views={
-            "the running sum": {"pull": 0.0},
-            "the loss takes back 20 % a step": {"pull": 0.2},
-            "a large corpus: 150 batches": {"batches": 150, "bands": 64},
-            "few batches: 6, 50 passes, τ = 0.02": {"batches": 6, "passes": 50, "bands": 6, "tau": 0.02},
-        },
-        bands=number("bands b", 8, [1, 2, 4, 8, 16, 32, 64, 128, 256], unit="steps"),
-        pull=number(
-            "pull of the loss", 0.0, [0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.5], unit="of an offset, per step"
-        ),
-        batches=number("batches in a pass", batches, [1, 2, 3, 6, 10, 20, 50, 100, 150, 250], unit="steps"),
-        passes=number("passes", passes, [1, 2, 5, 12, 20, 50], unit="passes"),
-        tau=number("decay rate τ", 0.1, [k / 50 for k in range(21)], unit="per pass"),
-        epsilon=number("target ε", epsilon, decades(-1, 2)),
-        delta=delta_of(delta),
-    )
-
-
-def tell_correlated(result: Correlated) -> tuple[Tile, Tile, str]:
-    """The least error at the end, in a known order and under secret sampling."""
-    last = {name: float(error[-1]) for name, error in result.errors.items()}
-    secret = {name for name in last if name.endswith(", sampled")}
-    fixed, sampled = (min(names, key=last.__getitem__) for names in (last.keys() - secret, secret))
-    best, unit = min(fixed, sampled, key=last.__getitem__), "times what one sentence moves a step"
-
-    def tile(label: str, name: str) -> Tile:
-        return Tile(label, short(last[name]), unit, "holds" if name == best else "plain")
-
-    kind = sampled.partition(",")[0]
-    told = f"Least far at the end: {fixed} noise in a fixed order, and {kind} noise with secret samples."
-    return tile("fixed order, at best", fixed), tile("sampled, at best", sampled), told
-
-
-def draw_correlated(result: Correlated) -> Figure:
-    """Deviation of the model's position by step, a line a scheme."""
-    steps = np.arange(1, result.batches * result.passes + 1)
-    shown = np.unique(np.linspace(0, len(steps) - 1, 200).round().astype(int))
-    mode = {"mode": "lines" if len(shown) > 1 else "lines+markers"}
-    lines = [line(name, *LOOKS[name], **mode, x=steps[shown], y=error[shown]) for name, error in result.errors.items()]
-    return figure(
-        "Error of the model's position, at equal ε",
-        *lines,
-        hover="step %{x}: %{y:.3g}",
-        xaxis=axis("step", [0, len(steps) + 1]),
-        yaxis=axis("noise (1: one sentence)", rangemode="tozero"),
     )
