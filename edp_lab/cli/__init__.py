@@ -14,7 +14,6 @@ from edp_lab.cli.account import account, table1_epsilon
 from edp_lab.cli.attack import attack_app
 from edp_lab.cli.audit import audit_app
 from edp_lab.cli.bench import bench_app
-from edp_lab.cli.check import check
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App
@@ -40,7 +39,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
 app.add_typer(three_phase_app, name="three-phase")
 app.add_typer(reproduce_app, name="reproduce")
-for command in (train, evaluate, predict, compare, account, check, table1_epsilon, pretrain, claims):
+for command in (train, evaluate, predict, compare, account, table1_epsilon, pretrain, claims):
     app.command()(command)
 
 

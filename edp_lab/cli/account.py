@@ -12,6 +12,7 @@ import typer
 from edp_lab.cli.options import COUNT, Clip, Gpus, Json, given, neighbours_named
 from edp_lab.cli.output import Screen, answer, echo, print_json, words
 from edp_lab.errors import UsageError
+from edp_lab.files import read_json
 from edp_lab.training.config import flag_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
 AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
 MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 is per-example DP-SGD."]
 
+CLAIM = {"claimed", "file", "sampler", "n", "batch_size", "noise_multiplier"}  # options that make it a claim
+OF_A_CLAIM = {*CLAIM, "sampling_rate", "steps", "epochs", "delta", "micro_batch_size", "clip", "as_json"}
 OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json"}
 
 
@@ -56,9 +59,31 @@ def account(
     run: Annotated[
         Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
+    claimed: Annotated[
+        float | None, "Judge this epsilon, claimed with another library; needs the six options below."
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        "Of a claim: shuffle (disjoint batches, one pass an epoch), poisson, or fixed (each step a random batch).",
+    ] = None,
+    n: Annotated[int | None, "Of a claim: examples in the training set."] = None,
+    batch_size: Annotated[float | None, "Of a claim: examples in a step; under Poisson sampling, expected."] = None,
+    noise_multiplier: Annotated[
+        float | None, "Of a claim: standard deviation of the noise on the sum of gradients over the clip norm."
+    ] = None,
+    file: Annotated[
+        Path | None, "Of a claim: JSON with its settings, by the names of Opacus, jax_privacy, TF Privacy or fastDP."
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Epsilon that the paper's accounting claims, and epsilon that holds."""
+    """Claimed and guaranteed epsilon: of the paper's mechanism, of a run, or of a claim made with another library.
+
+    A claim needs the sampler, n, batch size (or --sampling-rate), --noise-multiplier, --steps or --epochs, --delta and
+    --micro-batch-size (1 if each example is clipped alone). Exit status 1 if it does not hold.
+
+    Try: edp-lab account --claimed 1.1 --sampler shuffle --n 60000 --batch-size 256 --epochs 10 --noise-multiplier 1
+    --delta 1e-5 --micro-batch-size 1
+    """
     import numpy as np
 
     from edp_lab.privacy import Adjacency, Alpha, accountant_for, judge
@@ -67,6 +92,8 @@ def account(
 
     neighbours, certified = neighbours_named(adjacency), None
     named = given(ctx)
+    if named & CLAIM:
+        return _judge_claim(ctx, named, file, as_json)
     _refuse_contradictions(named, decay, sampling_rate)
     if run is not None:
         from edp_lab.training import read_record, run_ledger
@@ -102,6 +129,21 @@ def account(
         report["calibration"] = _calibration(mechanism, bill, budget)
     adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
     answer(as_json, report, "account", report, mechanism, adjacent)
+
+
+def _judge_claim(ctx: typer.Context, named: set[str], file: Path | None, as_json: bool) -> None:
+    from edp_lab.privacy.claimed import check_claim, read_settings
+
+    if idle := sorted(named - OF_A_CLAIM):
+        raise UsageError(f"{flag_of(idle[0])} means nothing for a claim made with another library: drop it")
+    options = read_settings({name: ctx.params[name] for name in named - {"file", "as_json"}})
+    settings = {**options, **({} if file is None else read_settings(read_json(file)))}
+    if twice := [name for name in options if settings[name] != options[name]]:
+        raise UsageError(f"{flag_of(twice[0])} is {options[twice[0]]}, but {file} says {settings[twice[0]]}: keep one")
+    verdict = check_claim(settings)
+    answer(as_json, {**verdict._asdict(), "settings": settings}, "claim", verdict)
+    if verdict.status != "holds":
+        raise typer.Exit(1)
 
 
 def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:

@@ -28,7 +28,6 @@ NEEDS = {
     "train": "--corpus own.jsonl --out new --method edp-sgd --size small --epochs 1 --batch-size 16 --gpus 4",
     "evaluate": "--run noised",
     "predict": "--run noised 'call 7'",
-    "check": "--sampler shuffle --n 1000 --batch-size 100 --noise-multiplier 1 --epochs 2 --delta 1e-5",
     "compare": "noised",
     "pretrain": "--out new --model clc --utterances 50 --size small",
     "claims": "--run --only P2",

@@ -20,7 +20,6 @@ from edp_lab.privacy import (
     GaussianDP,
     Mechanism,
     PrivacyLossDistribution,
-    RenyiDP,
     ReshufflingZCDP,
     Schedule,
     claimed_epsilon,
@@ -30,7 +29,7 @@ from edp_lab.privacy import (
 )
 from edp_lab.reproduce.paper.printed import TABLE_1
 from tests.course.conftest import prediction
-from tests.course.examples import Wrong, drawn, panel_of, report_of
+from tests.course.examples import Wrong, panel_of, report_of
 
 RUN: dict[str, Any] = {
     "variant": SOUND, "decay": "linear", "tau": 0.1, "num_devices": 8, "epochs": 20, "delta": 1e-5, "utterances": 1
@@ -145,9 +144,8 @@ def test_three_ways_to_batch_are_billed_by_the_library() -> None:
 
 def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
     result = sampling(0.01, 1.0, 100, 1e-5)
-    *_, renyi, tight = compute.tight_accounts(result)
-    assert tight.epsilon == result.sampled[-1] == pytest.approx(0.72, abs=0.01)
-    assert tight.epsilon < renyi.epsilon < result.at_least < result.shuffled[-1]
+    assert result.sampled[-1] == pytest.approx(0.72, abs=0.01)
+    assert result.sampled[-1] < result.at_least < result.shuffled[-1]
     assert sampling(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
     assert sampling(0.8, 1.0, 1, 1e-5).at_least == 0  # one batch misses a fifth of the corpus
 
@@ -180,20 +178,6 @@ def test_three_cells_fell_by_decay_and_commands_of_table_1_search_it() -> None:
 def test_command_of_the_target_finds_the_same_noise(change: dict[str, Any]) -> None:
     panel = panel_of("04 needed", **change)
     assert report_of(panel.command.value)["calibration"]["z0"] == pytest.approx(panel.result.z0[-1])
-
-
-def test_tight_accounts_follow_the_panel_and_only_run_on_demand() -> None:
-    above = panel_of("04 sampling")
-    panel = panels.TightAccounts(above)
-    assert panel.accounts == []
-    above.set(rate=0.1, noise_multiplier=2.0, steps=20)
-    panel.run(wait=True)
-    panel.check()
-    everyone, shuffled, renyi, tight = (account.epsilon for account in panel.accounts)
-    assert (everyone, shuffled) == (above.result.everyone[-1], above.result.shuffled[-1])
-    assert renyi > tight == above.result.sampled[-1]
-    assert report_of(panel.command.value)["holds"]["epsilon"] == pytest.approx(tight)
-    assert drawn(panel)[0].data[0].x[-1] == tight
 
 
 def billed(z: Callable[[float, int], float], kind: Any = GaussianDP, sampled: bool = False, steps: bool = False) -> Any:
@@ -229,7 +213,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "bill": {
         "mends the batches, takes z0 at face value": Wrong(billed(lambda z0, N: z0), "that takes z0 at face value."),
         "mends the noise, bills a sample": Wrong(
-            billed(right, RenyiDP, sampled=True, steps=True), "but the batches were shuffled."
+            billed(right, PrivacyLossDistribution, sampled=True, steps=True), "but the batches were shuffled."
         ),
         "forgets that one utterance turns a clip around": billed(lambda z0, N: z0 / math.sqrt(N)),
         "bills every step of an epoch": Wrong(
@@ -241,10 +225,3 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 RIGHT = {"bill": (billed(right, ReshufflingZCDP),)}  # a bound that holds
-
-
-def test_sampling_can_need_more_noise_than_one_shuffled_pass() -> None:
-    """An utterance may come up in several of ten sampled batches; the bracket of the search must hold that, too."""
-    told = compute.allotted(10, 1, 8.0, 1e-5)
-    assert told.needed["Poisson"] > 1.05 * told.needed["shuffled"]
-    assert compute._sampled(told.needed["Poisson"], 10, 0.1).epsilon(1e-5) <= 8.0

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Mechanism
+from edp_lab.privacy import Mechanism, PrivacyLossDistribution, Schedule, gdp_epsilon
+from edp_lab.privacy.claimed import check_claim, read_settings, shuffled_at_least
 from edp_lab.training import PrivateStep
 
 
@@ -144,3 +145,89 @@ def test_what_arrives_beyond_a_declared_bound_is_refused(micro_batch_size, optio
 def with_alpha(step: PrivateStep, alpha: list[float]) -> PrivateStep:
     step.alpha = torch.tensor(alpha)
     return step
+
+
+# ---- A claim made with another library -------------------------------------------------------------------------------
+
+WHOLE = {
+    "sampler": "shuffle", "n": 60_000, "batch_size": 256, "epochs": 10, "noise_multiplier": 1.0, "delta": 1e-5,
+    "micro_batch_size": 1, "claimed": 1.1,
+}  # fmt: skip
+
+
+def judged(**change):
+    settings = {name: value for name, value in {**WHOLE, **change}.items() if value is not None}
+    return check_claim(read_settings(settings))
+
+
+@pytest.mark.parametrize("missing", WHOLE)
+@pytest.mark.parametrize("sampler", ["shuffle", "poisson", "fixed"])
+def test_a_setting_that_decides_is_asked_for_and_never_filled_in(missing, sampler):
+    """The case that was 3 claimed and 67.8 true had only its noise left out."""
+    with pytest.raises(UsageError, match=f"{missing}.* not given"):
+        judged(**{"sampler": sampler, missing: None})
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"sigma": 0.5}, {"noise_std": 0.5}, {"NoiseScale": 2}, {"disable_dp": False}, {"disable_dp": True},
+        {"shuffle": True}, {"drop_last": True}, {"gradient_accumulation_steps": 4}, {"num_bands": 4},
+        {"clipping": "adaptive"}, {"truncated_batch_size": 300}, {"neighboring_relation": "REPLACE_ONE"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_unknown_setting_that_may_decide_is_refused_by_name(unknown):
+    [name] = unknown
+    with pytest.raises(UsageError, match=name):
+        judged(**unknown)
+    assert judged(lr=0.1, learning_rate=0.1, optimizer="adam", seed=3).status == "false"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"poisson_sampling": "False", "sampler": None}, {"poisson_sampling": 0, "sampler": None},
+        {"poisson_sampling_in_fit": "true", "sampler": None}, {"sampler": True}, {"sampler": "Poisson sampling"},
+        {"n": "60000"}, {"n": True}, {"n": 60_000.5}, {"batch_size": [256]}, {"epochs": -10}, {"epochs": 0},
+        {"noise_multiplier": "1.1"}, {"noise_multiplier": float("nan")}, {"noise_multiplier": float("inf")},
+        {"delta": 0}, {"delta": 1}, {"claimed": -1.0}, {"micro_batch_size": False}, {"model": {"noise_multiplier": 9}},
+        {"max_grad_norm": "1"}, {"max_grad_norm": [1, 1]}, {"dataset_size": 50_000}, {"poisson_sampling": True},
+        {"batch_size": 60_001}, {"micro_batch_size": 257}, {"sampling_rate": 0.01}, {"steps": 10_000},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_field_is_checked_for_its_type_and_against_the_others(wrong):
+    with pytest.raises(UsageError):
+        judged(**wrong)
+
+
+def test_what_holds_is_that_of_the_sampler_that_was_used():
+    sampled = Schedule([1.0], [2350], 256 / 60_000)
+    tight = PrivacyLossDistribution(sampled).epsilon(1e-5)
+    assert judged(sampler="poisson", claimed=tight)[:3] == ("holds", tight, tight)
+    shuffled = judged(claimed=tight)
+    assert (shuffled.status, shuffled.guaranteed) == ("false", gdp_epsilon(10**0.5, 1e-5))
+    assert shuffled.measured == shuffled_at_least(1.0, 235, 10, 1e-5) > 4.4
+    assert judged(claimed=10.0).status == "not proven"
+    assert judged(claimed=17.9).status == "holds"
+    assert judged(sampler="poisson", claimed=0.7 * tight).status == "false"
+    shared = judged(micro_batch_size=16, claimed=17.9)
+    assert (shared.status, shared.guaranteed) == ("not proven", gdp_epsilon(2 * 10**0.5, 1e-5))
+    assert judged(sampler="poisson", micro_batch_size=16, claimed=1e6).guaranteed is None
+    fixed = judged(sampler="fixed", claimed=8.0)  # replaced, one example moves the sum by 2C
+    assert fixed.guaranteed > PrivacyLossDistribution(Schedule([0.5], [2350], 256 / 60_000)).epsilon(1e-5) > tight
+    assert fixed.guaranteed < gdp_epsilon(2 * 2350**0.5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_grad_norm": 1, "poisson_sampling": False, "dataset_size": 60_000, "epochs": 10},
+        {"l2_norm_clip": 1.5, "sampler": "shuffle", "num_examples": 60_000, "iterations": 2350},
+        {"clipping_norm": 1, "poisson_sampling_in_fit": False, "train_size": 60_000, "num_epochs": 10},
+    ],
+)  # fmt: skip
+def test_the_same_run_by_the_names_of_other_libraries(settings):
+    rest = {"batch_size": 256, "noise_multiplier": 1.0, "micro_batch_size": 1, "target_delta": 1e-5, "epsilon": 1.1}
+    assert check_claim(read_settings({**settings, **rest}))[:4] == judged()[:4]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -19,15 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, auc, rate_of, roc
 from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountants import Accountant, GaussianDP, RenyiDP, ReshufflingZCDP, check_delta
-from edp_lab.privacy.allocation import RandomAllocation, allocation_at_least, shuffled_at_least
+from edp_lab.privacy.accountants import GaussianDP, ReshufflingZCDP, check_delta
 from edp_lab.privacy.calibration import LARGEST_Z, Budget, calibrate_z0
+from edp_lab.privacy.claimed import shuffled_at_least
 from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, judge
 from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
@@ -151,19 +150,19 @@ class Account(NamedTuple):
 
 def accounts(schedule: Schedule, delta: float) -> list[Account]:
     """The same releases, everyone in each of them, by four accountants; the closed form last, which is exact."""
-    kinds: dict[str, type[Accountant]] = {
-        "zCDP": ReshufflingZCDP,
-        "Rényi DP": RenyiDP,
-        "privacy loss distribution": PrivacyLossDistribution,
-        "Gaussian DP": GaussianDP,
+    from dp_accounting.rdp import RdpAccountant
+
+    kinds: dict[str, Callable[[], float]] = {
+        "zCDP": lambda: ReshufflingZCDP(schedule).epsilon(delta),
+        "Rényi DP": lambda: RdpAccountant().compose(schedule.events()).get_epsilon(delta),
+        "privacy loss distribution": lambda: PrivacyLossDistribution(schedule).epsilon(delta),
+        "Gaussian DP": lambda: GaussianDP(schedule).epsilon(delta),
     }
-    return [_timed(name, kind, schedule, delta) for name, kind in kinds.items()]
-
-
-def _timed(name: str, kind: type[Accountant], schedule: Schedule, delta: float) -> Account:
-    start = time.perf_counter()
-    epsilon = kind(schedule).epsilon(delta)
-    return Account(name, epsilon, time.perf_counter() - start)
+    found = []
+    for name, epsilon in kinds.items():
+        start = time.perf_counter()
+        found.append(Account(name, epsilon(), time.perf_counter() - start))
+    return found
 
 
 # ---- Privacy losses and what an attacker makes of them -------------------------------------------------------------
@@ -289,82 +288,6 @@ def sampling(rate: float, noise_multiplier: float, steps: int, delta: float) -> 
 def steps_of_a_pass(rate: float) -> int:
     """After how many steps of disjoint batches everyone has been in one."""
     return math.ceil(1 / rate - 1e-9)
-
-
-def tight_accounts(result: Sampled) -> Iterator[Account]:
-    """Epsilon of the whole run, one account after the other."""
-    z, delta = result.noise_multiplier, result.delta
-    sampled = releases_of(z, result.steps, result.rate)
-    yield _timed("every utterance in every step", GaussianDP, releases_of(z, result.steps), delta)
-    yield _timed("shuffled, exact", GaussianDP, releases_of(z, result.passes), delta)
-    yield _timed("Poisson, Rényi DP", RenyiDP, sampled, delta)
-    yield _timed("Poisson, loss distribution", PrivacyLossDistribution, sampled, delta)
-
-
-# ---- Random allocation ---------------------------------------------------------------------------------------------
-
-SHUFFLED, SAMPLED, ALLOTTED, AT_LEAST = "shuffled", "Poisson", "allotted, at most", "allotted, at least"
-A_DECADE = 7  # noise multipliers on the curves
-
-
-class Allotted(NamedTuple):
-    """What noise costs under three ways to fill t batches a pass, and what noise a target needs.
-
-    Poisson sampling and random allocation by Renyi DP (upper bounds), shuffled batches by Gaussian DP.
-    """
-
-    batches: int  # t
-    passes: int
-    epsilon: float  # the target
-    delta: float
-    needed: Mapping[str, float]  # by name, the noise multiplier that meets the target; of "at least", none below can
-    noise: Array  # (P)
-    cost: Mapping[str, Array]  # by name, epsilon (P)
-
-
-def allotted(batches: int, passes: int, epsilon: float, delta: float) -> Allotted:
-    """`passes` passes of `batches` batches each.
-
-    UsageError: batches not from 1 to 1,000, passes not from 1 to 100, or as `Budget`.
-    """
-    check_whole("number of batches", batches, 1, 1000)
-    check_whole("number of passes", passes, 1, 100)
-    budget, rate, steps = Budget(epsilon, delta), 1 / batches, batches * passes
-    known = calibrate_z0(Mechanism.sound(1.0, 1.0, 1, 1), passes, budget)
-    accounts: dict[str, Callable[[float], float]] = {
-        SHUFFLED: lambda z: GaussianDP(releases_of(z, passes)).epsilon(delta),
-        SAMPLED: cache(lambda z: _sampled(z, steps, rate).epsilon(delta)),
-        ALLOTTED: cache(lambda z: RandomAllocation(releases_of(z, passes), batches).epsilon(delta)),
-        AT_LEAST: cache(lambda z: allocation_at_least(z, batches, passes, delta)),
-    }
-
-    def place(z: float) -> int:
-        return math.floor(A_DECADE * math.log10(z))
-
-    def meets(name: str, side: float) -> float:
-        """Within a thousandth, rounded to the `side` on which what is said of it is true."""
-
-        def excess(x: float) -> float:  # epsilon is nearly a power of the noise, so a line in logarithms
-            return math.log(max(accounts[name](10 ** (x / A_DECADE)), 1e-9) / epsilon)
-
-        k = place(known)  # the curve's points around the noise that is looked for
-        while excess(k + 1) > 0:
-            k += 1
-        while excess(k) <= 0:
-            k -= 1
-        return float(side * 10 ** (brentq(excess, k, k + 1, xtol=1e-3) / A_DECADE))
-
-    sampled = meets(SAMPLED, 1.001) if batches > 1 else known
-    low, high = place(min(sampled, known) / 2.2) + 1, place(max(sampled, known) * 1.3)
-    noise = np.array([10 ** (k / A_DECADE) for k in range(low, high + 1)])
-    needed = {SHUFFLED: known, SAMPLED: sampled, ALLOTTED: meets(ALLOTTED, 1.001), AT_LEAST: meets(AT_LEAST, 0.999)}
-    cost = {name: np.array([account(z) for z in noise.tolist()]) for name, account in accounts.items()}
-    return Allotted(batches, passes, epsilon, delta, needed, noise, cost)
-
-
-def _sampled(z: float, steps: int, rate: float) -> Accountant:
-    schedule = releases_of(z, steps, rate)
-    return GaussianDP(schedule) if rate == 1 else RenyiDP(schedule)
 
 
 # ---- Table 1 -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The panels of ``04_what_does_it_cost.ipynb``: a bill, noise for a target, losses, sampling (one is slow), Table 1."""
+"""The panels of ``04_what_does_it_cost.ipynb``: a bill, noise for a target, losses, sampling, Table 1."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, holds, panel
 from edp_lab.course.kit.text import Words, account_command, at_most, count, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb04_cost import compute
-from edp_lab.course.nb04_cost.compute import Account, Allotted, Behind, Loss, Needed, RunBill, Sampled
+from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, Needed, RunBill, Sampled
 from edp_lab.privacy import Alpha, Decay, Mechanism, NoGuarantee, true_epsilon
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Z0_RANGE
 
@@ -299,7 +299,9 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
 
     def command(result: Sampled, **_: Any) -> str:
         """Two calls of `edp-lab account`: Poisson sampling, and disjoint batches."""
-        return f"{_sampled_account(result)}\n{_account({**_each_alone(result), 'epochs': result.passes})}"
+        each_alone = {"z0": result.noise_multiplier, "micro-batch-size": 1, "delta": result.delta}
+        sampled = _account({**each_alone, "sampling-rate": result.rate, "steps": result.steps})
+        return f"{sampled}\n{_account({**each_alone, 'epochs': result.passes})}"
 
     whole = [int(stop) for stop in decades(0, 5) if stop.is_integer()]
     return Panel(
@@ -367,139 +369,6 @@ def draw_output(result: Sampled) -> Figure:
         hover="%{x:.3g}: %{y:.3g}",
         xaxis=axis("noisy sum along its gradient (in C)"),
         yaxis=axis("density (per C)", rangemode="tozero"),
-    )
-
-
-def _sampled_account(result: Sampled) -> str:
-    return _account({**_each_alone(result), "sampling-rate": result.rate, "steps": result.steps})
-
-
-def _each_alone(result: Sampled) -> dict[str, Any]:
-    return {"z0": result.noise_multiplier, "micro-batch-size": 1, "delta": result.delta}
-
-
-@panel("04")
-class TightAccounts(RunPanel):
-    """The sampling panel's run by slow accounts, too; only Run starts any work.
-
-    Attributes:
-        accounts: of the last run.
-    """
-
-    def __init__(self, settings: Panel) -> None:
-        self._settings = settings
-        self.accounts: list[Account] = []
-        super().__init__(
-            "A sharper account",
-            "The settings of the panel above by four accounts, and how long each took. Two are for the secret sample.",
-            figures=[draw_accounts([])],
-        )
-
-    def prepare(self) -> Sampled:
-        return compute.sampling(**self._settings.values)
-
-    def work(self, task: Sampled) -> None:
-        self.accounts, self.words.value = [], ""
-        self.progress(0, 4, "counting")
-        for account in compute.tight_accounts(task):
-            self.accounts.append(account)
-            self.progress(len(self.accounts), 4, account.name)
-            self.figures[0].show(draw_accounts(self.accounts))
-            if self.stopping:
-                return
-        self.tiles.show(*tell_tight(self.accounts))
-        self.words.value = words.tight(task)
-        self.command.value = _sampled_account(task)
-
-
-def tell_tight(accounts: Sequence[Account]) -> tuple[Tile, Tile, str]:
-    """The sample's epsilon by a bound and by the whole distribution, and by how much they differ."""
-    (bound, quick), (tight, slow) = ((f"ε = {at_most(a.epsilon)}", text.duration(a.seconds)) for a in accounts[-2:])
-    return (
-        holds(bound, f"an upper bound, in {quick}", "Rényi DP"),
-        holds(tight, f"rounded upward, in {slow}", "loss distribution"),
-        "Both ε hold for the same secret sample. Quote the smaller one.",
-    )
-
-
-def draw_accounts(accounts: Sequence[Account]) -> Figure:
-    """Epsilon of one run by several accounts, and their time."""
-    colors, symbols = [OTHER, PLAIN, HOLDS, HOLDS], ["circle", "square", "diamond", "diamond-open"]
-    marks: Trace = {
-        "type": "scatter", "mode": "markers+text", "x": positive(account.epsilon for account in accounts),
-        "y": [account.name.replace(", ", ",\n") for account in accounts],
-        "text": [f"{at_most(account.epsilon)} in {text.duration(account.seconds)}" for account in accounts],
-        "textposition": "top center", "cliponaxis": False, "hovertemplate": "%{y}: ε = %{x:.4g}",
-        "marker": {"color": colors, "symbol": symbols, "size": 15, "line": {"width": 2, "color": colors}},
-    }  # fmt: skip
-    low, high = fig.log_range(marks["x"], 0.05)
-    span, every = ([low - 0.2, high + 0.4], {"dtick": math.ceil((high - low) / 6)}) if accounts else ([-1, 3], {})
-    return figure(
-        "The same settings, by four accounts",
-        marks,
-        height=330,
-        top=56,
-        xaxis=logs("ε (nats)", span, **every),
-        yaxis=axis("account", autorange="reversed"),
-    )
-
-
-# ---- Random allocation ---------------------------------------------------------------------------------------------
-
-
-@panel("04")
-def allocation(batches: int = 100, passes: int = 12, epsilon: float = 3.0, delta: float = 1e-5) -> Panel:
-    """What shuffling, random allocation and Poisson sampling need for a target: `result` is an `Allotted`."""
-
-    return Panel(
-        "Random allocation",
-        "What noise costs where every utterance draws one batch in each pass: a way between shuffling and sampling.",
-        compute.allotted,
-        [(draw_allocation, "1 1 100%")],
-        words.allocation,
-        tiles=tell_allocation,
-        views={
-            "100 batches, 12 passes": {"batches": 100, "passes": 12},
-            "6 batches, 50 passes": {"batches": 6, "passes": 50},
-            "one pass of 1,000 batches": {"batches": 1000, "passes": 1},
-            "ε = 8": {"epsilon": 8.0},
-        },
-        batches=number("batches in a pass", batches, [1, 2, 3, 6, 10, 20, 50, 100, 200, 500, 1000], unit="batches"),
-        passes=number("passes", passes, [1, 2, 5, 12, 20, 50, 100], unit="passes"),
-        epsilon=number("target ε", epsilon, [stop for stop in decades(-1, 2) if stop >= 0.5]),
-        delta=delta_of(delta),
-    )
-
-
-def tell_allocation(result: Allotted) -> tuple[Tile, Tile, str]:
-    """Which noise meets the target where utterances are allotted, and where they are sampled."""
-    need, told = result.needed, f"noise multiplier for ε = {short(result.epsilon)}"
-    saved = need[compute.ALLOTTED] / need[compute.SAMPLED] - 1
-    beside = f"{100 * abs(saved):.1f} % {'less' if saved < 0 else 'more'} noise than Poisson sampling"
-    return (
-        holds(f"z = {at_most(need[compute.ALLOTTED])}", told, "allotted"),
-        Tile("Poisson", f"z = {at_most(need[compute.SAMPLED])}", told),
-        f"By these bounds, allotted batches need {beside}. Shuffled ones need z = {at_most(need[compute.SHUFFLED])}.",
-    )
-
-
-def draw_allocation(result: Allotted) -> Figure:
-    """Epsilon by noise under three ways to fill batches; log scales."""
-    looks = {
-        compute.SHUFFLED: (PLAIN, "dash", 2),
-        compute.SAMPLED: (OTHER, "dashdot", 6),  # seen on both sides of what is allotted
-        compute.ALLOTTED: (HOLDS, "solid", 2),
-        compute.AT_LEAST: (INK, "dot", 2),
-    }
-    curves = [(*looks[name], name, positive(cost)) for name, cost in result.cost.items()]
-    lines = [line(name, color, dash, width=width, x=result.noise, y=y) for color, dash, width, name, y in curves]
-    return figure(
-        "Which noise meets the target?",
-        *lines,
-        {**fig.hline(result.epsilon), "line": fig.HERE},
-        hover="z = %{x:.3g}: ε ≈ %{y:.3g}",
-        xaxis=log_axis("noise multiplier z", result.noise),
-        yaxis=log_axis(f"ε (at δ = {short(result.delta)})", [result.epsilon, *np.concatenate([*result.cost.values()])]),
     )
 
 

@@ -1,0 +1,180 @@
+"""A claim made with another library: does its epsilon hold for the sampler that was used?
+
+The most common mistake is to account shuffled batches as Poisson sampling. A setting that decides is never filled in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.accountants import check_delta, gdp_epsilon
+from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
+from edp_lab.privacy.mechanism import MOST_RELEASES, SMALLEST_RATE, Schedule
+
+ALIASES = {  # what Opacus, jax_privacy, TensorFlow Privacy and fastDP call a setting
+    "n": ("n", "dataset_size", "num_examples", "number_of_examples", "num_samples", "train_size", "sample_size"),
+    "batch_size": ("batch_size", "expected_batch_size", "logical_batch_size"),
+    "sampling_rate": ("sampling_rate", "sample_rate", "sampling_prob", "sampling_probability"),
+    "steps": ("steps", "iterations", "train_steps", "num_steps"),
+    "epochs": ("epochs", "num_epochs"),
+    "noise_multiplier": ("noise_multiplier",),
+    "delta": ("delta", "target_delta"),
+    "claimed": ("claimed", "epsilon", "target_epsilon"),
+    "micro_batch_size": ("micro_batch_size",),
+    "clip": ("clip", "clip_norm", "max_grad_norm", "l2_norm_clip", "l2_clip_norm", "clipping_norm"),  # cancels
+    "sampler": ("sampler",),
+    "poisson_sampling": ("poisson_sampling", "poisson_sampling_in_fit"),
+}
+FIELDS = {name: field for field, names in ALIASES.items() for name in names}
+NEIGHBOURS = {"shuffle": "zero-out", "poisson": "add or remove one", "fixed": "replace one"}  # by sampler
+WHOLE = ("n", "steps", "epochs", "micro_batch_size")
+HARMLESS = ("lr", "learning_rate", "weight_decay")
+DECISIVE = re.compile(
+    r"nois|sigma|multip|std|sampl|shuffl|repl|batch|accum|epoch|step|iter|round|pass|delta|eps|clip|norm|dp|priv|"
+    r"band|strateg|corr|cycl|partic|drop_|trunc|adjac|neighb|rate|scale|factor|mechanism"
+)
+SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
+LOOSE = 30.0  # epsilon from which the lower bound for Poisson sampling would take too long
+
+
+class Verdict(NamedTuple):
+    """What became of a claim; `measured` is 0 where no attack is known here."""
+
+    status: str  # "holds", "not proven" (`guaranteed` is larger, or None) or "false" (`measured` exceeds the claim)
+    claimed: float
+    guaranteed: float | None  # the smallest epsilon that is proven here for the sampler that was used
+    measured: float  # at least: an attack shows that no smaller epsilon holds, whoever proves it
+    method: str  # the accountant behind `guaranteed`, or why there is none
+    neighbours: str
+
+
+def read_settings(content: Any) -> dict[str, Any]:
+    """Settings by the names of the options; UsageError for a wrong type, and for an unknown name that may decide."""
+    if not isinstance(content, Mapping):
+        raise UsageError('the settings are no JSON object: give one such as {"noise_multiplier": 1.1}')
+    read: dict[str, Any] = {}
+    for name, value in content.items():
+        field = FIELDS.get(name.lower())
+        if isinstance(value, Mapping | list):
+            raise UsageError(f"{name} is nested: give names and single values side by side")
+        if field is None and name.lower() not in HARMLESS and DECISIVE.search(name.lower()):
+            raise UsageError(f"{name} may decide what holds, but is not understood: rename it, or drop it")
+        if field is None or value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_RELEASES
+        if field == "poisson_sampling" and not isinstance(value, bool):
+            raise UsageError(f"{name} is {value!r}: it must be true or false, without quotes")
+        if field == "sampler" and value not in list(NEIGHBOURS):
+            raise UsageError(f"{name} is {value!r}: choose one of {', '.join(NEIGHBOURS)}")
+        if field not in ("poisson_sampling", "sampler") and not number:
+            raise UsageError(f"{name} is {value!r}: it must be a number above 0, without quotes")
+        if field in WHOLE and value != int(value):
+            raise UsageError(f"{name} is {value}: it must be a whole number")
+        value = int(value) if field in WHOLE else value
+        if field == "poisson_sampling":
+            field, value = "sampler", "poisson" if value else "shuffle"
+        if read.setdefault(field, value) != value:
+            raise UsageError(f"{field} is given twice, as {read[field]} and as {value}: keep one")
+    return read
+
+
+def check_claim(settings: Mapping[str, Any]) -> Verdict:
+    """Judge a run of DP-SGD, given what `read_settings` returns.
+
+    Each step releases the sum of gradients clipped to C plus fresh secret noise of `noise_multiplier` times C, and
+    nothing else. At a micro-batch size above 1, means of so many gradients are clipped, each of which moves by 2C.
+
+    Raises:
+        UsageError: a setting that decides is missing, or two of them contradict each other.
+    """
+    for names in ("claimed", "sampler", "n", "batch_size sampling_rate", "steps epochs", "noise_multiplier", "delta",
+                  "micro_batch_size"):  # fmt: skip
+        if not settings.keys() & set(names.split()):
+            options = " or ".join(f"--{name.replace('_', '-')}" for name in names.split())
+            raise UsageError(f"{names.replace(' ', ' or ')} is not given, but decides what holds: add {options}")
+    check_delta(settings["delta"])
+    sampler, n, z, delta, claimed = (settings[k] for k in ("sampler", "n", "noise_multiplier", "delta", "claimed"))
+    alone, (least, batch, steps, epochs) = settings["micro_batch_size"] == 1, _batches(**settings)
+    batches, measured = math.ceil(n / least), 0.0
+    guaranteed, method = None, "with Poisson sampling one example more moves others to other micro-batches"
+    if sampler == "shuffle":
+        method = "Gaussian DP, one release an epoch"
+        guaranteed = gdp_epsilon(math.sqrt(epochs) / z * (1 if alone else 2), delta)
+        measured = shuffled_at_least(z, batches, steps // batches, delta) if alone and steps >= batches else 0.0
+    elif sampler == "fixed":
+        method = "Gaussian DP of all steps, or if smaller Rényi DP without replacement (Wang et al. 2019)"
+        guaranteed = gdp_epsilon(2 * math.sqrt(steps) / z, delta)
+        guaranteed = min(guaranteed, _without_replacement(n, batch, z, steps, delta)) if alone else guaranteed
+    elif alone:
+        method = "privacy loss distributions"
+        sampled = Schedule(np.array([z]), np.array([steps]), max(batch / n, SMALLEST_RATE))
+        guaranteed = PrivacyLossDistribution(sampled).epsilon(delta)
+        measured = _sampled_at_least(z, steps, least / n, delta, guaranteed) if claimed < guaranteed < LOOSE else 0.0
+    if guaranteed is not None and not math.isfinite(guaranteed):
+        guaranteed, method = None, "epsilon exceeds the largest float"
+    proven = guaranteed is not None and guaranteed <= claimed * (1 + 1e-9)
+    status = "holds" if proven else "false" if claimed < measured else "not proven"
+    return Verdict(status, claimed, guaranteed, measured, method, NEIGHBOURS[sampler])
+
+
+def _batches(n: int, micro_batch_size: int, **given: Any) -> tuple[float, float, int, int]:
+    """Least and largest batch size that is given, which hardly differ, steps and epochs."""
+    sizes = [given[name] * unit for name, unit in (("batch_size", 1), ("sampling_rate", n)) if name in given]
+    batch, steps, epochs = max(sizes), given.get("steps"), given.get("epochs")
+    if not (micro_batch_size <= batch <= n and batch <= 1.02 * min(sizes)):
+        raise UsageError(
+            f"batches of {batch:g} do not fit n {n:,}, the sampling rate or micro-batches of {micro_batch_size}: "
+            "correct one of them"
+        )
+    least, most = math.floor(n / batch), math.ceil(n / min(sizes))  # steps of an epoch
+    steps, epochs = steps or epochs * most, epochs or math.ceil(steps / least)
+    if not (epochs - 1) * least < steps <= epochs * most:
+        raise UsageError(f"{steps:,} steps of {batch:g} of {n:,} are not {epochs:,} epochs: give one of the two")
+    return min(sizes), batch, steps, epochs
+
+
+def _without_replacement(n: int, batch: float, z: float, steps: int, delta: float) -> float:
+    """The theorem's neighbours differ in one member of the batch, which moves its sum by 2C."""
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    one = dp.SampledWithoutReplacementDpEvent(n, math.ceil(batch), dp.GaussianDpEvent(z / 2))
+    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    return float(accountant.compose(one, steps).get_epsilon(delta))
+
+
+# ---- Lower bounds ----------------------------------------------------------------------------------------------------
+
+
+def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta: float) -> float:
+    """An epsilon that `passes` shuffled passes exceed: no smaller one holds at `delta`, whoever proves it (zero-out).
+
+    Take a corpus in which every other utterance pulls by -C and ours by +C. Each batch's sum, less what it would be
+    with -C throughout, then is noise, but for our batch: 2C with the utterance, C where its slot contributes nothing.
+    An attacker who only asks whether the largest of these sums exceeds c is right with probabilities P and Q, so
+    epsilon >= ln((P - delta) / Q) for every c; the best of a grid is taken.
+    Source: the lower bound of Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang 2024 (arXiv 2403.17673), section
+    3, for one pass.
+    """
+    c = np.linspace(0, 2 + 12 * noise_multiplier, 400)
+    others = (batches - 1) * log_ndtr(c / noise_multiplier)
+    p, q = (-np.expm1(passes * (others + log_ndtr((c - pull) / noise_multiplier))) for pull in (2.0, 1.0))
+    seen = (p > delta) & (q > SMALLEST_TAIL)
+    return float((np.log(p[seen] - delta) - np.log(q[seen])).max(initial=0.0))
+
+
+def _sampled_at_least(z: float, steps: int, rate: float, delta: float, guaranteed: float) -> float:
+    """Privacy losses of Poisson sampling, every rounding downward."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    how = {"sampling_prob": rate, "pessimistic_estimate": False, "use_connect_dots": False}
+    width = max(2e-5, guaranteed / (5 * steps))  # which each step may lose
+    one = pld.from_gaussian_mechanism(z, value_discretization_interval=width, **how)
+    return max(0.0, float(one.self_compose(steps).get_epsilon_for_delta(delta)))
