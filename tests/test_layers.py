@@ -145,7 +145,6 @@ for name, arguments in {
     "04 table1": (30,),
     "06 Explorer": (compute.load_grid(), base),
     "06 ladder": (base, 2e-4),
-    "06 tuning": (1.0, 8, 20, 2e-4),
     "10 pixels": (Sketch(0), panels.ThreePhaseSettings()),
     "10 labels": (Sketch(0), panels.ThreePhaseSettings()),
 }.items():

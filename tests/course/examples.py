@@ -185,7 +185,6 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"micro_batch": 16},
         {"num_devices": 64},
     ],
-    "06 tuning": [{"trials": 10**6}],
     "07 roc": [  # what no epsilon allows, what one of both does, what both do, and where there is none
         {"z0": 50.0},
         {"z0": 2.5},

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edp_lab.course.nb06_tradeoff import compute, panels
-from edp_lab.course.nb06_tradeoff.compute import BASE, Grid, Point, explore, ladder, load_grid, tuning
+from edp_lab.course.nb06_tradeoff.compute import BASE, Grid, Point, explore, ladder, load_grid
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
-from edp_lab.course.nb06_tradeoff.measure import MARKS, measure, plan
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
-from edp_lab.privacy.composition import best_of_random
-from edp_lab.training import TrainConfig, train
-from tests.course.conftest import prediction, source
+from edp_lab.reproduce.results_io import RESULTS
+from edp_lab.training import TrainConfig
+from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn
 from tests.course.test_contract import assert_readable
 from tests.training.own_corpus import write_corpus
 
 DELTA = 2e-4
+KEPT = RESULTS / "tradeoff.json"
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
 
 
-def test_the_grid_holds_every_run_of_the_plan_each_nearest_to_itself(grid: Grid) -> None:
-    planned = {replace(run, epochs=mark) for run in plan() for mark in MARKS if mark <= run.epochs}
-    assert len(plan()) == 43
-    assert {point.config for point in grid.points} == planned
-    assert len(grid.points) == len(planned)
+def test_each_run_of_the_grid_is_nearest_to_itself(grid: Grid) -> None:
+    assert len({(point.config.seed, *sorted(map(str, point.setting.items()))) for point in grid.points}) == 43
     assert {"command", "machine", "versions"} <= set(grid.about)
     assert all(0 < p.ser < 1.2 and p.seconds > 0 for p in grid.points)
     unproven = {p.method for p in grid.points if p.guarantee.status == "none"}
@@ -83,38 +80,19 @@ def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
     assert max(spreads) < 0.06
 
 
-def test_measuring_is_taken_up_where_it_was_left_and_a_damaged_file_is_told(small: TrainConfig, tmp_path: Path) -> None:
-    path, said = tmp_path / "runs" / "grid.json", []
-    runs = [compute.configured(small, method, 1, 0.05, "none", 2) for method in ("sgd", "sound")]
-    assert [p.config for p in measure(path, runs[:1]).points] == [replace(runs[0], epochs=k) for k in (1, 2)]
-    both = measure(path, runs, said.append)
-    assert said == ["run 2 of 2: DP-SGD, disjoint batches", "timing"]
-    assert [p.method for p in both.points] == ["sgd", "sgd", "dp", "dp"]
-    assert all(math.isfinite(p.seconds) and p.seconds > 0 for p in both.points)
-    before = path.read_bytes()
-    measure(path, runs, said.append)
-    assert (said[2:], path.read_bytes()) == ([], before)
-    for content in ('{"runs": [{"config": {"corpus": "x"}}]}', before.decode().replace('"utterances"', '"sentences"')):
-        path.write_text(content)
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    for content in ('{"runs": [{"config": {"corpus": "x"}}]}', KEPT.read_text().replace('"utterances"', '"sentences"')):
+        (tmp_path / "grid.json").write_text(content)
         with pytest.raises(UsageError, match="is damaged or of another version"):
-            load_grid(path)
+            load_grid(tmp_path / "grid.json")
     with pytest.raises(UsageError, match="is missing: restore it"):
         load_grid(tmp_path / "none.json")
-
-
-def test_a_measured_point_is_the_run_that_its_command_makes(small: TrainConfig, tmp_path: Path) -> None:
-    run = compute.configured(small, "sound", 8, 0.01, "linear", 2)
-    for point in measure(tmp_path / "grid.json", [run]).points:
-        record = train(point.config, tmp_path / str(point.config.epochs))
-        assert round(record["final"]["ser"], 4) == point.ser
-        assert record["final"]["epsilon"] == point.guarantee.epsilon
-        assert compute.live_point(run, record).config == point.config
 
 
 def test_what_the_nearest_point_has_instead_is_said_and_the_cheaper_run_is_as_good(grid: Grid) -> None:
     found = explore(grid, "sound", 4, 0.02, "linear", 7)
     assert found.differs == {"z0": (0.02, 0.03), "decay": ("linear", "none"), "epochs": (7, 8)}
-    assert [p.config.epochs for p in found.path] == list(MARKS)
+    assert [p.config.epochs for p in found.path] == [1, 2, 4, 8]
     assert {p.config.epochs for p in found.others} == {8}
     found = explore(grid, "printed", 8, 0.01, "none", 8)
     assert found.cheaper is not None
@@ -166,23 +144,6 @@ def test_decays_cost_more_from_the_same_z0_and_the_same_from_their_own(grid: Gri
     assert_readable(panels.decay_figure(curves, grid, 8, DELTA))
 
 
-def test_tuning_is_priced_by_the_library_and_its_command_prints_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    result = tuning(2.0, 4, 7, DELTA)
-    assert result.trials[result.chosen] == 7
-    assert result.published[result.chosen] == pytest.approx(gdp_epsilon(math.sqrt(7) * math.sqrt(4) / 2.0, DELTA))
-    trial = BASE.mechanism()
-    assert trial is not None
-    schedule = replace(trial, z0=2.0).schedule({t: 1 for t in range(4)})
-    assert result.random[result.chosen] == best_of_random(schedule, 7.0, DELTA)
-    assert result.published[0] == pytest.approx(result.free)
-    assert list(result.published) == sorted(result.published)
-    assert result.random[0] is None
-    panel = panels.tuning(1.0, 8, 20, DELTA)
-    paid = panel.result
-    exec(shlex.split(panel.command.value.splitlines()[0])[2], {})
-    assert capsys.readouterr().out == f"{paid.free} {paid.published[paid.chosen]} {paid.random[paid.chosen]}\n"
-
-
 def test_the_explorer_s_command_makes_the_very_run_in_a_folder_of_its_own(trained: Any, grid: Grid) -> None:
     panel = panels.Explorer(grid, replace(BASE, epochs=4))
     for method in ("sgd", "printed", "sound", "poisson"):
@@ -205,8 +166,8 @@ def test_what_has_not_the_method_of_the_chosen_run_fades(grid: Grid) -> None:
     assert set(families["as printed"]["marker"]["opacity"]) == {0.4}
 
 
-@pytest.mark.parametrize("panel", [panels.ladder(BASE, 0.00023063885), panels.tuning(1.0, 8, 20, 0.00023063885)])
-def test_sliders_of_delta_stand_at_the_number_in_the_box(panel: Any) -> None:
+def test_the_slider_of_delta_stands_at_the_number_in_the_box() -> None:
+    panel = panels.ladder(BASE, 0.00023063885)
     delta = panel.controls["delta"]
     assert delta.value == 0.000231
     assert "--delta 0.000231" in panel.command.value
@@ -235,13 +196,6 @@ def test_a_run_becomes_a_star_and_says_what_holds(live: panels.Live) -> None:
     live.run(wait=True)
     assert [p.method for p in explorer.live] == ["dp", "sgd"]
     assert live.tiles.tiles[1][1] == "no guarantee"
-
-
-def test_full_mode_measures_the_runs_anew(grid: Grid) -> None:
-    asked: list[Path] = []
-    space = {"mode": "full", "Path": Path, "measure": lambda path, say: asked.append(path) or grid}
-    exec(next(cell.source for cell in source("06").cells if "load_grid()" in cell.source), space)
-    assert asked == [Path("runs/tradeoff.json")]
 
 
 @pytest.mark.parametrize("question", PAIRS)

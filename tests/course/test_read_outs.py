@@ -57,7 +57,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("04 bill", [{}, {"variant": SOUND, "utterances": 2}], 0, "claimed", lambda r: r.claimed[-1]),
     ("04 bill", [{"variant": SOUND, "utterances": 2}], 0, "holds", lambda r: r.exact[-1]),
     ("04 bill", [{}], 1, "holds", lambda r: r.exact[-1]),  # with a public alpha
-    ("06 tuning", [{}], 1, "holds", lambda r: r.free),
     ("11 turn", [{}, {"num_devices": 4, "z0": 2.0}], 1, "holds", lambda r: r.epsilon),
     ("04 loss", [{}], 0, "holds", lambda r: r.epsilon),
     ("04 sampling", [{}], 0, "holds", lambda r: r.sampled[-1]),

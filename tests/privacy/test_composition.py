@@ -2,28 +2,25 @@
 
 import math
 
-import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, RenyiDP, Schedule, gdp_delta, gdp_epsilon
+from edp_lab.privacy import PrivacyLossDistribution, Schedule, gdp_delta, gdp_epsilon
 from edp_lab.privacy.composition import (
     EpsilonDelta,
     advanced_composition,
     amplify_by_subsampling,
     basic_composition,
     best_composition,
-    best_of_random,
     composed,
     gaussian_loss_density,
     gaussian_loss_tail,
     parallel_composition,
-    stopping_rate,
 )
 from edp_lab.privacy.foundations import truth_probability
 
@@ -147,7 +144,6 @@ def test_density_tail_and_tight_delta_belong_together(mu, epsilon):
 DELTA = 1e-6
 DISJOINT = Schedule([3.0, 5.0, 8.0], [2, 1, 4])
 SAMPLED = Schedule([1.1, 2.0], [30, 100], 0.02)
-SHAPES = (-0.5, 0.0, 1.0, 2.0)
 
 
 @pytest.mark.parametrize("trials", [1, 2, 9, 400])
@@ -158,75 +154,6 @@ def test_k_published_trials_cost_root_k_mu_and_under_sampling_k_times_the_steps(
     assert composed(SAMPLED, trials, DELTA) == PrivacyLossDistribution(times).epsilon(DELTA)
 
 
-@pytest.mark.parametrize("eta", SHAPES)
-@pytest.mark.parametrize("mean", [1.001, 1.5, 10.0, 70.0])
-def test_the_number_of_trials_has_the_stated_mean(eta, mean):
-    """Definition 1 summed up: P[k] is in proportion to (1-gamma)^k prod_(l<k) (l + eta)/(l + 1), k >= 1."""
-    gamma = stopping_rate(mean, eta)
-    k = np.arange(1, int(60 / gamma) + 100)
-    if eta == 0:
-        logs = k * math.log1p(-gamma) - np.log(k)  # the limit: (1-gamma)^k / k
-        total = math.log(math.log(1 / gamma))
-    else:
-        logs = k * math.log1p(-gamma) + np.cumsum(np.log(np.abs((k - 1 + eta) / k)))
-        total = math.log(abs(gamma**-eta - 1))
-    chances = np.exp(logs - total)
-    assert chances.sum() == pytest.approx(1, rel=1e-9)
-    assert float((k * chances).sum()) == pytest.approx(mean, rel=1e-8)
-
-
-def test_geometric_and_logarithmic_are_special_cases():
-    assert stopping_rate(40.0, 1.0) == pytest.approx(1 / 40)
-    near = [stopping_rate(12.0, eta) for eta in (-1e-9, -1e-300, 0.0, 5e-324, 1e-9)]
-    assert near == pytest.approx([near[2]] * 5, rel=1e-6)
-
-
-@pytest.mark.parametrize("eta", SHAPES)
-@pytest.mark.parametrize("schedule", [DISJOINT, SAMPLED])
-@pytest.mark.parametrize("mean", [3.0, 20.0, 50.0])
-def test_theorem_2_order_by_order(schedule, eta, mean):
-    """And proposition 12 of Canonne et al. 2020 for each. At eta 1 nothing of ours enters but the theorem."""
-    accountant = dp.rdp.RdpAccountant()
-    accountant.compose(schedule.events())
-    a, rdp = np.array(accountant._orders), np.array(accountant._rdp)
-    gamma, best = 1 / mean if eta == 1 else stopping_rate(mean, eta), math.inf
-    for b, at_b in zip(a, rdp, strict=True):
-        tuned = rdp + (1 + eta) * (1 - 1 / b) * at_b
-        tuned += (1 + eta) * math.log(1 / gamma) / b + math.log(mean) / (a - 1)
-        best = min(best, np.min(tuned + np.log((a - 1) / a) - (math.log(DELTA) + np.log(a)) / (a - 1)))
-    ours = best_of_random(schedule, mean, DELTA, eta)
-    assert ours == pytest.approx(best, rel=1e-6 if schedule is SAMPLED else 1e-9)  # as precise as their moments
-
-
-schedules = st.builds(
-    lambda z, count, q: Schedule([z], [count], q),
-    st.floats(0.5, 30),
-    st.integers(1, 50),
-    st.sampled_from([1.0, 0.05]),
-)
-
-
-@settings(max_examples=30)
-@given(schedules, st.floats(1.01, 1000), st.floats(1.0, 10), st.floats(-0.7, 3), st.floats(0, 2))
-def test_it_costs_more_than_one_trial_and_rises_with_mean_and_shape(schedule, mean, factor, eta, more):
-    price = best_of_random(schedule, mean, DELTA, eta)
-    assert price > RenyiDP(schedule).epsilon(DELTA) * (1 - 1e-12)
-    assert best_of_random(schedule, mean * factor, DELTA, eta) >= price * (1 - 1e-9)
-    assert best_of_random(schedule, mean, DELTA, eta + more) >= price * (1 - 1e-9)
-
-
-@settings(max_examples=20)
-@given(st.floats(2, 30), st.floats(50, 1000), st.sampled_from(SHAPES[:3]))
-def test_for_many_trials_it_is_far_below_publishing_them_all(z, mean, eta):
-    """For small epsilon two to three times one trial, as in the experiments of the paper, however many trials."""
-    schedule = Schedule([z], [1])
-    assert best_of_random(schedule, mean, DELTA, eta) < composed(schedule, int(mean), DELTA) / 2
-    quiet = Schedule([10.0], [1])
-    single = GaussianDP(quiet).epsilon(DELTA)
-    assert single < 0.5
-    assert 1.9 * single < best_of_random(quiet, mean, DELTA) < 3.4 * single
-
-
 NAN, INF = math.nan, math.inf
 
 
@@ -234,15 +161,7 @@ NAN, INF = math.nan, math.inf
     ("sentence", "bad", "call"),
     [
         ("number of trials", (0, -1, 1.5, NAN, INF, 10**30), lambda trials: composed(DISJOINT, trials, DELTA)),
-        ("mean number of trials", (1.0, -3.0, NAN, INF, 1e7), lambda mean: best_of_random(DISJOINT, mean, DELTA)),
-        ("eta", (-1.0, -2.0, NAN, INF), lambda eta: best_of_random(DISJOINT, 10.0, DELTA, eta)),
-        (
-            "no shape",
-            ((1e6, -0.9999), (1 + 1e-15, 1.0), (1.5, 1e300)),
-            lambda m: best_of_random(DISJOINT, m[0], DELTA, m[1]),
-        ),
         ("delta", (0.0, 1.0, NAN), lambda delta: composed(DISJOINT, 2, delta)),
-        ("delta", (0.0, 1.0, NAN), lambda delta: best_of_random(DISJOINT, 2, delta)),
         ("epsilon is", (-0.1, NAN), lambda epsilon: basic_composition([(1, 0), (epsilon, 0)])),
         ("epsilon is", (-0.1, NAN), lambda epsilon: parallel_composition([(epsilon, 0)])),
         ("epsilon is", (-1,), lambda epsilon: advanced_composition(epsilon, 0, 2, 0.1)),

@@ -1,11 +1,11 @@
-"""What ``06_train_and_trade_off.ipynb`` computes: measured runs, the nearest of them, the ladder, decay, tuning.
+"""What ``06_train_and_trade_off.ipynb`` computes: measured runs, the nearest of them, the ladder, decay.
 
     grid = load_grid()                       # as they ship with the course
     shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
     rungs = ladder(micro_batch=8, num_devices=8, batch_size=64, z=1.0, epochs=8, delta=1e-4)
 
-No widgets, and no torch: mechanism and accountants are the library's, and the runs were measured by `measure.py`.
-Values that make no sense, and a file that is missing or damaged, are refused by `UsageError`.
+No widgets, and no torch: mechanism and accountants are the library's, and the runs were measured by
+``data/results/course.py``. Values that make no sense, and a missing or damaged file, are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ import numpy as np
 from edp_lab.course.kit.inputs import Array, require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, gdp_epsilon, judge
+from edp_lab.privacy import Adjacency, Decay, Guarantee, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
-from edp_lab.privacy.composition import best_of_random, composed
 from edp_lab.reproduce.results_io import RESULTS, changed_settings, read_kept
 from edp_lab.training import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
-TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 USELESS = 0.9  # SER: nearly as many errors as there are slots and intents
 
 METHODS = {
@@ -134,7 +132,7 @@ def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
 
 
 def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
-    """The measured points of a file that `measure.py` wrote."""
+    """The measured points of a file that ``data/results/course.py`` wrote."""
     told = read_kept(path, "runs", "seconds_per_epoch")
     try:
         points = []
@@ -261,7 +259,7 @@ def ladder(
     return Ladder(configs[micro_batch], neighbours, rungs[micro_batch], tuple(rungs.values()), held(printed), noise)
 
 
-# ---- Decay, and the price of tuning --------------------------------------------------------------------------------
+# ---- Decay ---------------------------------------------------------------------------------------------------------
 
 
 class Decayed(NamedTuple):
@@ -284,31 +282,3 @@ def decays(z0: float, tau: float, epochs: int, delta: float) -> list[Decayed]:
         equal = z0 if decay is Decay.NONE else calibrate_z0(mechanism, epochs, budget)
         found.append(Decayed(decay, np.array(losses), equal, equal * decay.factors(np.arange(epochs), mechanism.tau)))
     return found
-
-
-class Tuning(NamedTuple):
-    """What it costs to try settings on private data; all trials with the same noise."""
-
-    z0: float
-    epochs: int
-    delta: float
-    trials: tuple[int, ...]  # numbers of trials, for which the others are given
-    free: float  # epsilon of one run, which is all that is usually quoted
-    published: tuple[float, ...]  # everything about that many runs may be published, the best one too
-    random: tuple[float | None, ...]  # only the best of a secret random number of runs is, with that mean; None for 1
-    chosen: int  # the place of the number that was asked for
-
-
-def tuning(z0: float, epochs: int, trials: int, delta: float) -> Tuning:
-    """The price of `trials` runs of `epochs` epochs each, disjoint batches, sound noise z0 (noise over sensitivity)."""
-    whole = f"it must be a whole number from 1 to {TRIALS[-1]}"
-    require(1 <= trials <= TRIALS[-1], f"the number of trials is {trials}: {whole}")
-    noised = "it must be greater than 0, for a run without noise has no epsilon to begin with"
-    require(0 < z0 < math.inf, f"z0 is {z0}: {noised}")
-    mechanism = Mechanism.sound(1.0, z0, 1, 1)
-    trial = mechanism.schedule(mechanism.bill(epochs))
-    numbers = tuple(sorted({*TRIALS, trials}))
-    published = tuple(composed(trial, k, delta) for k in numbers)
-    random = tuple(best_of_random(trial, float(k), delta) if k > 1 else None for k in numbers)
-    free = gdp_epsilon(trial.mu, delta)
-    return Tuning(z0, epochs, delta, numbers, free, published, random, numbers.index(trials))

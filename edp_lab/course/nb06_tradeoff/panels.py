@@ -1,4 +1,4 @@
-"""The panels of ``06_train_and_trade_off.ipynb``: measured runs, one more run, the ladder, tuning; figures, tables."""
+"""The panels of ``06_train_and_trade_off.ipynb``: measured runs, one more run, the ladder; figures, tables."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from edp_lab import training
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit import text, theme
+from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import Control, choice, decades, decay_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, holds, panel
 from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, html_table, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb06_tradeoff import compute
-from edp_lab.course.nb06_tradeoff.compute import METHODS, Decayed, Explored, Grid, Ladder, Point, Tuning
+from edp_lab.course.nb06_tradeoff.compute import METHODS, Decayed, Explored, Grid, Ladder, Point
 from edp_lab.privacy import Adjacency, Decay
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.results_io import RESULTS, rows
@@ -351,65 +351,6 @@ def decay_figure(decays: Sequence[Decayed], grid: Grid, epochs: int, delta: floa
     )
     layout = fig.plots(1, 2, axes=[left, right], horizontal_spacing=0.13)
     return fig.still("What decay costs, and what it buys", *traces, caption=caption, height=440, top=150, **layout)
-
-
-# ---- Tuning --------------------------------------------------------------------------------------------------------
-
-
-@panel("06")
-def tuning(z0: float = 1.0, epochs: int = 8, trials: int = 20, delta: float = 2e-4) -> Panel:
-    """What trying costs; `result` is a `Tuning`."""
-    return Panel(
-        "The price of tuning",
-        "What it costs to try several settings on private data and keep the best.",
-        compute.tuning,
-        [(draw_tuning, "1 1 auto")],
-        words.tuning,
-        tuning_command,
-        tiles=tell_tuning,
-        views={
-            "100 trials instead of 20": {"trials": 100},
-            "noise ten times larger": {"z0": 10 * z0},
-            "a single run": {"trials": 1},
-        },
-        z0=number("noise multiplier z0", z0, decades(-1, 2)),
-        epochs=number("epochs of a trial", epochs, range(1, 41), unit="passes"),
-        trials=number("trials", trials, compute.TRIALS, unit="runs"),
-        delta=_delta(delta),
-    )
-
-
-def tell_tuning(result: Tuning) -> tuple[Tile, Tile, str]:
-    """What is quoted, what all trials cost, and what a secret number would."""
-    trials, random = result.trials[result.chosen], result.random[result.chosen]
-    quoted = claimed(at_most(result.free), "ε of one run", "usually quoted")
-    paid = holds(at_most(result.published[result.chosen]), f"ε of {count(trials, 'run')}")
-    if random is None:
-        return quoted, paid, "A single run costs what is quoted."
-    secret = f"A secret random number of trials, {trials} on average, of which only the best is seen,"
-    return quoted, paid, f"{secret} costs ε = {at_most(random)}."
-
-
-def draw_tuning(result: Tuning) -> Figure:
-    """Epsilon by the number of trials."""
-    x, quoted = result.trials, [result.free] * len(result.trials)
-    return figure(
-        "The price of tuning",
-        line("one run, as quoted", CLAIMED, "dash", symbol="square-open", x=x, y=quoted),
-        line("all trials are seen", HOLDS, width=3, symbol="circle", x=x, y=result.published),
-        line("only the best, number secret", OTHER, "dot", symbol="diamond", x=x, y=result.random),
-        _chosen(x[result.chosen], result.published[result.chosen]),
-        hover="%{x} trials: ε ≈ %{y:.3g}",
-        xaxis=fig.axis("trials (dotted line: on average)", type="log", dtick=1, tickformat=",~r"),
-        yaxis=log_axis("ε", [result.free, *result.published, *result.random], margin=ROOM),
-    )
-
-
-def tuning_command(result: Tuning, **values: Any) -> str:
-    """The call that prints the price of one run, of all and of a secret number, and `edp-lab account` for one run."""
-    options = {"z0": result.z0, "gpus": 1, "micro-batch-size": 1, "epochs": result.epochs, "delta": result.delta}
-    told = "paid = {}; print(paid.free, paid.published[paid.chosen], paid.random[paid.chosen])"
-    return f"{text.python(compute.tuning, do=told, **values)}\n{account_command(options)}"
 
 
 # ---- Tables of runs ------------------------------------------------------------------------------------------------
