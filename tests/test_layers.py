@@ -146,7 +146,7 @@ for name, arguments in {
     "06 Explorer": (compute.load_grid(), base),
     "06 ladder": (base, 2e-4),
     "10 pixels": (Sketch(0), panels.ThreePhaseSettings()),
-    "10 labels": (Sketch(0), panels.ThreePhaseSettings()),
+    "10 Pipeline": (Sketch(0), panels.ThreePhaseSettings()),
 }.items():
     PANELS[name](*arguments)  # draws, and tells
 """

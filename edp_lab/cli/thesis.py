@@ -1,4 +1,4 @@
-"""``edp-lab reproduce thesis``: its tables and figures, ours beside theirs; ``three-phase run``: its architecture."""
+"""``edp-lab reproduce thesis``: its tables and figures, ours beside theirs; ``three-phase``: its architecture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from edp_lab.cli.options import CORES, COUNT, App, Delta, Json, chosen, commas, numbers
+from edp_lab.cli.options import CORES, COUNT, Delta, Json, chosen, commas, numbers
 from edp_lab.cli.output import (
     Screen,
     Section,
@@ -266,16 +266,8 @@ def _images(matrices: Mapping[str, Any], colors: str, title: str = "") -> Figure
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
 
-three_phase_app = App(no_args_is_help=True, help="The thesis' input noise, instructors and understudy.")
 
-
-@three_phase_app.callback()
-def _three_phases() -> None:
-    pass
-
-
-@three_phase_app.command()
-def run(
+def three_phase(
     ctx: typer.Context,
     data: Annotated[str, "digits (embedded) or mnist (edp-lab data fetch mnist)."] = "digits",
     model: Annotated[str, "cnn (two convolutions), alexnet, vgg or mlp."] = "cnn",
@@ -297,7 +289,7 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the three phases: accuracy and epsilon of every part, and what the thesis says beside what holds."""
+    """Run the thesis' three phases: accuracy and epsilon of every part, and what the thesis says beside what holds."""
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import run_three_phase
     from edp_lab.three_phase.settings import ThreePhaseSettings

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from edp_lab.cli import app as main_app
 from edp_lab.cli import output
 from edp_lab.cli.options import App, chosen, options_of
-from edp_lab.cli.thesis import run as three_phase_run
+from edp_lab.cli.thesis import three_phase
 from edp_lab.corpora import load_corpus
 from edp_lab.corpora.corpus import PackedUtterances
 from edp_lab.training import TrainConfig
@@ -65,10 +65,10 @@ def test_train_has_an_option_for_each_field_with_the_help_that_stands_beside_it(
             assert (option.help, option.default) == (hints[field.name].__metadata__[0], field.default)
 
 
-def test_three_phase_run_has_the_defaults_of_its_settings():
+def test_three_phase_has_the_defaults_of_its_settings():
     from edp_lab.three_phase.settings import ThreePhaseSettings
 
-    options = inspect.signature(three_phase_run).parameters
+    options = inspect.signature(three_phase).parameters
     for field in dataclasses.fields(ThreePhaseSettings):
         default = options[option_name(field.name)].default
         assert default == ("1,2,3" if field.name == "phases" else field.default)

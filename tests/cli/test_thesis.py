@@ -1,4 +1,4 @@
-"""``edp-lab reproduce thesis`` and ``three-phase run``: readable tables, JSON alone on standard output, files."""
+"""``edp-lab reproduce thesis`` and ``three-phase``: readable tables, JSON alone on standard output, files."""
 
 import csv
 import json
@@ -75,7 +75,7 @@ def test_ctrl_c_says_what_is_kept(thesis, monkeypatch, tmp_path):
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
 
-RUN = ("three-phase", "run", "--epochs", "1", "--instructors", "2")
+RUN = ("three-phase", "--epochs", "1", "--instructors", "2")
 
 
 def test_a_run_says_what_the_thesis_says_and_what_holds(output_of):

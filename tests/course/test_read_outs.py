@@ -68,7 +68,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
         "holds",
         lambda r: r.guarantee.epsilon,
     ),
-    ("10 parts", [{}], 0, "holds", lambda r: r.cost.together),
 ]
 
 

@@ -28,13 +28,11 @@ from edp_lab.three_phase.settings import PUBLIC_SHARE, ThreePhaseSettings
 from edp_lab.three_phase.votes import (
     L1_SENSITIVITY,
     NO_LABEL,
-    PartitionCost,
     Vote,
     VoteAccount,
     account_votes,
     composed_epsilons,
     label_probabilities,
-    partition_cost,
     query_epsilon,
     vote_counts,
 )
@@ -42,11 +40,9 @@ from edp_lab.three_phase.votes import (
 SHOWN = 6  # images of phase I in the figure
 RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels
 DRAWS = 5  # of the noise on the labels, over which accuracies are averaged
-MNIST_SHAPE, MNIST_TRAIN, MNIST_QUERIES = (1, 28, 28), 60_000, 9000  # what the thesis has
+MNIST_SHAPE, MNIST_QUERIES = (1, 28, 28), 9000  # what the thesis has
 SIGMAS = [float(s) for s in np.geomspace(0.01, 10, 31)]
 LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
-SAMPLES = (10, 20, 40, 80, 160, 320)  # labels that an understudy learns from, and all of them
-PARTS = (1, 2, 5, 10, 20, 50, 100, 200)
 Labels = NDArray[np.int64]
 
 
@@ -219,36 +215,6 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
     )
 
 
-class Partition(NamedTuple):
-    """What N instructors, each trained with DP-Adam on its own part of MNIST, do to epsilon; costs by number."""
-
-    instructors: int
-    batch_size: int
-    epochs: int
-    noise_multiplier: float
-    delta: float
-    costs: dict[int, PartitionCost]
-
-    @property
-    def cost(self) -> PartitionCost:
-        return self.costs[self.instructors]
-
-    def rate(self, parts: int) -> float:
-        """q: the chance of an example to be in a batch."""
-        return self.batch_size / (MNIST_TRAIN // parts)
-
-
-def split_training(instructors: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float) -> Partition:
-    """The same training, batch size and noise, on all of MNIST and on parts of it."""
-    how = (batch_size, epochs, noise_multiplier, delta)
-    costs = {instructors: _partition_cost(MNIST_TRAIN, instructors, *how)}
-    costs |= {n: _partition_cost(MNIST_TRAIN, n, *how) for n in PARTS if batch_size <= MNIST_TRAIN // n}
-    return Partition(instructors, *how, dict(sorted(costs.items())))
-
-
-_partition_cost = lru_cache(maxsize=512)(partition_cost)
-
-
 # ---- Phase III -----------------------------------------------------------------------------------------------------
 
 
@@ -257,50 +223,48 @@ class LabelBill(NamedTuple):
 
     settings: ThreePhaseSettings
     account: VoteAccount  # of the labels put to the vote
-    spent: int  # how many these are
     accountant: str  # the way of adding up that gives the least epsilon
     composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant
-    sizes: list[int]  # labels from which an understudy learns
-    here: int  # where those spent are among them
-    accuracy: list[float]  # of that understudy on images that nobody labels, mean over draws of the noise
-    low: list[float]  # of its 95 % interval
-    high: list[float]
-    right: list[float]  # share of the labels that are true
-    silent: list[float]  # accuracy with the votes counted without noise
+    # Means over draws of the noise:
+    accuracy: float  # of the understudy on images that nobody labels,
+    interval: tuple[float, float]  # both ends of its 95 % interval,
+    right: float  # and the share of the labels that are true
     tested: int  # images that nobody labels
 
 
 def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
-    """Account for the labels that linear instructors give, and train a linear understudy on them."""
+    """Account for the labels that linear instructors give, and train linear understudies on them."""
     spent = settings.labels or sketch.public
     there = f"there are {sketch.public} public images: ask for no more than that"
     require(spent <= sketch.public, f"{spent} labels, but {there}")
-    aggregator, counts = settings.aggregator(), sketch.counts(settings)
+    aggregator = settings.aggregator()
     bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
     account = account_votes(aggregator, spent, settings.delta)
-    composed = {way: [bill[way] for bill in bills] for way in bills[0]}
-    least = min(account.composed, key=lambda way: account.composed[way])
-    sizes = sorted({*SAMPLES, spent, sketch.public})
-    noisy = [sketch.labels(settings, draw) for draw in range(DRAWS)]
-    scores = np.array([_understudies(sketch, settings.sigma, labels, sizes) for labels in noisy])
-    accuracy, low, high, right = scores.mean(axis=0).tolist()
-    silent = _understudies(sketch, settings.sigma, counts.argmax(axis=1), sizes)[0].tolist()
-    tested, here = len(sketch.images.test) - sketch.public, sizes.index(spent)
+    scores = np.mean([_understudy(sketch, settings, spent, draw) for draw in range(DRAWS)], axis=0)
+    accuracy, low, high, right = scores.tolist()
     return LabelBill(
-        *(settings, account, spent, least, composed, sizes, here), accuracy, low, high, right, silent, tested
+        settings,
+        account,
+        accountant=min(account.composed, key=lambda way: account.composed[way]),
+        composed={way: [bill[way] for bill in bills] for way in bills[0]},
+        accuracy=accuracy,
+        interval=(low, high),
+        right=right,
+        tested=len(sketch.images.test) - sketch.public,
     )
 
 
-def _understudies(sketch: Sketch, sigma: float, labels: Labels, sizes: list[int]) -> Array:
-    """Of understudies that learn from so many of the first labels: accuracy, both ends of its interval, and the share
-    of their labels that are true, (4, S). Without any label an understudy always says 0."""
-    features, truth, public = sketch.features(sigma), sketch.images.test_labels, sketch.public
-    came = [np.flatnonzero(labels[:n] != NO_LABEL) for n in sizes]
-    models = [fit_linear(features[rows], labels[rows], sketch.images.classes) for rows in came]
-    said = (features[public:] @ np.array(models)).argmax(axis=2)  # (S, tested)
-    rates = [rate_of(hits) for hits in said == truth[public:]]
-    right = [(labels[rows] == truth[rows]).sum() / max(len(rows), 1) for rows in came]
-    return np.array([(rate.value, *rate.interval, share) for rate, share in zip(rates, right, strict=True)]).T
+def _understudy(sketch: Sketch, settings: ThreePhaseSettings, spent: int, draw: int) -> tuple[float, ...]:
+    """Accuracy of an understudy, both ends of its interval, and the share of its labels that are true.
+
+    Without any label an understudy always answers 0.
+    """
+    features, truth, public = sketch.features(settings.sigma), sketch.images.test_labels, sketch.public
+    labels = sketch.labels(settings, draw)[:spent]
+    came = np.flatnonzero(labels != NO_LABEL)
+    model = fit_linear(features[came], labels[came], sketch.images.classes)
+    rate = rate_of((features[public:] @ model).argmax(axis=1) == truth[public:])
+    return rate.value, *rate.interval, (labels[came] == truth[came]).sum() / max(len(came), 1)
 
 
 _composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)

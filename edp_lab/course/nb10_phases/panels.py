@@ -1,4 +1,4 @@
-"""The panels of ``10_three_phases.ipynb``: four that follow their sliders, and one that runs the pipeline."""
+"""The panels of ``10_three_phases.ipynb``: two that follow their sliders, and one that also runs the pipeline."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, pane
 from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.course.nb10_phases import compute
-from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Partition, Sketch
+from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Sketch
 from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
 from edp_lab.three_phase.settings import NOT_PRIVATE, THESIS_ACCURACY, UNDERSTUDY, ThreePhaseSettings
 from edp_lab.three_phase.settings import PLAIN as PLAIN_MODEL
-from edp_lab.three_phase.votes import PRIVATE
+from edp_lab.three_phase.votes import PRIVATE, VoteAccount
 
 if TYPE_CHECKING:
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord
 
 
 words = text.Words(
-    __file__, draws=compute.DRAWS, not_private=NOT_PRIVATE, spelt=lambda name: name.replace("Renyi", "Rényi")
+    __file__,
+    draws=compute.DRAWS,
+    not_private=NOT_PRIVATE,
+    spelt=lambda name: name.replace("Renyi", "Rényi"),
+    thesis_accuracy=THESIS_ACCURACY,
 )
 figure = partial(fig.figure, height=380)
 HERE: dict[str, Any] = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
@@ -57,10 +61,10 @@ def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
 
 
 def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> str:
-    """The call of `edp-lab three-phase run` that does these phases with networks."""
+    """The call of `edp-lab three-phase` that does these phases with networks."""
     always = ("phases", "sigma", "instructors", "vote", "vote_epsilon", "delta", "seed")
     options = text.options_of(replace(settings, phases=tuple(take)), ThreePhaseSettings(), always)
-    return shlex.join(["edp-lab", "three-phase", "run", "--data", "digits", *options])
+    return shlex.join(["edp-lab", "three-phase", "--data", "digits", *options])
 
 
 def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> text.Html:
@@ -69,7 +73,7 @@ def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> te
     table: list[tuple[str, ...]] = [head]
     for name, settings in rows.items():
         ballot, bill = compute.take_vote(sketch, settings), compute.spend_labels(sketch, settings)
-        shares = map(percent, (ballot.unanimous, bill.right[bill.here], bill.accuracy[bill.here]))
+        shares = map(percent, (ballot.unanimous, bill.right, bill.accuracy))
         table.append((name, *shares, *map(at_most, (ballot.query_epsilon, bill.account.epsilon))))
     return text.html_table(table)
 
@@ -222,248 +226,123 @@ def draw_ballot(result: Ballot) -> Figure:
     )
 
 
-# ---- Phase II: parts and epsilon -----------------------------------------------------------------------------------
+# ---- Phase III: what labels cost and teach, and the pipeline with networks -------------------------------------------
 
 
 @panel("10")
-def parts(start: ThreePhaseSettings) -> Panel:
-    """Epsilon of instructors that train with DP-Adam; `result` is a `Partition`."""
-    return Panel(
-        "Phase II: what instructors do to ε",
-        "The ε of one model that trains privately on all of MNIST's images, and of N models on a part each.",
-        partial(compute.split_training, delta=start.delta),
-        [(draw_parts, "1 1 30rem")],
-        words.parts,
-        lambda result, **_: account_command(result),
-        tiles=tell_parts,
-        views={
-            "1 instructor": {"instructors": 1},
-            "100 instructors": {"instructors": 100},
-            "100 instructors, batches of 50": {"instructors": 100, "batch_size": 50},
-        },
-        instructors=number("instructors N", start.instructors, compute.PARTS, unit="parts"),
-        batch_size=number("batch size", 250, [50, 100, 150, 200, 250, 300, 500, 1000], unit="images"),
-        epochs=number("epochs", 10, [1, 2, 5, 10, 15, 20, 30, 40, 60], unit="epochs"),
-        noise_multiplier=number("noise multiplier z", 1.1, [k / 10 for k in range(5, 51)]),
-    )
+class Pipeline(RunPanel):
+    """What labels cost and teach, by linear models that follow the controls; Run does the same with networks."""
 
+    def __init__(self, sketch: Sketch, start: ThreePhaseSettings) -> None:
+        self._sketch, self._start = sketch, start
+        self.runs: list[ThreePhaseRecord] = []  # all that came to their end
+        spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
+        self.inputs = self.controls = {
+            "labels": number("labels spent", start.labels or sketch.public, spent, unit="public images"),
+            **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
+            "understudy_method": choice("understudy", start.understudy_method, {"Adam": "adam", "DP-Adam": "dp-adam"}),
+        }
+        self.bill = compute.spend_labels(sketch, start)
+        super().__init__(
+            "Phase III: an understudy learns from labels",
+            "What all labels cost together, and how well a model does that learns from nothing else.",
+            [*self.inputs.values()],
+            [draw_bill(self.bill), draw_runs([], self.bill)],
+        )
+        self._show()
+        for control in self.inputs.values():
+            control.observe(self._changed, "entered")
 
-def tell_parts(result: Partition) -> tuple[Tile, Tile, str]:
-    """The thesis' epsilon of all instructors together and the true one, and why it is larger than one model's."""
-    n, cost = result.instructors, result.cost
-    told = "One instructor has all images: there is nothing to split."
-    if n > 1:
-        told = f"An image of a part is in a batch {digits(result.rate(n) / result.rate(1))} times as often, "
-        told += f"so ε rises from the {at_most(cost.one)} of one model on all images."
-    said = claimed(digits(cost.claimed), f"ε of one model, divided by {n}")
-    return said, holds(at_most(cost.together), f"ε of all together, at δ = {short(result.delta)}"), told
+    @property
+    def record(self) -> ThreePhaseRecord | None:
+        """The last run that came to its end."""
+        return self.runs[-1] if self.runs else None
 
+    def prepare(self) -> ThreePhaseSettings:
+        return replace(self._start, **{name: control.value for name, control in self.inputs.items()})
 
-def draw_parts(result: Partition) -> Figure:
-    """Epsilon by number of instructors: of one on all data, of N on parts, and the thesis' claim."""
-    numbers, costs = list(result.costs), result.costs.values()
-    on: dict[str, Any] = {"x": numbers, "hover": "%{x} instructors: ε ≈ %{y:.3g}"}
-    one, together, said = zip(*((cost.one, cost.together, cost.claimed) for cost in costs), strict=True)
-    return figure(
-        "ε, split into N parts",
-        line("one model on all", OTHER, "dot", y=one, **on),
-        line("holds: N on parts", HOLDS, width=3, symbol="circle", y=together, **on),
-        line("claimed", CLAIMED, "dash", symbol="square-open", size=9, y=said, **on),
-        fig.vline(result.instructors, **HERE),
-        xaxis=axis("instructors N, on 60,000 images", tickangle=0, tickvals=numbers, **NUMBERS),
-        yaxis=log_axis(f"ε at δ = {short(result.delta)}", [*one, *together, *said], margin=0.05),
-    )
+    def _changed(self, change: Mapping[str, Any]) -> None:
+        with self.guard(change["owner"]):
+            self.bill = compute.spend_labels(self._sketch, self.prepare())
+            self._show()
 
+    def _show(self, record: ThreePhaseRecord | None = None) -> None:
+        """The bill of the labels as the controls stand, and what a run that has just ended adds to it."""
+        self.figures[0].show(draw_bill(self.bill))
+        self.figures[1].show(draw_runs(self.runs, self.bill))
+        self.tiles.show(*(tell_run(record) if record else tell_labels(self.bill)))
+        self.words.value = words.pipeline(self.bill, record, len(self.runs))
+        self.command.value = command(self.bill.settings)
 
-def account_command(partition: Partition) -> str:
-    """The call of `edp-lab account` that gives the epsilon of one of the instructors."""
-    rate, z, delta = partition.rate(partition.instructors), partition.noise_multiplier, partition.delta
-    alone = {"clip": 1, "z0": f"{z:g}", "gpus": 1, "micro-batch-size": 1}
-    return text.command("account", {**alone, "sampling-rate": rate, "epochs": partition.epochs, "delta": f"{delta:g}"})
+    def work(self, settings: ThreePhaseSettings) -> None:
+        from edp_lab.three_phase import phases  # brings torch, which only networks need
 
+        self.bill = compute.spend_labels(self._sketch, settings)
+        self._show()
+        self.bar.max, self.bar.value = settings.instructors + 3, 0
 
-# ---- Phase III: what labels cost, and teach ------------------------------------------------------------------------
+        def listen(event: Event) -> None:
+            self.heed_stop("Stopped before an understudy was ready: nothing released, nothing to pay.")
+            self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
+            self.bar.value += event.epoch == event.epochs
 
-
-@panel("10")
-def labels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
-    """What labels cost and teach; `result` is a `LabelBill`."""
-    spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
-    many = {"instructors": 100, "sigma": 0.0}
-    return Panel(
-        "Phase III: an understudy learns from labels",
-        "What all labels cost together, and how well a model does that learns from nothing else.",
-        lambda **values: compute.spend_labels(sketch, replace(start, **values)),
-        [draw_bill, draw_learnt],
-        words.labels,
-        lambda result, **_: command(result.settings),
-        tiles=tell_labels,
-        views={
-            "100 instructors, no noise on pixels": many,
-            "and Gaussian votes": {**many, "vote": "gaussian"},
-            "and 100 labels": {**many, "vote": "gaussian", "labels": 100},
-        },
-        labels=number("labels spent", start.labels or sketch.public, spent, unit="public images"),
-        **_controls(start, "instructors", "vote", "vote_epsilon", "sigma", "delta"),
-    )
+        self.runs.append(phases.run_three_phase(settings, self._sketch.images, listen))
+        self._show(self.record)
 
 
 def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
-    """The thesis' epsilon of all labels and the true one, and what the understudy has learnt."""
-    account, here = result.account, result.here
-    said = claimed(digits(result.settings.vote_epsilon), "ε of all labels")
-    of = f"ε of {count(result.spent, 'label')}, at δ = {short(account.delta)}, in real numbers"
-    held = holds(at_most(account.epsilon), of)
-    noisy, silent = (percent(scores[here]) for scores in (result.accuracy, result.silent))
-    return said, held, f"The understudy is right on {noisy} of new images; votes without noise would teach it {silent}."
+    """The thesis' epsilon of all labels, the true one, and what the understudy has learnt."""
+    taught = f"A linear understudy is right on {percent(result.accuracy)} of new images"
+    return *_epsilons(result.account, result.settings), f"{taught}; {percent(result.right)} of its labels are true."
+
+
+def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
+    """The same for a run with networks, beside a network that learnt without privacy."""
+    account, plainly, scores = record.privacy, record.part(PLAIN_MODEL).scores, record.part(UNDERSTUDY).scores
+    assert account is not None
+    taught = f"The understudy is right on {percent(scores.accuracy)} of new images"
+    beside = f"a model without privacy on {percent(plainly.accuracy)}"
+    return *_epsilons(account, record.settings), f"{taught}, {beside}."
+
+
+def _epsilons(account: VoteAccount, settings: ThreePhaseSettings) -> tuple[Tile, Tile]:
+    of = f"ε of {count(account.queries, 'label')}, at δ = {short(account.delta)}, in real numbers"
+    return claimed(digits(settings.vote_epsilon), "ε of all labels"), holds(at_most(account.epsilon), of)
 
 
 def draw_bill(result: LabelBill) -> Figure:
     """Epsilon of all labels by their number: by the plain sum, by the least of the accountants, and as claimed."""
-    settings, composed, n = result.settings, result.composed, compute.LABEL_COUNTS
-    least = [min(epsilons) for epsilons in zip(*composed.values(), strict=True)]
-    summed, said = [k * result.account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
+    settings, account, n = result.settings, result.account, compute.LABEL_COUNTS
+    least = [min(epsilons) for epsilons in zip(*result.composed.values(), strict=True)]
+    summed, said = [k * account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
     on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε ≈ %{y:.3g}"}
     return figure(
         "What labels cost",
         line("holds", HOLDS, width=3, y=least, **on),
-        line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in composed, **on),
+        line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in result.composed, **on),
         line("claimed", CLAIMED, "dash", y=said, **on),
-        fig.vline(result.spent, **HERE),
+        fig.vline(account.queries, **HERE),
         xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
         yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *said], margin=0.05),
     )
 
 
-def draw_learnt(result: LabelBill) -> Figure:
-    """Accuracy of the understudy by labels spent, beside the same votes without noise, and how many labels are true."""
-    on: dict[str, Any] = {"x": result.sizes, "hover": "%{x} labels: %{y:.0%}"}
-    band: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-    band |= {"type": "scatter", "x": result.sizes}
-    ticks = [*compute.SAMPLES, max(result.sizes)]
+def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
+    """Accuracy of the understudy against the epsilon of its labels: linear models now, and networks, a point a run."""
+    scores = [run.part(UNDERSTUDY).scores for run in runs]
+    paid = [run.privacy.epsilon for run in runs if run.privacy is not None]  # every run with an understudy
+    accuracies, numbers = [score.accuracy for score in scores], [str(k + 1) for k in range(len(runs))]
+    bars = fig.error_bars(accuracies, [score.interval for score in scores], color=HOLDS, thickness=1.5)
+    on: dict[str, Any] = {"x": paid, "y": accuracies, "error_y": bars, "marker": EDGE}
+    on |= {"mode": "markers+text", "text": numbers, "textposition": "middle right"}
+    on |= {"hovertext": [words.told(run.settings) for run in runs], "hoverinfo": "text"}
+    here: dict[str, Any] = {"x": [bill.account.epsilon], "y": [bill.accuracy], "hover": "ε ≈ %{x:.3g}: %{y:.0%}"}
+    reach = fig.error_bars(here["y"], [bill.interval], color=NOISE, thickness=1.5)
+    cost = log_axis("ε of the labels", [0.5, 2000.0, *paid, *here["x"]], margin=0.05)
     return figure(
         "What they teach",
-        {**band, "y": result.low},
-        {**band, "y": result.high, "fill": "tonexty", "fillcolor": "rgba(204,121,167,0.2)"},
-        line("understudy (95 %)", NOISE, width=3, symbol="circle", size=9, y=result.accuracy, **on),
-        line("without noise", PLAIN, "dot", symbol="triangle-up-open", size=9, y=result.silent, **on),
-        line("labels that are true", OTHER, "dash", symbol="diamond-open", size=9, y=result.right, **on),
-        fig.vline(result.spent, **HERE),
-        xaxis=axis("labels spent", tickangle=0, tickvals=ticks, **NUMBERS),
-        yaxis=axis("share that is right", [0, 1.02], **PERCENT),
+        points("linear models, as set", NOISE, "diamond", 12, error_y=reach, **here),
+        points("your runs", HOLDS, "circle", 12, **on),
+        xaxis=cost,
+        yaxis=axis("accuracy of the understudy (95 %)", [0, 1.08], **PERCENT),
     )
-
-
-# ---- The pipeline, live --------------------------------------------------------------------------------------------
-
-Scores = Sequence[tuple[str, float, tuple[float, float]]]  # of each part: name, accuracy, and its 95 % interval
-
-
-@panel("10")
-class Pipeline(RunPanel):
-    """The three phases with networks and the label panel's values, beside a plain model; only Run starts any work."""
-
-    def __init__(self, sketch: Sketch, start: ThreePhaseSettings, settings: Panel) -> None:
-        self._sketch, self._start, self._settings = sketch, start, settings
-        self.runs: list[ThreePhaseRecord] = []  # all that came to their end
-        self.epochs = number("epochs (0: enough)", start.epochs or 0)
-        methods = {"Adam": "adam", "DP-Adam": "dp-adam"}
-        self.method = choice("understudy uses", start.understudy_method, methods)
-        super().__init__(
-            "Run it",
-            "How good each part of a real run with networks is, and what your runs cost.",
-            [self.method, self.epochs],
-            [draw_parts_so_far([], {}), draw_runs([])],
-        )
-        self.command.value = command(self.prepare())
-
-    @property
-    def record(self) -> ThreePhaseRecord | None:
-        """Of the last run that came to its end."""
-        return self.runs[-1] if self.runs else None
-
-    def prepare(self) -> ThreePhaseSettings:
-        own = {"epochs": self.epochs.value or None, "understudy_method": self.method.value}
-        return replace(self._start, **self._settings.values, **own)
-
-    def work(self, settings: ThreePhaseSettings) -> None:
-        from edp_lab.three_phase import phases  # brings torch, which only networks need
-
-        self.words.value, self.command.value = "", command(settings)
-        self.bar.max, self.bar.value = settings.instructors + 3, 0
-        so_far: list[tuple[str, float, tuple[float, float]]] = []
-
-        def draw(scores: Scores) -> None:
-            self.figures[0].show(draw_parts_so_far(scores, THESIS_ACCURACY[settings.model]))
-
-        def listen(event: Event) -> None:
-            """What the networks report, epoch by epoch."""
-            self.heed_stop("Stopped before an understudy was ready: nothing released, nothing to pay.")
-            self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
-            if event.epoch == event.epochs and event.accuracy is not None:
-                self.bar.value += 1
-                so_far.append((event.part, event.accuracy, (event.accuracy, event.accuracy)))
-                draw(so_far)
-
-        record = phases.run_three_phase(settings, self._sketch.images, listen)
-        self.runs.append(record)
-        draw([(part.name, part.scores.accuracy, part.scores.interval) for part in record.parts])
-        self.figures[1].show(draw_runs(self.runs))
-        self.tiles.show(*tell_run(record))
-        self.words.value = words.run(record, len(self.runs))
-
-
-def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
-    """The thesis' epsilon of a run's labels and the true one, and how good the understudy is that has learnt them."""
-    account, plainly, scores = record.privacy, record.part(PLAIN_MODEL).scores, record.part(UNDERSTUDY).scores
-    assert account is not None
-    said = claimed(digits(record.settings.vote_epsilon), "ε of all labels")
-    held = holds(at_most(account.epsilon), f"ε at δ = {short(account.delta)}, in real numbers")
-    told = f"The understudy is right on {percent(scores.accuracy)} of new images, "
-    return said, held, f"{told}a model without privacy on {percent(plainly.accuracy)}."
-
-
-NAMES = {  # of parts, as a reader meets them
-    PLAIN_MODEL: "without noise",
-    "one instructor": "one, noised images",
-    "instructors": "each of N",
-    "hard vote": "most votes",
-    "soft vote": "mean of votes",
-    UNDERSTUDY: "understudy",
-}
-
-
-def draw_parts_so_far(scores: Scores, thesis: Mapping[str, float]) -> Figure:
-    """Accuracy of every part of a run, beside the thesis'; instructors share a row and have no bars."""
-    bars, rows = [], []
-    for name, accuracy, interval in scores:
-        one_of_many = name.startswith("instructor")
-        bars.append((accuracy, accuracy) if one_of_many else interval)
-        rows.append(NAMES["instructors" if one_of_many else name])
-    accuracies = [accuracy for _, accuracy, _ in scores]
-    reach = fig.error_bars(accuracies, bars, color=PLAIN, thickness=1.5)
-    here = {"x": accuracies, "y": rows, "error_x": reach, "hover": "%{y}: %{x:.1%}"}
-    there = {"x": list(thesis.values()), "y": [NAMES[name] for name in thesis], "hover": "%{y}: %{x:.0%}"}
-    names = {"categoryorder": "array", "categoryarray": [*NAMES.values()][::-1], "range": [-0.5, len(NAMES) - 0.5]}
-    return figure(
-        "Part by part",
-        points("this run (95 %)", PLAIN, "circle", 11, edge=None, **here),
-        points("the thesis, MNIST", CLAIMED, "diamond-open", 12, edge=2, **there),
-        xaxis=axis("accuracy on 60 images", [0, 1.03], **PERCENT),
-        yaxis=names,
-    )
-
-
-def draw_runs(runs: Sequence[ThreePhaseRecord]) -> Figure:
-    """Accuracy of the understudy against the epsilon of its labels, a point for each run."""
-    scores = [run.part(UNDERSTUDY).scores for run in runs]
-    paid = [run.privacy for run in runs if run.privacy is not None]  # so have all that have an understudy
-    epsilons, accuracies = [account.epsilon for account in paid], [score.accuracy for score in scores]
-    reach = fig.error_bars(accuracies, [score.interval for score in scores], color=HOLDS, thickness=1.5)
-    on = {"x": epsilons, "y": accuracies, "error_y": reach, "marker": EDGE, "showlegend": False}
-    number = {"mode": "markers+text", "text": [str(k + 1) for k in range(len(runs))], "textposition": "middle right"}
-    told = [words.told(run.settings) + f", {one.queries} labels" for run, one in zip(runs, paid, strict=True)]
-    marks = points("", HOLDS, "circle", 12, **on, **number, hovertext=told, hoverinfo="text")
-    cost = log_axis("ε of the labels", [0.5, 2000.0, *epsilons], margin=0.05)
-    accuracy = axis("accuracy of the understudy", [0, 1.08], **PERCENT)
-    return figure("Your runs", marks, xaxis=cost, yaxis=accuracy)
