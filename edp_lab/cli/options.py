@@ -22,7 +22,7 @@ Command = Callable[..., None]
 
 COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: more would not end
 CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
-UTTERANCES: Bounds = {"min": 1, "max": 100_000_000}  # a packed corpus of some gigabytes
+UTTERANCES: Bounds = {"min": 1, "max": 10_000_000}  # a file of two gigabytes
 
 BatchSize = Annotated[int, "Utterances per step, over all devices."]
 Clip = Annotated[float, "Clip norm C."]

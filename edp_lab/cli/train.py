@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, commas, given, options_of
 from edp_lab.cli.output import answer, bar, echo, output_folder, telling, words
@@ -66,34 +66,25 @@ def fetch(
 @data_app.command()
 def make(
     name: Annotated[str, typer.Argument(help="smart-home, or smart-home-communication, -health, -video.")],
-    out: Annotated[Path, "JSONL file (.jsonl, .jsonl.gz) to write; any other name: packed."],
+    out: Annotated[Path, "JSONL file to write (.jsonl or .jsonl.gz)."],
     utterances: Annotated[int, "How many.", UTTERANCES] = 4500,
     seed: Annotated[int, "Same seed, same corpus.", SEED] = 0,
     speakers: Annotated[
         int, "How many people say them, a few of them most, each in ways of their own (0: nobody is named).", AT_MOST
     ] = 0,
 ) -> None:
-    """Generate the synthetic smart-home corpus, of any size.
-
-    A packed corpus is a folder that training maps into memory instead of reading: made for a million utterances.
-    """
-    from edp_lab.corpora.smart_home import DOMAINS, generate, pack, write_jsonl
+    """Generate the synthetic smart-home corpus, of any size."""
+    from edp_lab.corpora.smart_home import DOMAINS, generate, write_jsonl
 
     domain = name.removeprefix("smart-home").removeprefix("-")
     if name not in ("smart-home", *(f"smart-home-{one}" for one in DOMAINS)):
         raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
-    listed = out.name.endswith((".jsonl", ".jsonl.gz"))
-    if speakers and not listed:
-        raise UsageError(f"a packed corpus has no place for speakers: call --out {out.name}.jsonl")
-    made = generate(utterances, seed, domain or None, speakers) if listed else None
+    if not out.name.endswith((".jsonl", ".jsonl.gz")):
+        raise UsageError(f"{out} is no name of a JSONL file: call it {out.name}.jsonl")
     output_folder(out.parent).mkdir(parents=True, exist_ok=True)
-    if made is not None:
-        write_jsonl(made, out)
-    else:
-        with bar("", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), total=utterances) as (update, _):
-            pack(utterances, seed, out, domain or None, update)
+    write_jsonl(generate(utterances, seed, domain or None, speakers), out)
     echo(out)
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import readers
-from edp_lab.corpora.corpus import Corpus, Utterance, is_packed, load_packed
+from edp_lab.corpora.corpus import Corpus, Utterance
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, user_cache
@@ -206,9 +206,7 @@ def _not_found(name: str) -> UsageError:
 
 def _own_corpus(name: str, path: Path) -> Corpus:
     if not path.exists():
-        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, a packed one, or JSONL")
-    if is_packed(path):
-        return load_packed(name)
+        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or JSONL")
     reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.corpora.corpus import Corpus, PackedUtterances, Ragged, Utterance, Words, coded
+from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, Words, coded
 from edp_lab.errors import UsageError
 
 WORD_BYTES = 16  # bytes of a word that the character CNN sees
@@ -107,7 +107,7 @@ class Dataset:
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
         if not len(utterances):
             raise UsageError("the split is empty: use a larger corpus")
-        self.utterances = utterances if isinstance(utterances, PackedUtterances) else tuple(utterances)
+        self.utterances = tuple(utterances)
         found = coded(self.utterances)
         intents = _numbers(found.intent_names, labels.intents)[found.intents]
         self.lengths = found.words.numbers.lengths
@@ -118,8 +118,8 @@ class Dataset:
             self._tags = Ragged.of([np.zeros(0, np.int64)] * len(fits)) if found.tags is None else found.tags
             self._tags = self._tags.through(known)
             fits &= self._tags.lengths == self.lengths
-            if len(known) and known.min() < 0:
-                fits &= np.array([self._tags.gather(np.array([k]))[0].min(initial=0) >= 0 for k in range(len(fits))])
+            unknown = known[self._tags.codes] < 0
+            fits[np.repeat(np.arange(len(fits)), self._tags.lengths)[unknown]] = False
         if not fits.all():
             u = self.utterances[int(np.argmin(fits))]
             raise UsageError(

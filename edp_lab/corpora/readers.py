@@ -64,6 +64,7 @@ def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Re
         utterances: list[Utterance] = []
         places: list[str] = []
         loose: list[str] = []
+        seen: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {}  # a million utterances have few tag sequences
         for row in rows(path, notes):
             _check(row)
             if utterances and (row.tags is None) != (utterances[0].tags is None):
@@ -72,8 +73,14 @@ def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Re
             if utterances and (row.speaker is None) != (utterances[0].speaker is None):
                 names = "names no speaker" if row.speaker is None else "names a speaker"
                 raise UsageError(f"{row.place} {names}, unlike the first utterance: name those of all or of none")
-            tags, repairs = (None, 0) if row.tags is None else repair_bio(row.tags)
-            loose += [row.place] * repairs
+            tags = None
+            if row.tags is not None:
+                given = tuple(row.tags)
+                if given not in seen:
+                    _check_tags(row)
+                    seen[given] = repair_bio(given)
+                tags, repairs = seen[given]
+                loose += [row.place] * repairs
             utterances.append(Utterance(tuple(row.tokens), tags, row.intent, row.speaker))
             places.append(row.place)
         if not utterances:
@@ -88,9 +95,9 @@ def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Re
 def _check(row: Row) -> None:
     if not row.tokens:
         raise UsageError(f"{row.place}: the utterance is empty")
-    for token in row.tokens:
-        if len(token.split()) != 1:
-            raise UsageError(f"{row.place}: token {token!r} is empty or holds white space")
+    if " ".join(row.tokens).split() != [*row.tokens]:
+        token = next(token for token in row.tokens if token.split() != [token])
+        raise UsageError(f"{row.place}: token {token!r} is empty or holds white space")
     if not row.intent.strip():
         raise UsageError(f"{row.place}: the intent is empty")
     try:
@@ -101,12 +108,21 @@ def _check(row: Row) -> None:
         raise UsageError(f"{row.place}: {len(row.tags)} tags for {len(row.tokens)} tokens")
     if row.speaker is not None and not row.speaker.strip():
         raise UsageError(f"{row.place}: the speaker is empty: name one, or leave it out in all lines")
-    for label in (row.intent, *(row.tags or ()), row.speaker or ""):
-        if CONTROL.search(label):
-            raise UsageError(f"{row.place}: label {label!r} holds a control character or a line break: take it out")
-    for tag in row.tags or ():
+    _check_labels(row, row.intent, row.speaker or "")
+
+
+def _check_tags(row: Row) -> None:
+    tags = row.tags or ()
+    _check_labels(row, *tags)
+    for tag in tags:
         if tag != "O" and (tag[:2] not in ("B-", "I-") or len(tag) == 2):
             raise UsageError(f"{row.place}: tag {tag!r} is neither O nor B-<slot> nor I-<slot>")
+
+
+def _check_labels(row: Row, *labels: str) -> None:
+    for label in labels:
+        if CONTROL.search(label):
+            raise UsageError(f"{row.place}: label {label!r} holds a control character or a line break: take it out")
 
 
 def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
@@ -178,7 +194,7 @@ def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
                 raise UsageError(f'{place}: "text" must be a string')
             tokens = tokens.split()
         for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
-            if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            if not isinstance(value, list) or {*map(type, value)} - {str}:
                 raise UsageError(f'{place}: "{key}" must be a list of strings')
         if not isinstance(intent, str):
             raise UsageError(f'{place}: "intent" must be a string')

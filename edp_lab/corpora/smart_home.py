@@ -43,7 +43,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from edp_lab.corpora.corpus import Corpus, Utterance, write_packed
+from edp_lab.corpora.corpus import Corpus, Utterance
 from edp_lab.corpora.metrics import edit_distance, spans
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, write_whole
@@ -84,19 +84,6 @@ def generate(utterances: int, seed: int, domain: str | None = None, speakers: in
     if speakers:
         return _corpus(_spoken(utterances, seed, domain, speakers), domain)
     return _corpus((utterance for utterance, *_ in _samples(utterances, seed, domain)), domain)
-
-
-def pack(
-    utterances: int,
-    seed: int,
-    folder: Path | str,
-    domain: str | None = None,
-    progress: Callable[[int], None] = lambda done: None,
-) -> None:
-    """Write `generate(utterances, seed, domain)` as a packed corpus, without holding it in memory."""
-    made = (utterance for utterance, *_ in _samples(utterances, seed, domain))
-    declared = _corpus((), domain)
-    write_packed(made, declared.intents, declared.slots, folder, progress)
 
 
 def load(domain: str | None = None) -> Corpus:

@@ -65,7 +65,6 @@ WORK = (
     "urllib.request.OpenerDirector.open",
     "gensim.models.FastText.__init__",
     "edp_lab.corpora.smart_home.generate",
-    "edp_lab.corpora.smart_home.pack",
     "edp_lab.attacks.audit.step_audit.draw_statistics",
     "edp_lab.attacks.membership.attacks._judged",
     "edp_lab.course.publish.pages.write_api",

@@ -22,7 +22,6 @@ from edp_lab.cli import output
 from edp_lab.cli.options import App, chosen, options_of
 from edp_lab.cli.thesis import three_phase
 from edp_lab.corpora import load_corpus
-from edp_lab.corpora.corpus import PackedUtterances
 from edp_lab.training import TrainConfig
 from edp_lab.training.config import option_name
 from tests.test_docs import check_command
@@ -118,11 +117,11 @@ def test_summary_shows_the_claimed_and_the_true_epsilon(output_of, corpus, tmp_p
         assert said in out
 
 
-@pytest.mark.parametrize("name", ["made.jsonl", "missing/made.jsonl.gz", "packed"])
+@pytest.mark.parametrize("name", ["made.jsonl", "missing/made.jsonl.gz"])
 def test_corpora_are_made_trained_on_and_listed(cli, tmp_path, name):
     path = tmp_path / name
     assert cli("data", "make", "smart-home", "--utterances", "200", "--seed", "3", "--out", str(path))[0] == 0
-    assert (len(made := load_corpus(path).utterances), isinstance(made, PackedUtterances)) == (200, name == "packed")
+    assert len(load_corpus(path).utterances) == 200
     assert cli("train", "--corpus", str(path), "--method", "edp-sgd", "--out", str(tmp_path / "run"), *SMALL)[0] == 0
     rows, shown = json.loads(cli("data", "list", "--json")[1]), cli("data", "list")[1]
     assert {"atis", "snips", "nlu-eval", "smart-home"} <= {row["name"] for row in rows}

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.corpora.smart_home import pack
+from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_2
@@ -317,10 +317,10 @@ def bench_scale(
     TrainConfig("", size=size)
     with tempfile.TemporaryDirectory() as folder:
         for utterances in sizes:
-            corpus = Path(folder) / f"{utterances}"
+            corpus = Path(folder) / f"{utterances}.jsonl"
             progress(f"generating {utterances:,}")
             start = time.perf_counter()
-            pack(utterances, 0, corpus)
+            write_jsonl(generate(utterances, 0), corpus)
             generated = time.perf_counter() - start
             progress(f"training on {utterances:,}")
             measured = run_apart(_of_size, (str(corpus), size, steps), threads=threads, environment=KEEP_PAGES)
