@@ -95,7 +95,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "06 ladder": lambda: (replace(BASE, z0=0.1), 2e-4),
     "09 noise": lambda: (1.0, 1.0, 8, 10, 1e-5, 0),
     "09 Processes": lambda: (PANELS["09 noise"](1.0, 1.0, 8, 10, 1e-5, 0), TrainConfig("smart-home", size="small")),
-    "09 Measure": lambda: ("smart-home",),
     "10 pixels": lambda: (phases_sketch(), THESIS),
     "10 votes": lambda: (phases_sketch(), THESIS),
     "10 Pipeline": lambda: (phases_sketch(), THESIS),
@@ -161,7 +160,6 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"delta": 2.0},
     ],
     "04 table1": [{"epochs": 5}, {"epochs": 121}],
-    "05 browse": [{"utterance": 4500}],
     "05 ser": [
         {"name": "right"},
         {"name": "right", "intent": "wrong"},

@@ -23,7 +23,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from edp_lab.cli.compare import latex_of, page
 from edp_lab.cli.output import Section, html_page, telling
 from edp_lab.course.kit.figure import LiveFigure
-from edp_lab.course.kit.panel import Fold, Frame, Panel
+from edp_lab.course.kit.panel import Fold, Frame
 from edp_lab.course.kit.text import details, html_table
 from edp_lab.course.nb05_models import compute as models
 from edp_lab.course.nb05_models import panels as nb05
@@ -129,12 +129,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def browsed(corpus: str) -> Panel:
-    panel = nb05.browse(corpus)
-    panel.set(labels="slots")
-    return panel
-
-
 def tables(corpus: str) -> str:
     """Of notebook 05."""
     look = models.look_at(corpus, 0)
@@ -184,7 +178,6 @@ def site(corpus: str) -> str:
 
 
 SHOWN: dict[str, Callable[[str], Any]] = {
-    "a corpus that is browsed": browsed,
     "tables of notebook 05": tables,
     "error by epsilon": lambda corpus: nb06.pareto_figure(
         [{**one, "corpus": EVIL, "model": EVIL} for one in nb06.pareto_points()]
@@ -233,7 +226,7 @@ def executed(corpus: str) -> nbformat.NotebookNode:
     """A notebook as it is after its cells have run: it shows panels, tables, figures, text and an error."""
     panel = show()
     panel.set(a=2.0)
-    frames = [panel, browsed(corpus), claimed(corpus)]
+    frames = [panel, claimed(corpus)]
     outputs = [new_output("display_data", {pages.WIDGET: {"model_id": frame.model_id}}) for frame in frames]
     outputs += [new_output("execute_result", {"text/html": tables(corpus), "text/plain": EVIL})]
     outputs += [new_output("display_data", {pages.PLOTLY: draw(None), "text/plain": EVIL})]

@@ -1,7 +1,6 @@
 """Notebook 09: noise of N devices is the trainer's, real processes are started, what was not measured says so, and what
 students get wrong is found. What holds for all panels is in `test_contract`."""
 
-import json
 import math
 import re
 import shlex
@@ -20,7 +19,6 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import compute, panels
 from edp_lab.course.nb09_devices.compute import DeviceNoise, device_noise, ring_bytes, scaling, shares
-from edp_lab.reproduce.bench.train_step import DEVICES, NETWORKS, Task, extrapolated
 from edp_lab.reproduce.paper.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
@@ -112,34 +110,6 @@ def test_a_row_says_device_and_date_and_the_figure_can_be_read() -> None:
     assert_readable(panels.table2_figure({model: compute.table2(model) for model in ("clc", "bert")}))
 
 
-def test_benchmark_runs_on_demand_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = json.loads((compute.RESULTS / "bench_step.json").read_text())[:8]
-    kept = [row for row in told if row["method"] != "opacus" and row["gpus"] in (1, 8)]
-
-    def bench(task: Task, progress: Any) -> list[dict[str, Any]]:
-        for row in kept:
-            progress(row["method"])
-        return kept
-
-    panel = panels.Measure("smart-home")
-    monkeypatch.setattr(panels, "bench_steps", bench)
-    panel.run(wait=True)
-    panel.check()
-    assert panel.rows == kept
-    assert list(drawn(panel)[0].data[0].x) == [row["ratio_to_sgd"] for row in kept[1:]]
-    ratios = sorted(row["ratio_to_sgd"] for row in kept[1:])
-    assert [tile[1] for tile in panel.tiles.tiles] == [f"{ratio:.2f} ×" for ratio in (ratios[0], ratios[-1])]
-    monkeypatch.setattr(panels, "bench_steps", lambda task, progress: (panel.stop(), progress("sgd")))
-    panel.run(wait=True)
-    panel.check()
-    assert panel.rows == []
-
-
-def test_command_of_the_benchmark_is_the_task(given_to: Any) -> None:
-    task = panels.Measure("smart-home").prepare()
-    assert given_to("reproduce.bench.train_step.bench_steps", panels.measure_command(task))[0] == task
-
-
 @pytest.mark.parametrize("model", ["clc", "bert"])
 def test_what_was_measured_is_given_back_and_the_rest_lies_between(model: str) -> None:
     known = shares(model)
@@ -151,20 +121,13 @@ def test_what_was_measured_is_given_back_and_the_rest_lies_between(model: str) -
     assert all(private > plain for plain, private in zip(known.sgd, known.edp_sgd, strict=True))
 
 
-def test_one_device_is_the_measurement_messages_are_those_of_the_study_and_two_processes_those_of_the_file() -> None:
+def test_one_device_is_the_measurement_and_two_processes_are_those_of_the_file() -> None:
     result = scaling("clc", 8, 64, 10.0, 10.0, 1.0)
     assert result.step[0] == shares("clc").edp_sgd[-1]
     assert result.message[0] == 0
     assert result.measured.all()
     assert not scaling("clc", 5, 64, 10.0, 10.0, 1.0).measured[list(result.counts).index(4) + 1]
     assert not scaling("clc", 8, 128, 10.0, 10.0, 1.0).measured[0]
-    # `edp-lab bench scale` extrapolates to 8 devices on two networks by the same arithmetic.
-    known = shares("clc")
-    row = {"allreduce_bytes": 4 * known.parameters, "share_seconds": known.seconds("edp-sgd", 8), "steps_per_epoch": 1}
-    for told, bandwidth in zip(extrapolated(row), NETWORKS.values(), strict=True):
-        ours = scaling("clc", DEVICES, 64, bandwidth / 1e9, 0.0, 1.0)
-        assert ours.step[ours.here] == pytest.approx(told["step_seconds"])
-        assert told["measured"] is False
     one, two = compute.two_processes()["edp-sgd"]
     assert (one["processes"], two["processes"], one["batch_size"], two["model"]) == (1, 2, 256, "bert")
     faster = one["seconds"] / two["seconds"]
@@ -192,7 +155,7 @@ def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureF
 
 
 def test_the_notebook_starts_two_ranks_which_train_the_model_of_one(run_notebook: Any) -> None:
-    space = run_notebook("09", corpus="smart-home", C=0.5, z0=0.8, num_devices=4, processes=2, delta=1e-6, seed=3)
+    space = run_notebook("09", C=0.5, z0=0.8, num_devices=4, processes=2, delta=1e-6, seed=3)
     real = space["real_panel"]
     assert [run.record["devices"] for run in real.runs] == [
         "4 devices: 1 process, 3 simulated",

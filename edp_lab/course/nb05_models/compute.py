@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
-from functools import cache, lru_cache
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 
 from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
-from edp_lab.corpora.metrics import Frame, Scores, Tally, spans
+from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
 from edp_lab.course.kit.inputs import Array, check_option, require
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward, path_score
@@ -62,15 +61,18 @@ def available(corpus: str) -> dict[str, bool]:
     return {name: found.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
 
 
-@lru_cache(maxsize=32)
 def look_at(name: str, seed: int) -> CorpusLook:
-    """A corpus of the catalogue, or a path to one; remembered."""
-    counted = _counted(name)
-    corpus = counted[0]
+    """Statistics of a corpus of the catalogue, or of a path to one."""
+    corpus = load_corpus(name)
+    texts = Counter(u.tokens for u in corpus.utterances)
     together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
     seen = {pattern(u) for u in together.train}
     return CorpusLook(
-        *counted,
+        corpus,
+        intents=dict(Counter(u.intent for u in corpus.utterances).most_common()),
+        slots=dict(Counter(label for u in corpus.utterances for _, _, label in spans(u.tags or ())).most_common()),
+        lengths=np.array([len(u.tokens) for u in corpus.utterances]),
+        repeated=sum(count for count in texts.values() if count > 1),
         parts={part: together.counts[part] for part in ("train", "validation", "test")},
         delta=float(len(together.train) ** -1.1),
         leaked=len(one_by_one.duplicates),
@@ -79,19 +81,6 @@ def look_at(name: str, seed: int) -> CorpusLook:
     )
 
 
-@lru_cache(maxsize=8)
-def _counted(name: str) -> tuple[Corpus, Mapping[str, int], Mapping[str, int], NDArray[np.int64], int]:
-    """The corpus, and what does not depend on its split: intents, slots, lengths, utterances of a repeated text."""
-    corpus = load_corpus(name)
-    texts = Counter(u.tokens for u in corpus.utterances)
-    intents = Counter(u.intent for u in corpus.utterances)
-    slots = Counter(label for u in corpus.utterances for _, _, label in spans(u.tags or ()))
-    lengths = np.array([len(u.tokens) for u in corpus.utterances])
-    repeated = sum(count for count in texts.values() if count > 1)
-    return corpus, dict(intents.most_common()), dict(slots.most_common()), lengths, repeated
-
-
-@lru_cache(maxsize=2**17)
 def pattern(utterance: Utterance) -> tuple[str, ...]:
     """The words, with each slot's value struck out: ("call", "<contact>", "at", "<place>")."""
     words, done = [], 0
@@ -109,43 +98,8 @@ def frames(utterances: Sequence[Utterance]) -> list[Frame]:
 def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Scores:
     """Always the training set's most frequent intent, never a slot: the least that a model must beat."""
     intent = Counter(u.intent for u in train).most_common(1)[0][0]
-    return Tally(*map(sum, zip(*(_missed(u, intent) for u in test), strict=True))).scores()
-
-
-@lru_cache(maxsize=2**17)
-def _missed(utterance: Utterance, intent: str) -> tuple[int, ...]:
-    """The tally of this intent and no slot; remembered, for an utterance is in half of all test sets."""
-    tags = None if utterance.tags is None else ("O",) * len(utterance.tokens)
-    return astuple(Tally.of(frames([utterance]), [(intent, utterance.tokens, tags)]))
-
-
-class Browsed(NamedTuple):
-    """One utterance of a corpus, and the frequencies of its labels' kind."""
-
-    look: CorpusLook
-    number: int  # of the utterance in the corpus
-    utterance: Utterance
-    kind: str  # "intents" or "slots"
-    counts: Mapping[str, int]  # occurrences of all of these
-    own: list[str]  # those of them that the utterance has
-    rare: int  # how many have fewer than ten occurrences in the training set, about (its share of the corpus)
-
-
-def browse(corpus: str, utterance: int, labels: str, seed: int) -> Browsed:
-    """An utterance by its number, and the frequencies of "intents" or "slots".
-
-    UsageError: no such corpus, utterance or kind of label.
-    """
-    look = look_at(corpus, seed)
-    require(labels in ("intents", "slots"), f"unknown labels {labels!r}: choose intents or slots")
-    n = len(look.corpus.utterances)
-    require(0 <= utterance < n, f"utterance {utterance} is not in {corpus}: it has {n:,}, counted from 0")
-    chosen = look.corpus.utterances[utterance]
-    counts, own = look.intents, [chosen.intent]
-    if labels == "slots":
-        counts, own = look.slots, list(dict.fromkeys(label for _, _, label in spans(chosen.tags or ())))
-    rare = sum(count * look.parts["train"] / n < 10 for count in counts.values())
-    return Browsed(look, utterance, chosen, labels, counts, own, rare)
+    guesses = [(intent, u.tokens, None if u.tags is None else ("O",) * len(u.tokens)) for u in test]
+    return evaluate(frames(test), guesses)
 
 
 # ---- Networks ------------------------------------------------------------------------------------------------------

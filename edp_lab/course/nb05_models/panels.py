@@ -1,15 +1,13 @@
-"""The panels of ``05_data_and_models.ipynb``: a corpus to browse, a CRF to bend, a score to break."""
+"""The panels of ``05_data_and_models.ipynb``: a CRF to bend and a score to break."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edp_lab.corpora import Utterance
-from edp_lab.corpora.metrics import spans
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Control, choice, number, seed_of
+from edp_lab.course.kit.controls import Control, choice, number
 from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, panel
@@ -17,13 +15,13 @@ from edp_lab.course.kit.text import Html, Words, count, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb05_models import compute
-from edp_lab.course.nb05_models.compute import TAGS, WORDS, Browsed, CrfView, Scored
+from edp_lab.course.nb05_models.compute import TAGS, WORDS, CrfView, Scored
 from edp_lab.models import Prediction
 
 GIVEN = ("PAPER_DELTA", "REFERENCE", "TAGS", "TRUE_TAGS", "WORDS")
 words = Words(__file__, **{name: getattr(compute, name) for name in GIVEN})
 corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
-network_drawing = words.network  # an `Architecture` from input to output, with bars for what each layer learns
+network_table = words.network  # an `Architecture` from input to output, with a bar for the parameters of each layer
 ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}  # of an axis with names, from top to bottom
 WIDE = {**ROWS, "ticklabelstandoff": 4}
 
@@ -39,95 +37,13 @@ def call(function: Callable[..., Any]) -> Callable[..., str]:
     return command
 
 
-# ---- Corpora -------------------------------------------------------------------------------------------------------
-
-
-@panel("05")
-def browse(corpus: str = "smart-home", seed: int = 0) -> Panel:
-    """Look into the corpora that are there; `result` is a `Browsed`."""
-    there = [name for name, found in compute.available(corpus).items() if found]
-    return Panel(
-        "Look into a corpus",
-        "How often the labels of one utterance occur, beside all other labels of the corpus.",
-        compute.browse,
-        [draw_labels, draw_ranks],
-        words.browse,
-        call(compute.browse),
-        tiles=tell_browsed,
-        views={
-            "slots instead of intents": {"labels": "slots"},
-            "another utterance": {"utterance": 12},
-            "its slots": {"utterance": 12, "labels": "slots"},
-        },
-        corpus=choice("corpus", corpus, {_short(name): name for name in there}),
-        utterance=number("utterance", 0, range(301), unit="its number"),
-        labels=choice("labels", "intents", ("intents", "slots")),
-        seed=seed_of(seed),
-    )
-
-
-def tell_browsed(result: Browsed) -> tuple[Tile, Tile, str]:
-    """How much there is to learn from, and what the utterance says."""
-    said, n = result.utterance, result.look.parts["train"]
-    learnt = Tile("n", f"{n:,}", f"training utterances of {len(result.look.lengths):,}")
-    rare = Tile(f"rare {result.kind}", f"{result.rare} of {len(result.counts)}", "fewer than 10 expected in training")
-    slots = [f"{label} = {' '.join(said.tokens[a:b])}" for a, b, label in spans(said.tags or ())]
-    means = f"“{said.text}” means {said.intent}"
-    return learnt, rare, f"{means}, with {', '.join(slots)}." if slots else f"{means}, without slots."
-
-
-SHOWN = 12  # labels with a bar of their own
-
-
-def draw_labels(result: Browsed) -> Figure:
-    """The most frequent labels, those of the utterance marked."""
-    top = list(dict.fromkeys([*list(result.counts)[:SHOWN], *result.own]))
-
-    def often(labels: Sequence[str]) -> dict[str, Any]:
-        return {"y": [_short(label) for label in labels], "x": [result.counts[label] for label in labels]}
-
-    return figure(
-        f"The most frequent {result.kind}",
-        bar("others", PLAIN, orientation="h", **often(top)),
-        bar("of this utterance", INK, "/", orientation="h", **often([one for one in top if one in result.own])),
-        hover="%{y}: %{x} times" + fig.ALONE,
-        barmode="overlay",
-        bargap=0.25,
-        xaxis=fig.axis("times in the corpus"),
-        yaxis=fig.axis(result.kind.removesuffix("s"), **WIDE, tickfont={"size": 12}),
-    )
-
-
-def draw_ranks(result: Browsed) -> Figure:
-    """How often each label occurs, by rank, on log axes; and where ten training examples are."""
-    counts, labels = list(result.counts.values()), list(result.counts)
-    ten = 10 * len(result.look.lengths) / result.look.parts["train"]
-    mine = {"x": [labels.index(label) + 1 for label in result.own], "y": [result.counts[label] for label in result.own]}
-    log = {"type": "log", "dtick": 1, "tickformat": ","}
-    ends = [math.floor(math.log10(min([ten, *counts]))), math.ceil(math.log10(max([ten, *counts])))]
-    return figure(
-        f"All {result.kind}, by rank",
-        line("others", PLAIN, symbol="circle", size=6, x=list(range(1, len(counts) + 1)), y=counts),
-        fig.points("of this utterance", INK, "diamond", 12, edge=1, **mine),
-        fig.hline(ten, line=fig.DOTTED),
-        fig.over("10 in the training set", math.log10(ten), x=0, xanchor="left"),  # where labels are frequent
-        hover="rank %{x}: %{y} times" + fig.ALONE,
-        xaxis=fig.axis("rank (1: the most frequent)", **log),
-        yaxis=fig.axis("times in the corpus", ends, **log),
-    )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 26 else f"{name[:12]}…{name[-12:]}"
+# ---- Corpora and networks --------------------------------------------------------------------------------------------
 
 
 def missing_corpora(available: Mapping[str, bool]) -> str:
     """Which corpora are not there, and how to get them."""
     commands = [f"edp-lab data fetch {name}" for name, there in available.items() if not there]
     return "not here: " + "; ".join(commands) if commands else "all of them are here"
-
-
-# ---- Networks ------------------------------------------------------------------------------------------------------
 
 
 def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]) -> Html:

@@ -1,4 +1,4 @@
-"""The panels of ``09_many_gpus.ipynb``: noise of N devices, real processes, a benchmark, what N devices would give."""
+"""The panels of ``09_many_gpus.ipynb``: noise of N devices, real processes, what N devices would give."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
 from edp_lab.course.kit.figure import Figure, Trace, axis, figure, line, log_axis, points, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, DEVICES, SOUND, check_whole
+from edp_lab.course.kit.inputs import AS_PRINTED, DEVICES, SOUND
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
 from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb09_devices import compute
 from edp_lab.course.nb09_devices.compute import LITTLE, DeviceNoise, LittleRun, Row, Scaling, printed
-from edp_lab.reproduce.bench.train_step import Task, bench_steps
 from edp_lab.training import StepDone, TrainConfig
 from edp_lab.training.trainer import Event
 
@@ -281,73 +280,6 @@ def two_processes_text() -> str:
         f"{METHODS[name]:<8} 1 process {one:.3f} s, 2 processes {two:.3f} s a step: {one / two:.2f} times as fast"
         for name, (one, two) in measured.items()
     )
-
-
-@panel("09")
-class Measure(RunPanel):
-    """Some cells of Table 2, timed on this machine; only Run starts any work."""
-
-    def __init__(self, corpus: str) -> None:
-        self._corpus = corpus
-        self.rows: list[Row] = []  # of the last run
-        self.size = choice("size", "small", {"small": "small", "medium": "medium", "paper's": "paper"})
-        self.rounds = number("rounds", 5)
-        super().__init__(
-            "Time it here",
-            "The time of a step under several methods, on this machine and, for the CLC, in the table above.",
-            [self.size, self.rounds],
-            [draw_measured([])],
-        )
-
-    def prepare(self) -> Task:
-        check_whole("number of rounds", self.rounds.value, 1, 1000)
-        methods = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
-        return Task(self._corpus, methods=methods, rounds=self.rounds.value, threads=1, size=self.size.value)
-
-    def work(self, task: Task) -> None:
-        self.rows, self.words.value, self.command.value = [], "", measure_command(task)
-        steps, most = 0, 6 * task.rounds
-
-        def told(name: str) -> None:
-            nonlocal steps
-            self.heed_stop()
-            steps = min(steps + 1, most)
-            self.progress(steps, most, name)
-
-        self.progress(0, 1, "starting a process")
-        self.rows = bench_steps(task, told)
-        self.figures[0].show(draw_measured(self.rows))
-        self.tiles.show(*tell_measured(self.rows))
-        self.words.value = words.measured(self.rows, task)
-
-
-def tell_measured(rows: Sequence[Row]) -> tuple[Tile, Tile, str]:
-    """The quickest and the slowest step, and which methods they belong to."""
-    least, *_, most = sorted((row for row in rows if row["method"] != "sgd"), key=lambda row: row["ratio_to_sgd"])
-    quick, slow = (
-        Tile(title, f"{one['ratio_to_sgd']:.2f} ×", "the time of SGD's step")
-        for title, one in (("least", least), ("most", most))
-    )
-    return quick, slow, f"Least: {who(least)}. Most: {who(most)}."
-
-
-def draw_measured(rows: Sequence[Row]) -> Figure:
-    """What Run measured, beside what was measured beforehand of the same (at first, of all)."""
-    known = [(row["method"], row["gpus"]) for row in rows]
-    beside = [row for row in compute.table2("clc") if not rows or (row["method"], row["gpus"]) in known]
-    traces = [
-        _ratios("here, a moment ago", INK, "diamond", rows, showlegend=True),
-        _ratios("measured beforehand", PLAIN, "circle", beside, showlegend=True),
-    ]
-    time, methods = {**TIME, "range": [-0.1, 1.1]}, axis(BY_METHOD, autorange="reversed")
-    return figure("How much slower than SGD?", *traces, height=380, xaxis=time, yaxis=methods)
-
-
-def measure_command(task: Task) -> str:
-    """The benchmark on the command line."""
-    lists = {name: ",".join(map(str, getattr(task, name))) for name in ("methods", "gpus")}
-    options = {"corpus": task.corpus, "model": task.model, "size": task.size, **lists, "batch-size": task.batch_size}
-    return text.command("bench step", {**options, "rounds": task.rounds, "threads": task.threads})
 
 
 # ---- What N devices would give -------------------------------------------------------------------------------------
