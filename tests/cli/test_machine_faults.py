@@ -23,7 +23,6 @@ from edp_lab.training.ledger import LEDGER
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.run_folder import RECORD, STATE
 from edp_lab.training.run_session import run_config
-from tests.training.own_corpus import wait_for
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more than Python makes a number of
@@ -129,7 +128,6 @@ def test_a_fault_of_the_library_keeps_its_traceback(cli, monkeypatch):
     "call",
     [
         "data make smart-home --out loop/x.jsonl",
-        "data make smart-home --out loop",
         "attack loss --run run --out loop",
         "course run 00 --out loop/x",
         "train --method sgd --corpus loop --out new",
@@ -264,7 +262,6 @@ def test_a_state_that_no_run_can_have_is_refused(tmp_path, position, tensors):
     [
         "data make smart-home --out new.jsonl",
         "data make smart-home --out new.jsonl.gz",
-        "data make smart-home --out new",
         "pretrain --out new --model clc --utterances 50 --epochs 1 --size small",
         "pretrain --out new --model bert --utterances 50 --epochs 1 --size small",
     ],
@@ -305,15 +302,6 @@ def test_processes_that_write_one_file_at_the_same_time_all_do(tmp_path):
         assert not path.exists() or (len(found := path.read_bytes()), len({*found})) == (100_000, 1)
     assert [writer.stderr.read() for writer in writers] == [b"", b""]
     assert os.listdir(tmp_path) == ["table.csv"]
-
-
-def test_what_is_ended_by_a_signal_leaves_no_half_of_a_folder(tmp_path):
-    command = [sys.executable, "-m", "edp_lab", "data", "make", "smart-home", "--utterances", "10000000", "--out"]
-    with subprocess.Popen([*command, tmp_path / "new"], stderr=subprocess.DEVNULL) as process:
-        assert wait_for(lambda: any(tmp_path.iterdir()), 60)
-        process.terminate()
-        assert process.wait(60) == 130
-    assert not any(tmp_path.iterdir())
 
 
 def test_a_pipe_stays_a_pipe(tmp_path):
