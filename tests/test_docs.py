@@ -26,7 +26,6 @@ from edp_lab.reproduce.claims import STRENGTHS, Verdict, read_table, registry
 from edp_lab.reproduce.paper.runs import Change, beyond_chance
 from edp_lab.reproduce.paper.table1 import estimate
 from edp_lab.three_phase.votes import Aggregator, account_votes
-from edp_lab.training.processes import Ranks
 from edp_lab.training.recipe import recipe
 from tests.course.conftest import prose
 
@@ -58,22 +57,19 @@ def test_short_examples_give_what_their_comments_say(
 
 
 def test_your_own_model_learns_and_two_processes_learn_the_same(tmp_path: Path) -> None:
-    program = f"{OWN_MODEL}\nprint(repr([p.tolist() for p in model.parameters()]), flush=True)\n"
-    program += "from edp_lab.training.processes import end_rank; end_rank(0)\n"
+    program = f"{OWN_MODEL}\nimport json, pathlib\nif accelerator.is_main_process:\n"
+    program += "    pathlib.Path('weights.json').write_text(json.dumps([p.tolist() for p in model.parameters()]))\n"
     (tmp_path / "own_model.py").write_text(program)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "own_model"]
-    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    accuracy, epsilon = map(float, re.findall(r"\d+\.\d+", alone[0]))
-    assert accuracy > 0.9
-    assert 1 < epsilon < 30
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        with Ranks(2, ["own_model"], threads=1) as ranks:
-            together = list(ranks.lines())
-    assert together[0] == alone[0]
-    numbers = [eval(said[1]) for said in (alone, together)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "check": True}
+    numbers = []
+    for launcher in ([], torchrun):
+        command = [sys.executable, *launcher, "own_model.py"]
+        line = subprocess.run(command, capture_output=True, text=True, **options).stdout
+        accuracy, epsilon = map(float, re.findall(r"\d+\.\d+", line)[:2])
+        assert accuracy > 0.9
+        assert 1 < epsilon < 30
+        numbers.append(json.loads((tmp_path / "weights.json").read_text()))
     flat = [[x for p in model for row in p for x in (row if isinstance(row, list) else [row])] for model in numbers]
     assert flat[0] == pytest.approx(flat[1], abs=1e-4)
 

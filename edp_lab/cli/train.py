@@ -23,6 +23,7 @@ from edp_lab.cli.output import answer, bar, echo, output_folder, telling, words
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import SEED, SIZES, Bounds, TrainConfig, flag_of, option_name
+from edp_lab.training.launch import end_rank, launched, rank
 
 if TYPE_CHECKING:
     from edp_lab.training.pretraining import PretrainingEpoch
@@ -121,7 +122,6 @@ def train(
     from edp_lab.training import resume as take_up
     from edp_lab.training import train as run
     from edp_lab.training.run_folder import new_run_folder
-    from edp_lab.training.run_session import rank
 
     start: Callable[..., dict[str, Any]]
     if resume is not None:
@@ -251,9 +251,6 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 
 def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
     """Rank 0 speaks for all."""
-    from edp_lab.training.processes import end_rank
-    from edp_lab.training.run_session import launched, rank
-
     if rank() == 0:
         try:
             answer(as_json, record, "trained", record, out)

@@ -36,8 +36,8 @@ from edp_lab.privacy.guarantee import HOLDS
 from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.certificate import CERTIFICATE, meaningful, write_certificate
 from edp_lab.training.config import TrainConfig
+from edp_lab.training.launch import PATIENCE, Ranks, launched, leave_group, lost, rank, watch_launcher
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
-from edp_lab.training.processes import LAUNCHER, TIMEOUT, Machines, Ranks, leave_group, lost, run_rank
 from edp_lab.training.run_folder import LOCK, MODEL, RECORD, SECRET, STATE, read_record, run_config, write_record
 from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
 
@@ -47,9 +47,9 @@ def train(
 ) -> dict[str, Any]:
     """Train one model and return its run record, which also lies in ``out/record.json``.
 
-    With ``config.processes`` above 1 the ranks are started as processes of their own, unless a launcher (torchrun,
-    accelerate launch) has already done so. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a
-    usable model and record, status "interrupted"; `resume` goes on with it.
+    With ``config.processes`` above 1, torchrun starts the ranks, unless a launcher has already started this process as
+    one of them. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a usable model and record, status
+    "interrupted"; `resume` goes on with it.
 
     Raises:
         UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), parameters (or,
@@ -77,26 +77,6 @@ def resume(
         _tidy(folder, LOCK)
         return record
     return _start(run_config(record), folder, listener, stop or threading.Event(), resuming=True)
-
-
-def rank() -> int:
-    """Which rank a launcher made this process; without one, which of several machines this is. 0 speaks for all."""
-    return launched()[0] if "RANK" in os.environ else Machines.given().own
-
-
-def launched() -> tuple[int, int]:
-    """The rank that a launcher made this process, and how many there are; UsageError where the two do not fit."""
-    told = {name: os.environ[name] for name in LAUNCHER if name in os.environ}
-    if not told:
-        return 0, 1
-    with suppress(KeyError, ValueError):
-        numbers = {name: int(value) for name, value in told.items()}
-        if 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
-            return numbers["RANK"], numbers["WORLD_SIZE"]
-    raise UsageError(
-        f"{', '.join(f'{name} is {value}' for name, value in told.items())}, but RANK must be a whole number from 0 on "
-        "and below WORLD_SIZE: unset them, or let a launcher such as torchrun set them"
-    )
 
 
 def train_here(
@@ -183,31 +163,29 @@ def _write_failed(folder: Path, record: dict[str, Any], bill: dict[str, float | 
 def _start(
     config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
 ) -> dict[str, Any]:
-    cure = f"go on with edp-lab train --resume {folder}"
-    machines = Machines.given()
-    if "WORLD_SIZE" in os.environ or config.processes == len(machines.names) == 1:
+    hint = f"go on with edp-lab train --resume {folder}"
+    if launched()[1] > 1:
+        watch_launcher()
+    if "WORLD_SIZE" in os.environ or config.processes == 1:
         try:
             return train_here(config, folder, listener, stop, resuming)
-        except RuntimeError as error:  # torch's, where another rank is gone
-            said = lost(str(error), ["another process"] if config.processes > 1 else [])
-            if said is None:
+        except (RuntimeError, ConnectionError) as error:  # torch's, if another rank is gone
+            message = lost(error) if config.processes > 1 else None
+            if message is None:
                 raise
             leave_group()  # else torch aborts at exit
-            raise UsageError(f"{said}: {cure}") from None
-    _patience()  # refused here rather than by every rank
+            raise UsageError(f"{message}: {hint}") from None
     job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
-    if len(machines.names) > 1:
-        cure += " on each machine"
     record = folder / RECORD
     before = record.stat().st_mtime_ns if record.exists() else None
 
     def relay(ranks: Ranks) -> None:
-        for line in ranks.lines(cure, stop):
+        for line in ranks.lines(hint, stop):
             told = json.loads(line)
             listener(EpochDone(**told) if "row" in told else StepDone(**told))
 
     try:
-        with Ranks(config.processes, ["edp_lab.training.run_session", job], machines=machines) as ranks:
+        with Ranks(config.processes, "edp_lab.training.run_session:main", job) as ranks:
             try:
                 relay(ranks)
             except KeyboardInterrupt:
@@ -215,8 +193,8 @@ def _start(
                 relay(ranks)
     except UsageError as error:
         if not record.exists():
-            raise UsageError(str(error).removesuffix(f": {cure}")) from None  # there is nothing to go on with
-        if machines.own == 0 and record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
+            raise UsageError(str(error).removesuffix(f": {hint}")) from None  # there is nothing to go on with
+        if record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
             _bill_failed(folder, error)
         raise
     return read_record(folder)
@@ -244,7 +222,7 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
             )
 
     check(launched()[1])  # before they wait for others that never come
-    patience = InitProcessGroupKwargs(timeout=_patience())
+    patience = InitProcessGroupKwargs(timeout=timedelta(seconds=PATIENCE))
     cpu = device == "cpu" or not torch.cuda.is_available()
     try:
         accelerator = Accelerator(cpu=cpu, kwargs_handlers=[patience])
@@ -257,14 +235,6 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
         raise UsageError(f"Accelerate cannot start ({why}): unset or mend what is set of {set_here}") from error
     check(accelerator.num_processes)
     return accelerator
-
-
-def _patience() -> timedelta:
-    given = os.environ.get(TIMEOUT, "600")
-    with suppress(ValueError, OverflowError):
-        if float(given) > 0:
-            return timedelta(seconds=float(given))
-    raise UsageError(f"{TIMEOUT} is {given!r}: give seconds, more than 0")
 
 
 def _key(
@@ -357,7 +327,7 @@ def _tidy(folder: Path, *more: str) -> None:
 
 
 def main(job: str, stop: threading.Event) -> None:
-    """One rank of several, started by `train`; rank 0 prints events as JSON, one a line."""
+    """Be one of several ranks, started by `train`; rank 0 prints events as JSON, one a line."""
     told = json.loads(job)
 
     def report(event: Event) -> None:
@@ -365,7 +335,3 @@ def main(job: str, stop: threading.Event) -> None:
         sys.stdout.flush()
 
     train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
-
-
-if __name__ == "__main__":
-    run_rank(main)

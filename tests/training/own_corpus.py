@@ -1,9 +1,11 @@
 """A corpus of the user's own, small enough to be learnt in seconds, an encoder, and how the tests train on them."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,8 @@ from transformers import BertForMaskedLM
 
 from edp_lab.models.bert import BertSize, bert_config
 from edp_lab.models.wordpiece import train_wordpieces
-from edp_lab.training import TrainConfig
+from edp_lab.training import TrainConfig, read_record, run_ledger
+from edp_lab.training.run_folder import MODEL
 
 NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
 
@@ -60,3 +63,18 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def contents(folder: Path) -> dict[str, int]:
+    """Hashes of all files but the lock, whose content says nothing."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): hash(path.read_bytes()) for path in files}
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """All of a finished run that must not depend on what happened to it."""
+    record, ledger = read_record(folder), run_ledger(folder)
+    rows = [{**row, "seconds": None} for row in (*record["epochs"], record["final"])]
+    told = {name: record[name] for name in ("status", "keys", "guarantee")}
+    files = sorted(os.listdir(folder)), contents(folder / MODEL)
+    return {"rows": rows, "files": files, "releases": ledger.releases, "bill": ledger.bill(), **told}

@@ -1,7 +1,7 @@
-"""Real processes, really killed, stopped, locked out or without room: what is on the disk is enough to go on.
+"""A run that is killed at a chosen operation, stopped, locked out or without room: what is on the disk is enough.
 
-Importing torch takes seconds, so a server does it once, and every process is forked from there, ranks included. Only
-the two-process run that nothing happens to is started as a user does; forked ones end with the same bits.
+Importing torch takes seconds, so a server does it once, and every process is forked from there. Kills of ranks and
+their launcher: test_kills.py.
 """
 
 import gc
@@ -10,11 +10,8 @@ import os
 import resource
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import get_context
@@ -28,12 +25,11 @@ from edp_lab.cli import main
 from edp_lab.files import PARTIAL
 from edp_lab.models import load_model
 from edp_lab.training import evaluate_run, noise, read_record, run_ledger
-from edp_lab.training import processes as launch
 from edp_lab.training import run_session as trainer
 from edp_lab.training import trainer as run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.run_folder import MODEL, RECORD, SECRET, STATE
-from tests.training.own_corpus import runs, wait_for, write_corpus
+from tests.training.own_corpus import contents, result, wait_for, write_corpus
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and limits files of other processes")
@@ -48,10 +44,9 @@ FAULTS: dict[str, Any] = {
     "hold_at": None,  # before the entry of this release, from 0, the process waits until its file "held" is removed
     "save_every": 60.0,  # seconds between two states
     "threads": 1,  # of torch
-    "timeout": 600,  # seconds that ranks wait for one another
 }
 operations: list[str] = []
-start_rank, set_threads = subprocess.Popen, torch.set_num_threads
+set_threads = torch.set_num_threads
 
 
 def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
@@ -66,12 +61,9 @@ def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
         sys.addaudithook(partial(count_down, [FAULTS["die_before"]], str(home)))
     before(PrivacyLedger, "write", hold)
     before(noise, "_round", note)
-    before(launch, "obey", lambda stop: threading.Thread(target=tell, args=[stop], daemon=True).start())
     patch = pytest.MonkeyPatch()
-    patch.setenv("EDP_LAB_TIMEOUT", str(FAULTS["timeout"]))
     patch.setattr(run, "SAVE_EVERY", FAULTS["save_every"])
     patch.setattr(torch, "set_num_threads", lambda _: set_threads(FAULTS["threads"]))
-    patch.setattr(subprocess, "Popen", fork_rank)  # where `Ranks` would start a new Python
     sys.argv = ["edp-lab", *arguments]
     main()
 
@@ -107,27 +99,8 @@ def hold(ledger: PrivacyLedger, *entry: int) -> None:
 
 
 def note(pieces: Any, key: int, step: int, *rest: Any) -> None:
-    if os.environ.get("RANK", "0") == "0":  # without whose noise nothing is released
-        with open(FAULTS["home"] / "drawn", "a") as file:
-            file.write(json.dumps([step, fingerprint(key)]) + "\n")
-
-
-def tell(stop: threading.Event) -> None:
-    stop.wait()
-    (FAULTS["home"] / "told").touch()
-
-
-def fork_rank(command: list[str], env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    def be_rank() -> None:
-        os.closerange(3, 4096)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.environ.update(env)
-        set_threads(int(env["OMP_NUM_THREADS"]))
-        (FAULTS["home"] / f"rank {env['RANK']}").write_text(str(os.getpid()))
-        sys.argv = command[-2:]
-        launch.run_rank(trainer.main)
-
-    return start_rank(command, env=env, preexec_fn=be_rank, **options)
+    with open(FAULTS["home"] / "drawn", "a") as file:
+        file.write(json.dumps([step, fingerprint(key)]) + "\n")
 
 
 class Job:
@@ -139,22 +112,17 @@ class Job:
         self.process = FORKS.Process(target=runpy.run_path, args=(__file__, given, "__fault__"), daemon=True)
         self.process.start()
 
-    def pids(self) -> dict[str, int]:
-        ranks = self.home.glob("rank *")
-        return {"parent": self.process.pid or 0} | {file.name: int(file.read_text()) for file in ranks}
-
-    def held(self) -> dict[str, int]:
-        """Waits until it is held; its process ids."""
+    def held(self) -> int:
+        """Waits until it is held; its process id."""
         waited(lambda: (self.home / "held").exists() or not self.process.is_alive())
         assert self.process.is_alive(), (self.home / "log").read_text()
-        return self.pids()
+        return self.process.pid or 0
 
     def ends(self, status: int) -> str:
         """Waits until it has ended with this status (minus a signal's number); checks what must always hold; log."""
         self.process.join(PATIENCE)
         said, drawn, folder = (self.home / "log").read_text(), self.home / "drawn", self.folder
         assert self.process.exitcode == status, said
-        waited(lambda: not any(map(runs, self.pids().values())))
         if drawn.exists():  # no noise that is not in the ledger
             assert {*map(tuple, map(json.loads, drawn.open()))} <= set(run_ledger(folder).releases)
         assert len(read_record(folder)["epochs"]) < 2 or load_model(folder / MODEL)  # it follows the first record
@@ -171,23 +139,8 @@ def waited(condition: Callable[[], bool]) -> None:
     assert wait_for(condition, PATIENCE)
 
 
-def contents(folder: Path) -> dict[str, int]:
-    """Hashes of all files but the lock, whose content says nothing."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
-    return {str(path.relative_to(folder)): hash(path.read_bytes()) for path in files}
-
-
-def result(folder: Path) -> dict[str, Any]:
-    """All of a finished run that must not depend on what happened to it."""
-    record, ledger = read_record(folder), run_ledger(folder)
-    rows = [{**row, "seconds": None} for row in (*record["epochs"], record["final"])]
-    told = {name: record[name] for name in ("status", "keys", "guarantee")}
-    files = sorted(os.listdir(folder)), contents(folder / MODEL)
-    return {"rows": rows, "files": files, "releases": ledger.releases, "bill": ledger.bill(), **told}
-
-
-def new(corpus: Path, folder: Path, processes: int = 1) -> list[str]:
-    settings = f"--z0 0.03 --size small --gpus 4 --batch-size 10 --epochs {EPOCHS} --processes {processes}"
+def new(corpus: Path, folder: Path) -> list[str]:
+    settings = f"--z0 0.03 --size small --gpus 4 --batch-size 10 --epochs {EPOCHS}"
     return ["train", "--corpus", str(corpus), "--out", str(folder), *settings.split()]
 
 
@@ -213,13 +166,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def whole(corpus: Path) -> Iterator[Callable[[int], dict[str, Any]]]:
-    """What a run on one or two processes gives if nothing happens to it."""
-    folder, command = corpus.parent, [sys.executable, "-m", "edp_lab"]
-    with subprocess.Popen([*command, *new(corpus, folder / "2", 2)], stdout=subprocess.DEVNULL) as two:
-        one = Job(folder / "1", new(corpus, folder / "1"))
-        yield lambda n: (one.ends(0) if n == 1 else two.wait(2 * PATIENCE), result(folder / str(n)))[1]
-        two.terminate()
+def whole(corpus: Path) -> dict[str, Any]:
+    """What a run gives if nothing happens to it."""
+    folder = corpus.parent / "whole"
+    Job(folder, new(corpus, folder)).ends(0)
+    return result(folder)
 
 
 @pytest.fixture
@@ -231,20 +182,16 @@ def folder(tmp_path: Path) -> Path:
     ("first", "then", "save_every"),
     [
         ((RELEASE, 4), (f"replace {STATE}", 1), 60),  # before there is a state, and while the first one is written
-        ((f"replace {STATE}", 2), (f"fsync {LEDGER}", 1), 60),
         ((f"replace {STATE}", 7), (f"fsync {STATE}", 3), 0),  # within an epoch
         ((RELEASE, 9), (f"replace {RECORD}", 2), 0),
         ((f"fsync {RECORD}", 2), ("replace weights", 2), 60),
-        (("replace model.json", 1), ("unlink weights", 1), 60),
-        ((f"replace {STATE}", 3), ("fsync weights", 1), 60),  # after the last epoch's record
         ((f"replace {RECORD}", 5), (f"unlink {STATE}", 1), 60),
-        (("replace weights", 4), ("unlink .lock", 1), 60),  # after the last record
     ],
 )
 def test_killed_twice_anywhere_a_run_ends_as_if_nothing_had_happened(corpus, whole, folder, first, then, save_every):
     Job(folder, new(corpus, folder), die_at=first, save_every=save_every).ends(KILLED)
     Job(folder, again(folder), die_at=then, save_every=save_every).ends(KILLED)
-    assert resumed(folder) == whole(1)
+    assert resumed(folder) == whole
 
 
 def test_killed_at_any_change_before_there_is_a_record_a_run_may_begin_anew(corpus, folder):
@@ -262,49 +209,21 @@ def test_killed_at_any_change_before_there_is_a_record_a_run_may_begin_anew(corp
     assert (read_record(folder)["status"], run_ledger(folder).bill()) == ("finished", {0: 1, 1: 1, 2: 1})
 
 
-def test_a_rank_or_the_parent_is_killed_or_hangs_and_each_time_the_run_goes_on(corpus, whole, folder):
-    killed = "was killed by signal SIGKILL (out of memory?)"
-    for who, number, hold_at, sentence in (
-        ("rank 1", signal.SIGKILL, 3, f"rank 1 of 2 {killed}"),
-        ("rank 0", signal.SIGKILL, 7, f"rank 0 of 2 {killed}"),
-        ("rank 1", signal.SIGSTOP, 9, "no word from rank 1 for 5 seconds (EDP_LAB_TIMEOUT)"),
-        ("parent", signal.SIGKILL, 13, None),
-    ):
-        arguments = again(folder) if folder.exists() else new(corpus, folder, 2)
-        job = Job(folder, arguments, hold_at=hold_at, timeout=5)
-        os.kill(job.held()[who], number)
-        (job.home / "held").unlink()
-        since = time.monotonic()
-        if sentence is None:
-            job.ends(KILLED)
-            assert read_record(folder)["status"] == "running"
-            continue
-        assert (error := job.error()) == f"{sentence}: go on with edp-lab train --resume {folder}"
-        assert time.monotonic() - since < 15
-        record = read_record(folder)
-        assert (record["status"], record["error"]) == ("failed", error)
-        assert record["guarantee"]["epochs"] == len(run_ledger(folder).bill()) == hold_at // STEPS + 1
-        assert {*os.listdir(folder)} <= {LEDGER, RECORD, STATE, MODEL}
-    assert resumed(folder) == whole(2)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(corpus, whole, folder, processes):
-    job = Job(folder, new(corpus, folder, processes), hold_at=7)
-    parent, before = job.held()["parent"], contents(folder)
+def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(corpus, whole, folder):
+    job = Job(folder, new(corpus, folder), hold_at=7)
+    process, before = job.held(), contents(folder)
     assert Job(folder, again(folder)).error().startswith(f"another process is training in {folder}: wait")
-    assert "is not empty" in Job(folder, new(corpus, folder, processes)).error()
+    assert "is not empty" in Job(folder, new(corpus, folder)).error()
     assert contents(folder) == before
-    os.kill(parent, signal.SIGINT)
+    os.kill(process, signal.SIGINT)
     waited(lambda: "ending after" in (job.home / "log").read_text())
-    waited(lambda: processes == 1 or (job.home / "told").exists())
     (job.home / "held").unlink()
     assert f"interrupted: go on with edp-lab train --resume {folder}" in job.ends(130)
     record = read_record(folder)
     assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("interrupted", 1, 2)
     assert len(run_ledger(folder).releases) == 8
     assert evaluate_run(folder)["ser"] == record["final"]["ser"]
-    assert resumed(folder) == whole(processes)
+    assert resumed(folder) == whole
 
 
 @pytest.mark.parametrize(
@@ -313,13 +232,13 @@ def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(c
 )
 def test_a_full_disk_costs_nothing(corpus, whole, folder, hold_at, save_every, room, status, written):
     job = Job(folder, new(corpus, folder), hold_at=hold_at, save_every=save_every)
-    resource.prlimit(job.held()["parent"], resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    resource.prlimit(job.held(), resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     before = contents(folder)
     (job.home / "held").unlink()
     assert job.error().startswith(f"{folder / STATE} cannot be written (File too large): make room, then go on with")
     changed = {name for name, content in contents(folder).items() if before.get(name) != content}
     assert (read_record(folder)["status"], changed) == (status, written)
-    assert resumed(folder) == whole(1)
+    assert resumed(folder) == whole
 
 
 @pytest.mark.parametrize(
@@ -337,20 +256,19 @@ def test_steps_that_may_differ_are_billed_under_a_fresh_key(corpus, whole, folde
     assert before.items() <= ledger.releases.items()
     assert ledger.bill() == {0: 1, 1: 1 + keys, 2: 1}
     assert len(ledger.releases) == EPOCHS * STEPS + 3 * keys  # steps 5, 6 and 7 under both
-    assert (record["final"]["epsilon"] > whole(1)["rows"][-1]["epsilon"]) is bool(keys)
+    assert (record["final"]["epsilon"] > whole["rows"][-1]["epsilon"]) is bool(keys)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_changed_corpus_and_a_damaged_state_are_refused_and_cost_nothing(corpus, whole, folder, processes):
+def test_a_changed_corpus_and_a_damaged_state_are_refused_and_cost_nothing(corpus, whole, folder):
     own, state = folder.with_name("own.jsonl"), folder / STATE
     own.write_bytes(corpus.read_bytes())
-    job = Job(folder, new(own, folder, processes), hold_at=8)
-    os.kill(job.held()["parent"], signal.SIGKILL)
+    job = Job(folder, new(own, folder), hold_at=8)
+    os.kill(job.held(), signal.SIGKILL)
     job.ends(KILLED)
     raw = state.read_bytes()
     flipped = raw[:2_000_000] + bytes([raw[2_000_000] ^ 1]) + raw[2_000_001:]
     damages = [(own, own.read_bytes().replace(b"anna", b"anne"), "its content has changed since")]
-    damages += [(state, damaged, "is damaged") for damaged in (b"", raw[:-100], flipped, raw + b"x")]
+    damages += [(state, damaged, "is damaged") for damaged in (b"", raw[:-100], flipped)]
     for path, content, sentence in damages:
         intact = path.read_bytes()
         path.write_bytes(content)
@@ -358,7 +276,7 @@ def test_a_changed_corpus_and_a_damaged_state_are_refused_and_cost_nothing(corpu
         assert sentence in Job(folder, again(folder)).error()
         assert contents(folder) == before
         path.write_bytes(intact)
-    assert resumed(folder) == whole(processes)
+    assert resumed(folder) == whole
 
 
 if __name__ == "__fault__":

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.training import TrainConfig, read_record, run_ledger, run_session, train
-from edp_lab.training.processes import Ranks, run_rank
+from edp_lab.training.launch import Ranks
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import write_corpus, write_encoder
 
@@ -64,8 +65,9 @@ def trained(folder: Path, case: str, accelerator: Accelerator | None = None) -> 
     return torch.cat([p.detach().flatten() for _, p in run.parameters]), run
 
 
-def main(folder: Path) -> None:
-    """What one rank does. Rank 0 leaves the parameters of each case, and tells its scores."""
+def main(argument: str, stop: threading.Event) -> None:
+    """Train each case in one rank. Rank 0 writes the parameters and prints the scores."""
+    folder = Path(argument)
     accelerator = Accelerator(cpu=True)
     for case in CASES:
         parameters, run = trained(folder, case, accelerator)
@@ -94,20 +96,20 @@ def scores(rows: list[dict[str, Any]]) -> list[float]:
     return [row[name] for row in rows for name in ("loss", "ser", "intent_accuracy", "slot_f1")]
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [2, 4])
 def test_real_processes_give_the_parameters_and_scores_of_the_simulation(folder, simulated, processes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE.parents[2])]))
-    with Ranks(processes, [HERE.stem, str(folder)], threads=1) as ranks:
+    with Ranks(processes, f"{HERE.stem}:main", str(folder), threads=1) as ranks:
         told = {case: (devices, rows) for case, devices, rows in map(json.loads, ranks.lines())}
     differences = {}
     for case, (parameters, rows) in simulated.items():
         real = torch.load(folder / f"{case} {processes}.pt")
         differences[case] = float((real - parameters).abs().max())
         assert scores(told[case][1]) == pytest.approx(scores(rows), rel=1e-9), case
-    assert max(differences.values()) < (1e-9 if processes > 1 else 1e-300), differences
+    assert max(differences.values()) < 1e-9, differences
     noise = float((simulated["aggregate noise"][0] - simulated["CLC sound"][0]).abs().max())
     assert noise > 1e-3  # so the noise is no small matter in what was compared
-    many = f"{processes} process" + ("es" if processes > 1 else "")
+    many = f"{processes} processes"
     assert told["CLC sound"][0] == f"4 devices: {many}, {4 - processes} simulated"
     assert told["five devices"][0] == f"5 devices: {many}, {5 - processes} simulated"
     assert told["plain SGD"][0] == many
@@ -150,7 +152,3 @@ def test_a_launcher_may_start_the_processes_and_hears_one_summary(folder, simula
     assert len(run_ledger(folder / "launched").releases) == STEPS
     alone = train(config(folder, 1, noise="aggregate"), folder / "alone")
     assert scores(record["epochs"]) == pytest.approx(scores(alone["epochs"]), rel=1e-9)
-
-
-if __name__ == "__main__":
-    run_rank(lambda folder, _: main(Path(folder)))

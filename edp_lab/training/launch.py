@@ -1,0 +1,269 @@
+"""Start the ranks of a run by torchrun, relay what rank 0 reports, and leave no process behind.
+
+    edp-lab train, or a kernel   holds the write end of a pipe; reads the events that rank 0 prints
+      torchrun                   passes the read end on as its standard input
+        rank 0, rank 1, ...      "stop" on the pipe asks for an orderly end; end of file means: the parent is gone
+
+torchrun ends its ranks if one of them fails or if it gets SIGTERM, but not if it is killed by SIGKILL. So every rank
+watches the pipe and its parent process itself (`watch_launcher`) and exits within seconds. A rank is a new Python,
+never a fork, which deadlocks under the threads of a notebook's kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from importlib import import_module
+from typing import NoReturn
+
+import psutil
+
+from edp_lab.errors import UsageError, sentence
+
+LOOK_AGAIN = 0.1  # seconds between two looks at a stop event or a process
+WATCH = 1.0  # seconds between a rank's looks at its parent
+LINGER = 3.0  # seconds in which torchrun ends a rank that was cut off, if the rank that died is its own
+GRACE = 4.0  # seconds from SIGTERM to SIGKILL
+TAIL = 65_536  # bytes at the end of standard error in which a sentence is sought
+LAUNCHER = os.getppid()  # of this process, if it is a rank
+PATIENCE = 600.0  # seconds that ranks wait for one another
+CUT_OFF = re.compile(r"connection .*(closed|reset|refused)|(closed|reset) by peer|remote process exited", re.IGNORECASE)
+IN_VAIN = re.compile(r"timed ?out", re.IGNORECASE)
+REFUSAL = re.compile(r"^error: (.+)$", re.MULTILINE)  # a rank's sentence about bad input or the machine
+FAILURE = re.compile(r"^failed: (.+)$", re.MULTILINE)  # and about any other error
+ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)  # torchrun's report
+
+
+class Ranks(AbstractContextManager["Ranks"]):
+    """The ranks of one run on this machine; leaving the context ends those that still run.
+
+    Args:
+        function: "module:name"; each rank calls it with `argument` and an event, which is set when the run should end
+            early. Rank 0 flushes each line that it prints; what other ranks print is dropped.
+        threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
+        environment: further variables of every rank.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        function: str,
+        argument: str,
+        threads: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        torchrun = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        rank = ["-m", "edp_lab.training.launch", function, argument]
+        settings = {"OMP_NUM_THREADS": str(threads or max(1, usable_cores() // processes)), **(environment or {})}
+        self._processes, self._stopping, self._rest = processes, False, b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self._torchrun = subprocess.Popen(
+            [sys.executable, "-m", *torchrun, "--nproc-per-node", str(processes), *rank],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": _loopback(), **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent only
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def lines(self, hint: str | None = None, stop: threading.Event | None = None) -> Iterator[str]:
+        """Yield the lines that rank 0 prints until all ranks have ended.
+
+        After KeyboardInterrupt a second call relays the rest. `hint` ends the sentence about a rank that died.
+
+        Raises:
+            UsageError: a rank or torchrun failed; no rank is left, and every whole line of rank 0 has been relayed.
+        """
+        while self._torchrun.poll() is None:
+            if stop is not None and stop.is_set():
+                self.stop()
+            yield from self._read(LOOK_AGAIN) or ()
+        self._end()  # ranks that outlived a killed torchrun
+        while (lines := self._read(GRACE)) is not None:
+            yield from lines
+        if self._torchrun.returncode:
+            raise UsageError(self._sentence(hint))
+
+    def stop(self) -> None:
+        """Ask the ranks, once, to finish their step and end. One rank hears it and tells the others."""
+        assert self._torchrun.stdin
+        if not self._stopping:
+            with suppress(BrokenPipeError, ValueError):  # they have ended, or the pipe is closed
+                self._torchrun.stdin.write(b"stop\n")
+                self._torchrun.stdin.flush()
+        self._stopping = True
+
+    def close(self) -> None:
+        """End torchrun and the ranks, after a few seconds by SIGKILL."""
+        self._end()
+        assert self._torchrun.stdout
+        self._torchrun.stdout.close()
+        self._errors.close()
+
+    def _read(self, seconds: float) -> list[str] | None:
+        """The whole lines in what has arrived; None if nothing arrives in so many seconds, or ever."""
+        assert self._torchrun.stdout
+        pipe = self._torchrun.stdout.fileno()
+        if not select.select([pipe], [], [], seconds)[0] or not (content := os.read(pipe, 2**20)):
+            return None
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        return [line.decode(errors="replace").rstrip("\r") for line in lines]
+
+    def _end(self) -> None:
+        """End torchrun and its ranks; if torchrun is gone, the ranks end when their pipe is closed."""
+        assert self._torchrun.stdin
+        alive: list[psutil.Process] = []
+        if self._torchrun.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                launcher = psutil.Process(self._torchrun.pid)
+                alive = [launcher, *launcher.children(recursive=True)]
+        with suppress(BrokenPipeError):
+            self._torchrun.stdin.close()
+        try:
+            _signal(alive, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._torchrun.wait(GRACE)
+        finally:  # also if a second Ctrl-C cuts the wait short
+            _signal(alive, signal.SIGKILL)
+            self._torchrun.wait()
+
+    def _sentence(self, hint: str | None) -> str:
+        """What a rank said about its failure, or what torchrun reports of a rank that could say nothing."""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - TAIL))
+        text = self._errors.read().decode(errors="replace")
+        if refusal := REFUSAL.search(text):
+            return refusal[1]
+        if failure := FAILURE.search(text):
+            message = failure[1]
+        elif report := ROOT_CAUSE.search(text):
+            message = f"rank {report[1]} of {self._processes} {_ended(int(report[2]))}"
+        else:
+            message = f"torchrun {_ended(self._torchrun.returncode)}"
+        return f"{message}: {hint}" if hint else message
+
+
+def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    memory = " (out of memory?)" if status == -signal.SIGKILL else ""
+    return f"was killed by signal {signal.Signals(-status).name}{memory}"
+
+
+def _loopback() -> str:
+    """The network interface that no other machine reaches."""
+    addresses = psutil.net_if_addrs().items()
+    return next((name for name, found in addresses if any(one.address == "127.0.0.1" for one in found)), "lo")
+
+
+# ---- In a rank -------------------------------------------------------------------------------------------------------
+
+
+def main() -> NoReturn:
+    """Be one rank that ``Ranks`` has started."""
+    status, stop = 1, threading.Event()
+    try:
+        watch_launcher(stop)  # before anything is imported that takes seconds
+        if os.environ["RANK"] != "0":
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        module, _, name = sys.argv[1].partition(":")
+        getattr(import_module(module), name)(sys.argv[2], stop)
+        status = 0
+    except BaseException as error:
+        if lost(error):
+            time.sleep(LINGER)
+        rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+        message = sentence(error) if not isinstance(error, ConnectionError) else None
+        failure = f"failed: {lost(error) or f'{rank} failed ({type(error).__name__}: {error})'}"
+        line = f"error: {message}" if message else failure
+        sys.stderr.write(line.replace("\n", " ") + "\n")
+    finally:
+        end_rank(status)
+
+
+def watch_launcher(stop: threading.Event | None = None) -> None:
+    """End this rank soon after its launcher has died. With `stop`, also listen to the parent's pipe."""
+    pipe = [] if stop is None else [0]
+
+    def watch() -> None:
+        while os.getppid() == LAUNCHER:
+            if select.select(pipe, [], [], WATCH)[0]:
+                if not os.read(0, 64):
+                    break
+                assert stop
+                stop.set()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def lost(error: BaseException) -> str | None:
+    """What became of the other ranks, if this error means that they do not answer."""
+    if not isinstance(error, (RuntimeError, ConnectionError)):
+        return None
+    if isinstance(error, ConnectionError) or CUT_OFF.search(str(error)):
+        return "another process is gone"
+    return f"no word from another process for {PATIENCE:.0f} seconds" if IN_VAIN.search(str(error)) else None
+
+
+def end_rank(status: int) -> NoReturn:
+    """Leave the group, and end this process without Python's clean-up, in which torch's threads abort now and then."""
+    try:
+        leave_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def leave_group() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def launched() -> tuple[int, int]:
+    """The rank that a launcher gave this process, and the number of ranks; UsageError if the two do not fit."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    given = {name: os.environ[name] for name in names if name in os.environ}
+    if not given:
+        return 0, 1
+    with suppress(KeyError, ValueError):
+        numbers = {name: int(value) for name, value in given.items()}
+        if 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
+            return numbers["RANK"], numbers["WORLD_SIZE"]
+    told = ", ".join(f"{name} is {value}" for name, value in given.items())
+    raise UsageError(
+        f"{told}, but RANK must be a whole number from 0 on and below WORLD_SIZE: unset them, or let torchrun set them"
+    )
+
+
+def rank() -> int:
+    """The rank of this process; 0 writes files and speaks for all."""
+    return launched()[0]
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use; in a container that can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    main()

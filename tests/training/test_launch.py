@@ -1,0 +1,166 @@
+"""The ranks of a run, started by torchrun: rank 0 is heard, a dead rank is named, and no process is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edp_lab.errors import UsageError
+from edp_lab.training import launch
+from edp_lab.training.launch import Ranks, launched
+from tests.training.own_corpus import runs, wait_for
+
+ROOT = Path(__file__).parents[2]
+HOUR = "time.sleep(3600)"
+HINT = "go on"
+TOY = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+from edp_lab.errors import UsageError
+
+rank = int(os.environ["RANK"])
+def say(text):
+    sys.stdout.write(text + "\\n")
+    sys.stdout.flush()
+def work(argument, stop):
+    folder = Path(argument)
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    while len(list(folder.glob("pid*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+    say("ready")
+"""
+# A parent of two such ranks.
+PARENT = """
+import sys
+from edp_lab.training.launch import Ranks
+with Ranks(2, "toy:work", sys.argv[1]) as ranks:
+    try:
+        for line in ranks.lines():
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        ranks.stop()
+        for line in ranks.lines():
+            print(line, flush=True)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Writes the module of the ranks, whose work ends with these lines; returns its arguments for ``Ranks``."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+
+    def write(*lines):
+        (tmp_path / "toy.py").write_text(TOY + "".join(f"    {line}\n" for line in lines))
+        return "toy:work", str(tmp_path)
+
+    return write
+
+
+def processes(folder, count=2):
+    """The ids of the toy ranks, once all of them are there."""
+    files = [folder / f"pid{rank}" for rank in range(count)]
+    assert wait_for(lambda: all(file.is_file() and file.read_text() for file in files), 60)
+    return [int(file.read_text()) for file in files]
+
+
+def gone(ranks, seconds=5.0):
+    return wait_for(lambda: not any(map(runs, ranks)), seconds)
+
+
+def test_lines_of_rank_0_arrive_whole_and_nothing_else_is_shown(toy, tmp_path, capfd):
+    program = (
+        'print("UserWarning: slow", "w" * 1_000_000, file=sys.stderr)',
+        "if rank == 1: say('x' * 1_000_000)",
+        "env = {name: os.environ[name] for name in ('WORLD_SIZE', 'OMP_NUM_THREADS', 'GLOO_SOCKET_IFNAME')}",
+        "(folder / f'env{rank}').write_text(json.dumps(env))",
+        "for k in range(200): say(json.dumps(['ä' * (300_000 if k == 7 else 3), k], ensure_ascii=False))",
+    )
+    with Ranks(3, *toy(*program), threads=7) as ranks:
+        ready, *lines = ranks.lines()
+    assert ready == "ready"
+    assert [json.loads(line) for line in lines] == [["ä" * (300_000 if k == 7 else 3), k] for k in range(200)]
+    assert capfd.readouterr() == ("", "")
+    for rank in range(3):
+        told = json.loads((tmp_path / f"env{rank}").read_text())
+        assert told == {"WORLD_SIZE": "3", "OMP_NUM_THREADS": "7", "GLOO_SOCKET_IFNAME": launch._loopback()}
+
+
+CLOSED = 'raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:14055")'
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+KILLED = f"rank 1 of 2 was killed by signal SIGKILL (out of memory?): {HINT}"
+
+
+@pytest.mark.parametrize(
+    ("one", "zero", "message"),  # what the ranks do, and the sentence
+    [
+        ("raise KeyError(4)", HOUR, f"rank 1 of 2 failed (KeyError: 4): {HINT}"),
+        ("raise UsageError('C is 0: give --clip')", CLOSED, "C is 0: give --clip"),
+        (f"time.sleep(1); {KILL}", CLOSED, KILLED),  # rank 0 is cut off, and torchrun sees both
+        ("os._exit(3)", HOUR, f"rank 1 of 2 ended with status 3: {HINT}"),
+        (
+            "os.kill(os.getppid(), signal.SIGKILL)",
+            HOUR,
+            f"torchrun was killed by signal SIGKILL (out of memory?): {HINT}",
+        ),
+        ("time.sleep(0.3); raise KeyError(4)", "pass", f"rank 1 of 2 failed (KeyError: 4): {HINT}"),
+    ],
+)
+def test_a_dead_rank_ends_the_run_with_one_sentence(toy, tmp_path, one, zero, message):
+    with Ranks(2, *toy(f"if rank: {one}", zero)) as ranks:
+        with pytest.raises(UsageError) as error:
+            list(ranks.lines(HINT))
+        assert str(error.value) == message
+        assert gone(processes(tmp_path), 0.1)
+
+
+def test_an_interrupted_consumer_leaves_no_process_no_file_and_no_thread(toy, tmp_path, monkeypatch):
+    """Even if a rank is stopped, so that it notices nothing."""
+    monkeypatch.setattr(launch, "GRACE", 0.5)
+    before = threading.active_count(), len(os.listdir("/dev/fd"))
+
+    def consume():
+        with Ranks(2, *toy(HOUR)) as ranks:
+            for _ in ranks.lines():
+                os.kill(processes(tmp_path)[1], signal.SIGSTOP)
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    assert gone(processes(tmp_path))
+    assert (threading.active_count(), len(os.listdir("/dev/fd"))) == before
+
+
+@pytest.mark.parametrize("victim", ["parent", "torchrun", "torchrun by hand"])
+def test_ranks_end_soon_after_their_launcher_was_killed(toy, tmp_path, victim):
+    toy(HOUR)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    by_hand = [*torchrun, "-m", "edp_lab.training.launch", "toy:work", str(tmp_path)]
+    command = [sys.executable, *(by_hand if "hand" in victim else ["-c", PARENT, str(tmp_path)])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        started = processes(tmp_path)
+        (os.kill(psutil.Process(started[0]).ppid(), signal.SIGKILL) if victim == "torchrun" else parent.kill())
+        assert gone(started)
+
+
+def test_ctrl_c_reaches_the_parent_alone_which_lets_the_ranks_finish(toy, tmp_path):
+    toy("heard = folder / 'heard'", "while not heard.exists(): stop.wait(0.1) and heard.touch()", "say('saved')")
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
+        assert parent.stdout.readline() == "ready\n"
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.stdout.read() == "saved\n"
+    assert parent.returncode == 0
+
+
+@pytest.mark.parametrize("numbers", [{"RANK": "0"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}])
+def test_numbers_of_a_launcher_that_do_not_fit_are_refused(numbers, monkeypatch):
+    for name, value in numbers.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="but RANK must be a whole number from 0 on and below WORLD_SIZE"):
+        launched()
