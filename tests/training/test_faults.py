@@ -197,7 +197,7 @@ def test_killed_twice_anywhere_a_run_ends_as_if_nothing_had_happened(corpus, who
 def test_killed_at_any_change_before_there_is_a_record_a_run_may_begin_anew(corpus, folder):
     """Each begins over what the one before has left."""
     left = set()
-    for number in range(4, 40, 3):  # every one of them would do, and take three times as long
+    for number in range(4, 40, 7):  # every one of them would do, and take seven times as long
         job = Job(folder, [*new(corpus, folder), "--private-seed"], die_before=number)
         job.process.join(PATIENCE)
         assert job.process.exitcode == KILLED, (job.home / "log").read_text()
