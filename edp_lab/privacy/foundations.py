@@ -16,12 +16,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from fractions import Fraction
-from numbers import Integral
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
 from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon
@@ -261,41 +260,6 @@ class NoisyCounter:
         return float(laplace_release(exact, 1.0, epsilon, self._rng))
 
 
-class CachedCounter(NoisyCounter):
-    """A `NoisyCounter` that repeats its answer to a question asked before, free of charge.
-
-    The question is the predicate, by equality; a function equals itself alone. At a larger epsilon than before it is a
-    new release, billed in full. Guarantee: as `NoisyCounter`, since repeating an answer is post-processing.
-    """
-
-    def __init__(self, records: Iterable[Any], budget: float, rng: np.random.Generator) -> None:
-        super().__init__(records, budget, rng)
-        self._answers: dict[Callable[[Any], object], tuple[float, float]] = {}
-
-    def count(self, predicate: Callable[[Any], object], epsilon: float) -> float:
-        epsilon_before, answer = self._answers.get(predicate, (0.0, math.nan))
-        if check_positive("epsilon", epsilon) > epsilon_before:
-            answer = super().count(predicate, epsilon)
-            self._answers[predicate] = epsilon, answer
-        return answer
-
-
-class Average(NamedTuple):
-    """The means of the first 1 ... n answers to one question, and the half-widths of their intervals, both (n)."""
-
-    estimate: NDArray[np.float64]
-    half_width: NDArray[np.float64]
-
-
-def averaging_attack(answers: ArrayLike, scale: float, confidence: float = 0.9) -> Average:
-    """Averages the noise out of one question asked again and again; (n), normal intervals for a known Laplace scale."""
-    if not 0 < confidence < 1:
-        raise UsageError(f"the confidence is {confidence}: it must lie between 0 and 1")
-    asked = np.arange(1, np.size(answers) + 1)
-    width = float(ndtri((1 + confidence) / 2)) * math.sqrt(2) * check_positive("scale", scale)
-    return Average(np.cumsum(_check_finite("answers", answers)) / asked, width / np.sqrt(asked))
-
-
 def local_count_error(people: int, epsilon: float) -> float:
     """Standard error of a count from `randomised_response`, whatever the truth; global DP has sqrt(2) / epsilon."""
     lie, gap = _response(epsilon, 2)
@@ -340,11 +304,8 @@ def _behind_the_best(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 # ---- Anonymity -------------------------------------------------------------------------------------------------------
-# k-anonymity by generalisation and suppression, and the linkage attack on it. No differential privacy here.
-#
-# A table's quasi-identifiers are (records, columns) of text; a released cell is a value, a broader one, or "*". The
-# promise of k-anonymity is about these columns alone: who knows one thing more may still single a person out, and where
-# k people share a secret, everyone of them is betrayed without being singled out.
+# k-anonymity by generalisation and suppression, and the linkage attack on it. No differential privacy here: it covers
+# the columns one thought of, and someone who knows one thing more may still single a person out.
 # Source: Sweeney 2002 (both papers in volume 10, 5 of IJUFKS); thesis, sections 2.3 to 2.3.2.
 
 STAR = "*"
@@ -358,161 +319,103 @@ class Hierarchy(NamedTuple):
     widen: tuple[Callable[[str], str], ...]
 
     def at(self, level: int, column: Text) -> Text:
-        """The column (n) at one level; UsageError for a value that its levels do not fit, such as a text in bands."""
-        try:
-            return np.array([self.widen[level](str(value)) for value in column], dtype=np.str_)
-        except ValueError as unfit:
-            raise UsageError(f"column {self.name!r} holds a value that its levels do not fit: {unfit}") from unfit
-
-
-class Release(NamedTuple):
-    """What is published of the quasi-identifiers.
-
-    Attributes:
-        rows: (records, columns), in the order of the original.
-        levels: by column, its level in `hierarchies`.
-        suppressed: (records,), True where all of the record is "*" though the levels would have shown some of it.
-    """
-
-    rows: Text
-    levels: tuple[int, ...]
-    suppressed: NDArray[np.bool_]
-    hierarchies: tuple[Hierarchy, ...]
-
-    @property
-    def anonymity(self) -> int:
-        return anonymity(self.rows)
-
-
-class Linkage(NamedTuple):
-    """What a list of people with the same columns, such as a voter list, betrays about a release.
-
-    Attributes:
-        people_per_row: (records,), how many of the people each released row can belong to.
-        rows_per_person: (people,), how many released rows can belong to each.
-        identified: (records,), True where exactly one can: certain if the list is complete.
-        disclosed: (people,), True where all rows that can be theirs hold the same secret: certain for anyone who is
-            known to be in the release, identified or not.
-    """
-
-    people_per_row: NDArray[np.int64]
-    rows_per_person: NDArray[np.int64]
-    identified: NDArray[np.bool_]
-    disclosed: NDArray[np.bool_]
+        return np.array([self.widen[level](str(value)) for value in column], dtype=np.str_)
 
 
 def generalise_code(length: int) -> tuple[Callable[[str], str], ...]:
     """Levels of a code such as a postal code: its last 0 ... `length` characters starred, all of them as one "*"."""
-
-    def keep(count: int) -> Callable[[str], str]:
-        return lambda code: code[:count] + STAR * (len(code) - count)
-
-    return (*(keep(count) for count in range(length, 0, -1)), star)
+    return (*(partial(_keep, count) for count in range(length, 0, -1)), star)
 
 
 def generalise_number(*widths: int) -> tuple[Callable[[str], str], ...]:
     """Levels of a whole number: itself, the band of each width that it lies in ("30-39"), "*"."""
+    return (str, *(partial(_band, width) for width in widths), star)
 
-    def band(width: int) -> Callable[[str], str]:
-        return lambda number: f"{(low := int(number) // width * width)}-{low + width - 1}"
 
-    return (str, *(band(width) for width in widths), star)
+def _keep(count: int, code: str) -> str:
+    return code[:count] + STAR * (len(code) - count)
+
+
+def _band(width: int, number: str) -> str:
+    low = int(number) // width * width
+    return f"{low}-{low + width - 1}"
 
 
 def star(value: str) -> str:
     return STAR
 
 
-def class_sizes(rows: ArrayLike) -> NDArray[np.int64]:
-    """How many rows equal each row, itself included; (records, columns) -> (records,)."""
-    _, place, counts = np.unique(_check_table(rows), axis=0, return_inverse=True, return_counts=True)
+class Release(NamedTuple):
+    """What is published of the quasi-identifiers."""
+
+    rows: Text  # (records, columns), in the order of the original
+    levels: tuple[int, ...]  # by column, its level in `hierarchies`
+    suppressed: NDArray[np.bool_]  # (records,), all of which is "*" although the levels would have shown some of it
+    hierarchies: tuple[Hierarchy, ...]
+
+    @property
+    def anonymity(self) -> int:
+        """The size of the smallest class of equal rows: the largest k for which the release is k-anonymous."""
+        return int(_class_sizes(self.rows).min())
+
+
+def _class_sizes(rows: Text) -> NDArray[np.int64]:
+    """How many rows equal each row, itself included: (records, columns) -> (records,)."""
+    _, place, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
     return counts[place.ravel()]
 
 
-def anonymity(rows: ArrayLike) -> int:
-    """The largest k for which the rows are k-anonymous: the size of the smallest class of equal rows.
-
-    Guarantee: by these columns alone nobody is told from fewer than k - 1 others. Not against anything else that an
-    attacker knows, not for what the k have in common, not for two releases together; differential privacy has all
-    three.
-    """
-    return int(class_sizes(rows).min())
-
-
-def anonymise(rows: ArrayLike, hierarchies: Sequence[Hierarchy], k: int, most_suppressed: float = 0.05) -> Release:
+def anonymise(rows: Text, hierarchies: Sequence[Hierarchy], k: int, most_suppressed: float) -> Release:
     """The least generalised k-anonymous release, after suppressing at most a share `most_suppressed` of the records.
 
-    Every column is generalised as a whole (full-domain); a suppressed record is all "*", and these too are k or none.
-    Least generalised: the smallest sum over columns of level / highest level, then the fewest suppressed records.
-    The search looks at every combination of levels, so it is for few columns.
-
-    Raises:
-        UsageError: k no whole number from 1 to the number of records, another number of hierarchies than columns, or
-            a share outside [0, 1], or no level that is broad enough.
+    Every column is generalised as a whole; a suppressed record is all "*", and these too are k or none. Least
+    generalised: the smallest sum over columns of level / highest level, then the fewest suppressed records.
     """
-    table = _check_table(rows)
-    if not isinstance(k, Integral) or not 1 <= k <= len(table):
-        raise UsageError(f"k is {k}: it must be a whole number from 1 to the number of records, {len(table)}")
-    if not 0 <= most_suppressed <= 1:
-        raise UsageError(f"the share of suppressed records is {most_suppressed}: it must lie between 0 and 1")
-    if len(hierarchies) != table.shape[1]:
-        raise UsageError(f"there are {len(hierarchies)} hierarchies for {table.shape[1]} columns: give one for each")
-    pairs = list(zip(hierarchies, table.T, strict=True))
-    columns = [[h.at(level, column) for level in range(len(h.widen))] for h, column in pairs]
     best, least = None, (math.inf, 0)
+    columns = [
+        [h.at(level, column) for level in range(len(h.widen))] for h, column in zip(hierarchies, rows.T, strict=True)
+    ]
     for levels in itertools.product(*(range(len(column)) for column in columns)):
         shown = np.stack([column[level] for column, level in zip(columns, levels, strict=True)], axis=1)
-        sizes = class_sizes(shown)
-        suppressed = sizes < k
-        if 0 < suppressed.sum() < k and not suppressed.all():  # too few to hide among: the smallest class joins them
-            smallest = shown[~suppressed][sizes[~suppressed].argmin()]
-            suppressed |= (shown == smallest).all(axis=1)
-        told = np.where(suppressed[:, None], STAR, shown)
-        release = Release(told, levels, suppressed & (shown != STAR).any(axis=1), tuple(hierarchies))
-        if release.suppressed.mean() <= most_suppressed and release.anonymity >= k:
-            breadth = sum(level / max(1, len(h.widen) - 1) for level, h in zip(levels, hierarchies, strict=True))
-            cost = breadth, int(release.suppressed.sum())
-            if cost < least:
-                best, least = release, cost
+        sizes = _class_sizes(shown)
+        hidden = sizes < k
+        if 0 < hidden.sum() < k and not hidden.all():  # too few to hide among: the smallest class joins them
+            hidden |= (shown == shown[~hidden][sizes[~hidden].argmin()]).all(axis=1)
+        suppressed = hidden & (shown != STAR).any(axis=1)
+        release = Release(np.where(hidden[:, None], STAR, shown), levels, suppressed, tuple(hierarchies))
+        breadth = sum(level / max(1, len(h.widen) - 1) for level, h in zip(levels, hierarchies, strict=True))
+        cost = breadth, int(suppressed.sum())
+        if cost < least and suppressed.mean() <= most_suppressed and release.anonymity >= k:
+            best, least = release, cost
     if best is None:
-        raise UsageError(f"no levels make the table {k}-anonymous: let the last level of every column be {STAR!r}")
+        raise UsageError(
+            f"no levels make the table {k}-anonymous: lower k, or let the last level of all columns be '*'"
+        )
     return best
 
 
-def link(release: Release, people: ArrayLike, secrets: ArrayLike) -> Linkage:
-    """The linkage attack: which released rows can belong to whom, by the columns that both tables have.
+class Linkage(NamedTuple):
+    """What a list of people with the same columns, such as a voter list, betrays about a release."""
 
-    Args:
-        secrets: (records,), what the release tells about each row beside its quasi-identifiers.
+    rows_per_person: NDArray[np.int64]  # (people,), how many released rows can belong to each
+    identified: NDArray[np.bool_]  # (records,), True where only one of the people fits: certain if the list is complete
+    disclosed: NDArray[np.bool_]  # (people,), True where all rows that can be theirs hold the same secret
 
-    Raises:
-        UsageError: people with other columns than the release, or not one secret per row.
-    """
-    table, hidden = _check_table(people), np.asarray(secrets)
-    if table.shape[1] != release.rows.shape[1]:
-        raise UsageError(
-            f"the people have {table.shape[1]} columns and the release {release.rows.shape[1]}: match them"
-        )
-    if hidden.shape != release.rows.shape[:1]:
-        raise UsageError(f"there are {hidden.size} secrets for {len(release.rows)} released rows: give one for each")
+
+def link(release: Release, people: Text, secrets: ArrayLike) -> Linkage:
+    """The linkage attack: which released rows, one of the `secrets` (records,) each, can belong to whom."""
     classes, place = np.unique(release.rows, axis=0, return_inverse=True)
     place = place.ravel()
-    fits = np.ones((len(classes), len(table)), dtype=np.bool_)  # which class can hold which of the people
-    for h, level, cell, value in zip(release.hierarchies, release.levels, classes.T, table.T, strict=True):
+    fits = np.ones((len(classes), len(people)), dtype=np.bool_)  # which class can hold which of the people
+    for h, level, cell, value in zip(release.hierarchies, release.levels, classes.T, people.T, strict=True):
         fits &= (cell[:, None] == h.at(level, value)) | (cell[:, None] == STAR)
-    codes = np.unique(hidden, return_inverse=True)[1].ravel()
-    first, last = np.full(len(classes), hidden.size), np.full(len(classes), -1)  # equal where all share one secret
+    codes = np.unique(secrets, return_inverse=True)[1].ravel()
+    first, last = np.full(len(classes), codes.size), np.full(len(classes), -1)  # equal where all share one secret
     np.minimum.at(first, place, codes)
     np.maximum.at(last, place, codes)
-    lowest = np.where(fits, first[:, None], hidden.size).min(axis=0)
-    highest = np.where(fits, last[:, None], -1).max(axis=0)
-    people_per_row = fits.sum(axis=1)[place]
+    lowest, highest = (
+        np.where(fits, first[:, None], codes.size).min(axis=0),
+        np.where(fits, last[:, None], -1).max(axis=0),
+    )
     rows_per_person = (fits * np.bincount(place)[:, None]).sum(axis=0)
-    return Linkage(people_per_row, rows_per_person, people_per_row == 1, lowest == highest)
-
-
-def _check_table(rows: ArrayLike) -> Text:
-    table = np.asarray(rows, dtype=np.str_)
-    if table.ndim != 2 or not table.size:
-        raise UsageError(f"a table of shape {table.shape} is empty or no table: it needs records and columns")
-    return table
+    return Linkage(rows_per_person, fits.sum(axis=1)[place] == 1, lowest == highest)

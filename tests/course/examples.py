@@ -85,7 +85,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "04 bill": lambda: (1.0, 1.0, "exponential", 0.1, 8, 30, 1e-5),
     "04 needed": lambda: (8.0, "exponential", 0.1, 8, 30, 1e-5),
-    "04 TightAccounts": lambda: (PANELS["04 sampling"](),),
     "07 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
     "07 canaries": lambda: (measured_attacks().canaries, "edp-sgd", 0.01, 4),
     "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
@@ -121,7 +120,6 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"people": 10**9},
         {"share": 1.2},
     ],
-    "01 averaging": [{"budget": 0.5, "queries": 1}, {"sensitivity": 10, "queries": 1}, {"queries": 500}],
     "01 delta": [{"epsilon": math.log(3), "sigma": 2**0.5}, {"epsilon": 0.5}, {"epsilon": 100.0, "sigma": 1.0}],
     "01 composition": [{"epsilon": 1.0}, {"epsilon": 1e-6, "budget": 1e3}, {"releases": 1}, {"releases": 10**6}],
     "02 cloud": [

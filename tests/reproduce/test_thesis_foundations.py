@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.foundations import averaging_attack, estimate_frequencies, local_count_error, randomised_response
+from edp_lab.privacy.foundations import estimate_frequencies, local_count_error, randomised_response
 from edp_lab.reproduce.thesis.thesis_foundations import (
     TABLE_2_2,
     linkage_table,
@@ -45,18 +45,6 @@ def test_intervals_for_a_mean_cover_it_as_often_as_they_say(rng):
     narrow = np.mean([c.interval_dividing_by_n[0] < 3 < c.interval_dividing_by_n[1] for c in counts])
     assert right > 0.86
     assert narrow < right - 0.02
-
-
-def test_the_averaging_attack_averages_and_its_intervals_cover(rng):
-    attack = averaging_attack([4, 2, 9], scale=2, confidence=0.95)
-    assert attack.estimate.tolist() == [4, 3, 5]
-    assert attack.half_width == pytest.approx(1.959964 * math.sqrt(8) / np.sqrt([1, 2, 3]))
-    answers = 7 + rng.laplace(0, 2, (2000, 20))
-    runs = [averaging_attack(row, 2) for row in answers]
-    covered = np.mean([abs(run.estimate - 7) < run.half_width for run in runs], axis=0)
-    assert covered == pytest.approx(0.9, abs=0.03)
-    with pytest.raises(UsageError, match="confidence is 1"):
-        averaging_attack([1.0], 1, 1)
 
 
 def test_the_loss_figures_are_two_densities_whose_bad_events_are_the_tail_and_their_excess_delta():

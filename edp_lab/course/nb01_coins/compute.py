@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcd
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_tail
 from edp_lab.reproduce.thesis import thesis_foundations as thesis
 
-LIMIT = 100_000  # people, answers: beyond it a slider would stall
+LIMIT = 100_000  # people: beyond it a slider would stall
 COUNTABLE = 10**9  # releases: only counted
 POINTS = 60  # of a curve
 HALF = float(ndtri(0.95))  # half of a 90 % interval, in standard errors
@@ -79,48 +78,9 @@ def belief(before: Array | float, loss: float) -> Array:
     return np.asarray(expit(logit(before) + loss))
 
 
-# ---- One question, asked again and again ---------------------------------------------------------------------------
+# ---- A table of noisy counts ----------------------------------------------------------------------------------------
 
 TRUE_COUNT = thesis.CREDIT_RATINGS["bad"]  # table 2.1 of the thesis: 3
-
-
-class Averaging(NamedTuple):
-    """A count under Laplace noise, asked again and again: without a limit, with a budget, and with a cache."""
-
-    epsilon: float  # of one answer, pure; one person with all of their records added or removed
-    sensitivity: int  # records that one person may have, so how far one person moves the count
-    budget: float  # of epsilon, for one person
-    scale: float  # of the noise; its standard deviation is sqrt(2) times that
-    answers: Array  # (queries,), without a limit
-    average: basic.Average  # of the first answers, with 90 % intervals
-    allowed: int  # how many of the answers the budget pays for
-    cached: Array  # (queries,), the answers of a counter with that budget and a cache; empty if it refuses
-    decisive: int  # after how many answers the interval is narrower than +-1/2, so that a count is known
-
-
-def averaging(epsilon: float, sensitivity: int, queries: int, budget: float, seed: int) -> Averaging:
-    """Ask for the number of bad ratings, `TRUE_COUNT`, again and again, and average.
-
-    A counter bills one record; who has `sensitivity` records pays that many times as much. UsageError: epsilon or
-    budget not positive and finite, sensitivity no whole number from 1 on, queries none from 1 to 100,000, seed
-    negative.
-    """
-    check_whole("sensitivity", sensitivity, 1, LIMIT)
-    check_whole("number of queries", queries, 1, LIMIT)
-    answers = basic.laplace_release(np.full(queries, TRUE_COUNT), sensitivity, epsilon, rng_of(seed, 0))
-    scale = basic.laplace_scale(sensitivity, epsilon)
-    average = basic.averaging_attack(answers, scale)
-
-    def ask(kind: type[basic.NoisyCounter]) -> Array:
-        counter, told = kind([True] * TRUE_COUNT, budget / sensitivity, rng_of(seed, 0)), []
-        with suppress(UsageError):  # the same question costs the same again: once refused, it stays refused
-            for _ in range(queries):
-                told.append(counter.count(bool, epsilon / sensitivity))
-        return np.array(told)
-
-    decisive = math.floor((2 * float(average.half_width[0])) ** 2) + 1  # half-widths fall as 1 / sqrt(n)
-    allowed, cached = ask(basic.NoisyCounter).size, ask(basic.CachedCounter)
-    return Averaging(epsilon, sensitivity, budget, scale, answers, average, allowed, cached, decisive)
 
 
 def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, float]:

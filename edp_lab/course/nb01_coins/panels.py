@@ -1,4 +1,4 @@
-"""The panels of ``01_coins_to_composition.ipynb``: a coin, one question again and again, delta, many releases."""
+"""The panels of ``01_coins_to_composition.ipynb``: a coin, delta, many releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edp_lab.course.kit.text import Html, Words, account_command, at_most, count
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb01_coins import compute
-from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, TRUE_COUNT, ZCDP, belief
+from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, ZCDP, belief
 from edp_lab.privacy.foundations import truth_probability
 from edp_lab.reproduce.thesis.thesis_foundations import LinkageTable, LocalAndGlobal
 
@@ -112,87 +112,6 @@ def draw_poll(result: compute.Poll) -> Figure:
         hover="%{x:,} people: %{y:.3g} %",
         xaxis=axis("people asked so far", np.log10(asked[[0, -1]]), type="log", dtick=1),
         yaxis=axis("share of yes (%)", [-20, 120]),
-    )
-
-
-# ---- One question, asked again and again ---------------------------------------------------------------------------
-
-
-@panel("01")
-def averaging(
-    epsilon: float = 0.7, sensitivity: int = 1, queries: int = 50, budget: float = 5.0, seed: int = 0
-) -> Panel:
-    """The averaging attack on Laplace noise: `result` is an `Averaging`."""
-    return Panel(
-        "One question, again and again",
-        "Noisy answers to one question, their average, and what they cost together.",
-        compute.averaging,
-        [draw_answers, draw_price],
-        words.averaging,
-        tiles=tell_averaging,
-        views={
-            "50 answers": {},
-            "500 answers": {"queries": 500},
-            "one person has up to ten records": {"sensitivity": 10},
-            "a budget of 50": {"budget": 50.0},
-        },
-        epsilon=number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
-        sensitivity=number("sensitivity Δ", sensitivity, range(1, 21), unit="records/person"),
-        queries=number("number of queries", queries, [1, 2, 5, 10, 20, 50, 100, 200, 500], unit="answers"),
-        budget=number("budget", budget, decades(-1, 3), unit=EPSILON),
-        seed=seed_of(seed),
-    )
-
-
-def tell_averaging(result: compute.Averaging) -> tuple[Tile, Tile, str]:
-    """What the answers cost without a limit, and how many a budget allows."""
-    asked, half = result.answers.size, float(result.average.half_width[-1])
-    free = Tile("without a limit", f"ε = {at_most(asked * result.epsilon)}", f"for {count(asked, 'answer')}", "printed")
-    every = "all " if 1 < asked == result.allowed else ""
-    paid = f"{every}{count(result.allowed, 'answer')}"
-    bound = holds(paid, f"for a budget of ε = {d(result.budget)}", "with a budget")
-    average = float(result.average.estimate[-1])
-    least, most = max(0, math.ceil(average - half)), math.floor(average + half)
-    fit = f"{least:,} to {most:,} fit" if least < most else f"only {most:,} fits"
-    known = fit if least <= most else "no whole number fits, so this interval misses"
-    of = f"The average of {count(asked, 'answer')}" if asked > 1 else "One answer"
-    mean = f"{d(average)} ± {short(half)} people"
-    return free, bound, f"{of} is {mean}: at 90 % confidence {known}; {TRUE_COUNT} is true."
-
-
-def draw_answers(result: compute.Averaging) -> Figure:
-    """Every answer, and what averaging makes of them, in its 90 % interval; the line is where a budget stops it."""
-    queries, stop, room = result.answers.size, result.allowed + 0.5, 6 * result.scale
-    asked, (mean, half), stops = np.arange(1, queries + 1), result.average, result.allowed < queries
-    side = "left" if result.allowed < queries / 2 else "right"
-    over: dict[str, Any] = {"x": stop, "xref": "x", "xanchor": side, "y": 1, "yref": "y domain", "yanchor": "top"}
-    return figure(
-        "Averaging the noise away",
-        area("", **BAND, **between(asked, mean - half, mean + half)),
-        line("average", PRINTED, x=asked, y=mean, mode="lines" if queries > 1 else "lines+markers"),
-        points("one answer", NOISE, "circle-open", 7, edge=None, x=asked, y=result.answers),
-        line("from a cache", HOLDS, "dash", x=asked[: result.cached.size], y=result.cached),
-        line("true count", PLAIN, "dot", x=[0, queries + 1], y=[TRUE_COUNT] * 2),
-        fig.vline(stop, visible=stops),
-        fig.note("budget spent" if stops else "", **over),
-        hover="answer %{x}: %{y:.3g}",
-        xaxis=axis("answers so far", [0, queries + 1]),
-        yaxis=axis("count (people)", [TRUE_COUNT - room, TRUE_COUNT + room]),
-    )
-
-
-def draw_price(result: compute.Averaging) -> Figure:
-    """Epsilon spent, without and with a cache."""
-    queries = result.answers.size
-    once = ([0, 1, queries], [0, result.epsilon, result.epsilon]) if result.cached.size else ([], [])
-    return figure(
-        "What the answers cost",
-        line("without a limit", PRINTED, x=[0, queries], y=[0, queries * result.epsilon]),
-        line("from a cache", HOLDS, "dash", x=once[0], y=once[1]),
-        line("budget", INK, "dashdot", width=1.5, x=[0, queries + 1], y=[result.budget] * 2),
-        hover="%{x} answers: ε ≈ %{y:.3g}",
-        xaxis=axis("answers so far", [0, queries + 1]),
-        yaxis=axis("total ε (pure)", rangemode="tozero"),
     )
 
 
