@@ -13,7 +13,6 @@ import pytest
 import edp_lab
 from edp_lab.course.kit.panel import PANELS
 from edp_lab.privacy import Accountant, Schedule, gdp_epsilon
-from edp_lab.reproduce.claims import REGISTERED, Evidence
 from tests.course import test_contract as contract
 from tests.privacy.test_accountants import FULL, AccountantContract
 
@@ -96,17 +95,6 @@ def test_a_new_corpus_is_found_complete_and_read(copy: Path) -> None:
         (folder / name).write_text(f"{text}\n" * 4)
     told = "from edp_lab.corpora import load_corpus; print(load_corpus('lights').utterances[-1].text)"
     assert patched(copy, "A corpus", told, EDP_LAB_DATA=str(copy / "data")) == "lamp on\n"
-
-
-def test_a_new_claim_is_registered_and_its_verdict_turns() -> None:
-    try:
-        evidence = run("A claim")["p99_price_of_noise"]()
-        claim = REGISTERED["P99"]
-    finally:
-        REGISTERED.pop("P99", None)
-    assert (evidence.verdict, evidence.said) == ("does not hold", "It costs 2.")
-    for verdict, measured in claim.counter.values():
-        assert Evidence(claim, {**evidence.measured, **measured}).verdict is verdict
 
 
 def test_a_new_decay_is_accounted_like_the_others(copy: Path) -> None:

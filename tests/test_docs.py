@@ -19,11 +19,9 @@ from typer.testing import CliRunner
 import edp_lab
 from edp_lab.cli import app
 from edp_lab.cli.course import course_app
-from edp_lab.course.nb11_claims.compute import beyond
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge
 from edp_lab.privacy.guarantee import upward
-from edp_lab.reproduce.claims import STRENGTHS, Verdict, read_table, registry
-from edp_lab.reproduce.paper.runs import Change, beyond_chance
+from edp_lab.reproduce.chance import CHANGES, Change, beyond_chance
 from edp_lab.reproduce.paper.table1 import estimate
 from edp_lab.three_phase.votes import Aggregator, account_votes
 from edp_lab.training.recipe import recipe
@@ -189,7 +187,9 @@ def test_findings_on_table_1_are_those_of_its_file() -> None:
     lower = f"an attack by the loss has an AUC that is {min(gain):.0f} to {max(gain):.0f} % lower than against SGD's"
     states("docs/results.md", f"Against {len(shielded)} of these {len(private)} models {lower}")
     states("docs/results.md", f"These models err {min(cost):.0f} to {max(cost):.0f} % more.")
-    tests, alone, together = beyond(private)
+    changes = [Change.read(row, name) for row in private for name in CHANGES]
+    tests, together = len(changes), sum(beyond_chance(changes))
+    alone = sum(abs(change.mean) > change.half_width for change in changes)
     told = f"changes in each of {len(private)} rows are {tests} tests", f"One by one, {alone} are beyond chance"
     states("docs/results.md", *told, f"for all of them, {together} are.")
     told = f"One by one, {alone} changes are beyond chance", f"{together} of the {tests} are left"
@@ -369,16 +369,8 @@ def test_shuffled_and_sampled_epsilons_are_those_of_today(z0: float) -> None:
     states("docs/accounting.md", f"| {z0:g} | {told} |")
 
 
-def test_epsilons_of_the_thesis_and_the_number_of_claims_are_those_of_today() -> None:
+def test_epsilons_of_the_thesis_are_those_of_today() -> None:
     digits, mnist = (f"{math.ceil(gdp_epsilon(side / 0.6, 1e-5)):,}" for side in (8, 28))
     states("docs/results.md", f"It has {digits} on digits and {mnist} on MNIST")
     labels = account_votes(Aggregator.for_epsilon("laplace", 0.2, 0.0, 10), 540, 1e-5)
     states("docs/results.md", f"540 labels of 0.2 each cost {math.ceil(labels.epsilon)} together", f"is {540 * 0.2:g}.")
-    of = {letter: sum(name.startswith(letter) for name in registry()) for letter in "PT"}
-    states("docs/results.md", f"{of['P']} claims of the paper and {of['T']} of the thesis")
-    states("docs/commands.md", f"{of['P']} claims of the paper, {of['T']} of the thesis")
-    states("README.md", f"{len(registry())} claims")
-    entries = read_table().entries
-    for verdict in Verdict:
-        counts = [sum(e.verdict is verdict and e.strength.split()[0] == kind for e in entries) for kind in STRENGTHS]
-        states("docs/results.md", f"| {verdict} | {' | '.join(map(str, counts))} |")

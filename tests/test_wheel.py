@@ -41,7 +41,6 @@ COMMANDS = {  # and what each prints
     "edp-lab train --corpus smart-home --size small --epochs 1 --method sgd --out runs/plain": "runs/plain",
     "edp-lab compare runs/plain": "smart-home",
     "edp-lab account --z0 1 --epochs 3": "epsilon",
-    "edp-lab claims": "P22",
     "edp-lab reproduce table1 --models clc --corpora atis": "24 of 24 runs are done, 24 of them came with",
     "edp-lab course build --check": "",
     "edp-lab course run 04": "runs/course/index.html",

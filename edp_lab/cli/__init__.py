@@ -18,7 +18,7 @@ from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App
 from edp_lab.cli.output import open_streams, shown
-from edp_lab.cli.reproduce import claims, reproduce_app
+from edp_lab.cli.reproduce import reproduce_app
 from edp_lab.cli.thesis import three_phase
 from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
 from edp_lab.errors import UsageError, sentence
@@ -38,7 +38,7 @@ app.add_typer(attack_app, name="attack")
 app.add_typer(audit_app, name="audit")
 app.add_typer(bench_app, name="bench")
 app.add_typer(reproduce_app, name="reproduce")
-for command in (train, evaluate, predict, compare, account, table1_epsilon, pretrain, claims, three_phase):
+for command in (train, evaluate, predict, compare, account, table1_epsilon, pretrain, three_phase):
     app.command()(command)
 
 

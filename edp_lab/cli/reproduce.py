@@ -1,12 +1,8 @@
-"""``edp-lab reproduce``: the paper's tables measured anew, ours beside theirs, and what there is beyond them.
-
-And ``edp-lab claims``: what the two sources claim, and what holds.
-"""
+"""``edp-lab reproduce``: the paper's tables measured anew, ours beside theirs, and what there is beyond them."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -14,18 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from edp_lab.cli.bench import surroundings
-from edp_lab.cli.options import CORES, COUNT, App, Json, commas
+from edp_lab.cli.options import CORES, COUNT, App, Json
 from edp_lab.cli.output import (
     Screen,
     Section,
     Tell,
-    bar,
-    check_file,
     echo,
     filled,
     html_page,
@@ -34,7 +24,6 @@ from edp_lab.cli.output import (
     telling,
     words,
     write_table,
-    write_text,
 )
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
@@ -42,7 +31,6 @@ from edp_lab.errors import UsageError
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from edp_lab.reproduce.claims import Claim, ClaimsTable, Evidence
 
 WIDTH = 150
 PUBLIC = "atis,snips,nlu-eval"
@@ -243,7 +231,7 @@ def _line1(cell: Row) -> list[str]:
 
 
 def _page1(made: Made) -> str:
-    from edp_lab.course.nb11_claims.panels import table1_figure
+    from edp_lab.course.nb11_claims.table1 import table1_figure
 
     return page("Table 1, measured anew", _parts1(made), "table1_note", table1_figure([*chain(*made)]))
 
@@ -260,92 +248,3 @@ def _lines2(made: Made) -> list[list[str]]:
         numbers = [f"{row['seconds_per_epoch']:.3g}", f"{row['ratio_to_sgd']:.2f}", f"{low:.2f} to {high:.2f}"]
         lines.append([row["model"].upper(), row["corpus"], row["method"], str(row["gpus"]), *numbers, paper, seconds])
     return lines
-
-
-# ---- Claims ----------------------------------------------------------------------------------------------------------
-
-DETAILED = 3  # so many claims or fewer are shown with all that was measured
-
-
-def claims(
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Such as P3 or T12; all if none.")
-    ] = None,
-    run: Annotated[bool, "Compute the evidence again: all of it takes minutes."] = False,
-    only: Annotated[list[str] | None, "The same: P3,T12."] = None,
-    out: Annotated[Path | None, "With --run: also write the whole ledger to this JSON file."] = None,
-    as_json: Json = False,
-) -> None:
-    """Every claim of the paper (P) and the thesis (T): verdict and its strength, evidence, notebook cell and test.
-
-    Without --run it shows the ledger that is committed; with few claims, all that was measured.
-    """
-    from edp_lab.reproduce.claims import STRENGTHS, Verdict, find, read_table
-
-    chosen = find(named := [one.upper() for one in commas(*ids or (), *only or ())])
-    if out is not None and not run:
-        raise UsageError("--out writes what --run computes: add --run")
-    if out is not None and named:
-        raise UsageError("--out writes the whole ledger: name no claims")
-    check_file(out)
-    ledger = _computed(chosen) if run else read_table()
-    if out is not None:
-        write_text(out, ledger.as_json())
-    entries = [entry for entry in ledger.entries if entry.about in chosen]
-    if as_json:
-        print_json([entry.as_json() for entry in entries], indent=1, readable=True)
-        return
-    _show_claims(entries)
-    counts = Counter(entry.verdict for entry in entries)
-    each = ", ".join(f"{verdict} {counts[verdict]}" for verdict in Verdict if counts[verdict])
-    strong = Counter(entry.strength.split()[0] for entry in entries)
-    each += "; " + ", ".join(f"{strength} {strong[strength]}" for strength in STRENGTHS if strong[strength])
-    if readings := sum(entry.about.is_reading for entry in entries):
-        each += f"; {readings} readings of ours" if readings > 1 else "; 1 reading of ours"
-    when = f"{ledger.date}, {ledger.machine}, edp-lab {ledger.versions['edp-lab']}"
-    told = f"computed now ({when})" if run else f"as committed ({when}); --run computes again"
-    Screen().print(f"{len(entries)} claim{'s' if len(entries) > 1 else ''}: {each}; {told}")
-
-
-def _computed(chosen: Sequence[Claim]) -> ClaimsTable:
-    """Progress is on standard error: a bar on a terminal, everywhere a line for each claim."""
-    import torch
-
-    from edp_lab.reproduce.claims import ClaimsTable, compute
-
-    torch.set_num_threads(1)  # networks this small gain nothing from a second one
-    entries: list[Evidence] = []
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with bar("", *columns, total=len(chosen)) as (update, say):
-        for claim in chosen:
-            entry = compute(claim, lambda what, now=claim.id: update(description=f"{now} {what}"))  # type: ignore[misc]
-            entries.append(entry)
-            update(len(entries), description="")
-            say(f"{entry.id:<4} {entry.verdict:<22} {entry.seconds:6.1f} s")
-    return ClaimsTable(tuple(entries), **surroundings())
-
-
-def _show_claims(entries: Sequence[Evidence]) -> None:
-    console = Screen()
-    if len(entries) > DETAILED:
-        rows = Table("", "claim", "verdict", "what was found", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for column, ratio in zip(rows.columns, (None, 5, None, 9), strict=True):
-            column.ratio, column.no_wrap = ratio, ratio is None
-        rows.expand = True
-        for entry in entries:
-            rows.add_row(entry.id, entry.about.says, f"{entry.verdict}\n{entry.strength.split()[0]}", entry.said)
-            rows.add_section()
-        console.print(rows)
-        console.print("edp-lab claims P2 shows all of one: quote, numbers, notebook cell, test.", style="dim")
-        return
-    for entry in entries:
-        console.print(f"{entry.id}  {entry.verdict}: {entry.strength}", style="bold")
-        claim = entry.about
-        console.print(claim.says)
-        console.print(f"{claim.document}, {claim.place}", style="dim")
-        console.print(f"\n{entry.said}\n")
-        width = max(map(len, entry.measured))
-        for name, value in entry.measured.items():
-            console.print(f"  {name:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
-        place = f"function  {claim.function}\ncell      {claim.cell}\ntest      {claim.test}"
-        console.print(f"\n{place}\n", soft_wrap=True)

@@ -30,7 +30,6 @@ NEEDS = {
     "predict": "--run noised 'call 7'",
     "compare": "noised",
     "pretrain": "--out new --model clc --utterances 50 --size small",
-    "claims": "--run --only P2",
     "data fetch": "mnist --to new",
     "data make": "smart-home --out new.jsonl --utterances 10",
     "attack loss": "--run noised",
@@ -69,7 +68,6 @@ WORK = (
     "edp_lab.attacks.membership.attacks._judged",
     "edp_lab.course.publish.pages.write_api",
     "edp_lab.reproduce.bench.contests.bench_accounting",
-    "edp_lab.reproduce.claims.compute",
     "edp_lab.reproduce.run_cache.TableRuns.prepare",
 )
 

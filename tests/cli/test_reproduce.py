@@ -1,5 +1,4 @@
-"""``edp-lab reproduce table1``, ``table2`` and ``claims``: readable, JSON alone on standard output, files that say the
-same; the committed ledger, and a claim computed again."""
+"""``edp-lab reproduce table1`` and ``table2``: readable, JSON alone on standard output, files that say the same."""
 
 import csv
 import json
@@ -7,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.course.nb11_claims.compute import table1_in_words
-from edp_lab.course.nb11_claims.panels import table1_figure
-from edp_lab.reproduce import claims as study
+from edp_lab.course.nb11_claims.table1 import table1_figure
 from edp_lab.reproduce import run_cache as table_runs
 from edp_lab.reproduce.bench import train_step as bench_step
-from edp_lab.reproduce.claims import read_table, registry
 
 
 @pytest.fixture
@@ -65,10 +61,10 @@ def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce)
         assert trace.x[0] == (first["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
     assert figure.data[0].error_x.array[0] == pytest.approx(first["ser_change"]["high"] - figure.data[0].x[0])
     assert figure.layout.yaxis.ticktext[0] == "CLC, smart-home-health, half the epochs"
-    printed, were_alpha_public, sound_claim, sound, theirs = figure.data[11:]
+    printed, if_alpha_public, sound_claim, sound, theirs = figure.data[11:]
     assert printed.x[0] == pytest.approx(10 ** first["log10_claimed"])
     assert sound_claim.marker.symbol == f"{sound.marker.symbol}-open"
-    assert were_alpha_public.x == (9e5,) * 3
+    assert if_alpha_public.x == (9e5,) * 3
     assert sound.x == (3e4,) * 3
     assert theirs.x[0] == pytest.approx(10 ** first["paper"]["log10_claimed"])
     assert not [note for note in figure.layout.annotations if "▸" in note.text]
@@ -87,19 +83,6 @@ def test_a_control_far_off_is_named_at_the_edge_and_leaves_room_for_the_others(r
     low, high = figure.layout.xaxis.range
     private = [cell["ser_change"]["mean"] for cell in cells[2:]]
     assert low < 0 < max(private) < high < 100
-
-
-def test_four_sentences_count_what_the_figure_shows(reproduce):
-    cells = json.loads(reproduce(*TABLE1, "--json")[0])
-    cells[3]["ser"]["mean"] -= 1e-9  # as printed, linear
-    cells[2]["auc_change"]["high"] = cells[1]["loss_auc_change"]["high"] = -1e-9
-    decay, attacks, tests, epsilon = table1_in_words(cells).splitlines()
-    assert "1 of 4 cells" in decay
-    assert "1 (0) of 6 cells of eDP-SGD, 0 (1) of 1 of SGD" in attacks
-    assert tests.startswith("Of 18 changes of eDP-SGD ")
-    assert epsilon.endswith("30,000 to 30,000 by ours.")
-    alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
-    assert "0 (0) of 0 cells" in table1_in_words(alone)  # no interval, no chance
 
 
 def test_files_and_json_say_the_same(reproduce, tmp_path):
@@ -136,52 +119,3 @@ def test_table2_measures_once_and_stands_beside_the_paper(reproduce, tmp_path, m
         ("sgd", 1): 1.0, ("edp-sgd", 1): None, ("edp-sgd", 8): 1.14, ("dp-sgd-naive", 1): 153.9, ("dp-sgd", 1): None,
     }  # fmt: skip
     assert (Path(tmp_path) / "out" / "table.csv").is_file()
-
-
-# ---- Claims ----------------------------------------------------------------------------------------------------------
-
-
-def test_json_is_the_committed_ledger_and_nothing_else(output_of):
-    out, err = output_of("claims", "--json")
-    assert err == ""
-    assert json.loads(out) == [entry.as_json() for entry in read_table().entries]
-
-
-def test_all_claims_stand_in_a_table_that_fits_and_are_counted(output_of):
-    out, _ = output_of("claims")
-    assert max(map(len, out.splitlines())) <= 120
-    firsts = [(line.split() or [""])[0] for line in out.splitlines()]
-    assert [first for first in firsts if first in registry()] == list(registry())
-    assert f"{len(registry())} claims: " in out
-    assert f"as committed ({read_table().date}" in out
-
-
-@pytest.mark.parametrize("arguments", [["--only", "P2,T1"], ["--only", "T1", "--only", "P2"], ["t1", "P2"]])
-def test_a_few_claims_are_shown_with_their_numbers(cli, arguments):
-    _, out, _ = cli("claims", *arguments)
-    first, second = out.index("P2  does not hold: measured (20,000 draws"), out.index("T1  does not hold: proven")
-    assert first < second
-    assert f"“{registry()['P2'].quote}”" in " ".join(out.split())  # a long line is broken
-    assert "times_too_small" in out
-    assert registry()["P2"].test in out
-    assert registry()["T1"].cell in out
-    assert "2 claims: does not hold 2; proven 1, measured 1" in " ".join(out.split())
-
-
-def test_a_claim_is_computed_again_and_said_to_be(output_of):
-    out, err = output_of("claims", "--run", "--only", "P22", "--json")
-    [row] = json.loads(out)
-    assert row["evidence"]["measured"]["epsilon"] > 100
-    assert err.split()[:4] == ["P22", "does", "not", "hold"]
-    assert "computed now" in output_of("claims", "--run", "--only", "P22")[0]
-
-
-def test_the_whole_ledger_is_written_with_where_it_comes_from(output_of, monkeypatch, tmp_path):
-    few = {name: registry()[name] for name in ("P2", "P10")}
-    monkeypatch.setattr(study, "registry", lambda: few)
-    output_of("claims", "--run", "--out", str(tmp_path / "claims.json"))
-    ledger = read_table(tmp_path / "claims.json")
-    assert [entry.id for entry in ledger.entries] == ["P2", "P10"]
-    assert ledger.command == f"edp-lab claims --run --out {tmp_path / 'claims.json'}"
-    assert ledger.versions["torch"]
-    assert ledger.machine

@@ -30,7 +30,6 @@ from edp_lab.course.nb06_tradeoff.compute import BASE, load_grid
 from edp_lab.course.nb07_membership.compute import measured, target_config
 from edp_lab.course.nb08_audit.compute import StepNoise
 from edp_lab.course.nb10_phases.compute import Sketch
-from edp_lab.reproduce.claims import read_table
 from edp_lab.three_phase.settings import ThreePhaseSettings
 from edp_lab.training import TrainConfig, train
 
@@ -58,7 +57,7 @@ def once(make: Callable[[], Any]) -> Callable[[], Any]:
 
 small_model = once(lambda: SmallModel(SMALL, epochs=1))
 gradient_history = once(lambda: GradientHistory(TrainConfig("smart-home", size="small", lr=0.02), epochs=2))
-claims_table, measured_attacks = cache(read_table), cache(measured)
+measured_attacks = cache(measured)
 step_noise = cache(lambda: StepNoise(3))
 phases_sketch = once(lambda: Sketch(0))
 
@@ -97,9 +96,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "10 pixels": lambda: (phases_sketch(), THESIS),
     "10 votes": lambda: (phases_sketch(), THESIS),
     "10 Pipeline": lambda: (phases_sketch(), THESIS),
-    "11 Ledger": lambda: (claims_table(),),
-    "11 Again": lambda: (PANELS["11 Ledger"](claims_table()),),
-    "11 turn": lambda: (8, 1.0, 8, 2641, 5e-4),
 }
 
 # Of a panel, settings at which it says something else, or refuses in words of its own: see the snapshots.
@@ -194,15 +190,6 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "09 scaling": [{"devices": 33}, {"devices": 1, "batch": 2}],
     "10 pixels": [{"sigma": 0.0}, {"sigma": 0.6}, {"sigma": 30.0}],
     "10 votes": [{"sigma": 0.0, "instructors": 30}, {"instructors": 200}, {"image": 540}],
-    "11 turn": [  # which claims hold
-        {"num_devices": 1},
-        {"num_devices": 2},
-        {"micro_batch": 1},
-        {"delta": 1e-5},
-        {"delta": 3e-4},
-        {"training": 1_000_000, "delta": 1e-8},
-        {"num_devices": 1, "micro_batch": 1, "delta": 1e-8},
-    ],
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -23,7 +22,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from edp_lab.cli.compare import latex_of, page
 from edp_lab.cli.output import Section, html_page, telling
 from edp_lab.course.kit.figure import LiveFigure
-from edp_lab.course.kit.panel import Fold, Frame
+from edp_lab.course.kit.panel import Fold
 from edp_lab.course.kit.text import details, html_table
 from edp_lab.course.nb05_models import compute as models
 from edp_lab.course.nb05_models import panels as nb05
@@ -33,12 +32,9 @@ from edp_lab.course.nb07_membership.compute import measured
 from edp_lab.course.nb07_membership.panels import defence_figure
 from edp_lab.course.nb09_devices import compute as devices
 from edp_lab.course.nb09_devices.panels import table2_table
-from edp_lab.course.nb11_claims.panels import Ledger
-from edp_lab.course.nb11_claims.panels import table as claims_rows
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish import pages, slides
 from edp_lab.course.publish.panel_driver import stills
-from edp_lab.reproduce.claims import read_table
 from edp_lab.reproduce.compare import compare
 from edp_lab.training import TrainConfig, train
 from tests.course.conftest import ROOT, store
@@ -156,14 +152,6 @@ def compared(corpus: str) -> str:
     return page(compare([trained(corpus)[0]]))
 
 
-def claimed(_: str) -> Frame:
-    found = read_table()
-    entries = [replace(one, about=copy(one.about), measured=one.measured | {EVIL: EVIL}) for one in found.entries]
-    for one in entries:
-        vars(one.about).update(says=EVIL, source=EVIL, quote=EVIL, said=EVIL)
-    return Ledger(replace(found, entries=tuple(entries), machine=EVIL))
-
-
 def timed(_: str) -> str:
     return table2_table([{**row, "command": EVIL, "machine": EVIL} for row in devices.table2("clc")])
 
@@ -185,8 +173,6 @@ SHOWN: dict[str, Callable[[str], Any]] = {
     "runs with noise": lambda corpus: defence_figure(
         [replace(run, config=replace(run.config, corpus=EVIL)) for run in measured().defended]
     ),
-    "claims": claimed,
-    "rows of claims": lambda corpus: claims_rows(claimed(corpus).result.entries),
     "table 2": timed,
     "a run": explored,
     "runs side by side": compared,
@@ -226,7 +212,7 @@ def executed(corpus: str) -> nbformat.NotebookNode:
     """A notebook as it is after its cells have run: it shows panels, tables, figures, text and an error."""
     panel = show()
     panel.set(a=2.0)
-    frames = [panel, claimed(corpus)]
+    frames = [panel]
     outputs = [new_output("display_data", {pages.WIDGET: {"model_id": frame.model_id}}) for frame in frames]
     outputs += [new_output("execute_result", {"text/html": tables(corpus), "text/plain": EVIL})]
     outputs += [new_output("display_data", {pages.PLOTLY: draw(None), "text/plain": EVIL})]

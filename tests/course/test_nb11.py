@@ -1,184 +1,126 @@
-"""Notebook 11: what its panels show is the ledger, and verdicts follow whatever numbers the sliders give."""
+"""Notebook 11: each claim's cell is short, calls the library, and fails as soon as its evidence turns."""
 
-import json
+import ast
 import math
-import shlex
+import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from edp_lab.course.publish.build import read_source
-from typer.testing import CliRunner
+from nbformat import NotebookNode
 
-from edp_lab.cli import app
-from edp_lab.course.nb11_claims import compute, panels
-from edp_lab.errors import UsageError
-from edp_lab.reproduce import claims
-from edp_lab.reproduce.claims import Verdict, read_table, registry
-from tests.course.conftest import prediction
-from tests.course.examples import Wrong, drawn
+from edp_lab.course.solutions import read_notebook
+from tests.course.conftest import path_of, prediction
+from tests.course.examples import Wrong
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "source" / "11_claims.ipynb"
-PAPER = {"num_devices": 8, "z0": 1.0, "micro_batch": 8, "training": 2641, "delta": 5e-4}
-OTHERS = {"num_devices": 1, "z0": 0.5, "micro_batch": 1, "training": 100_000, "delta": 1e-7}
-FOUND = read_table()
-
-
-def test_a_filter_lets_pass_what_it_says_and_without_one_all_rows_are_there() -> None:
-    view = compute.view(FOUND)
-    assert view.entries == FOUND.entries
-    assert view.selected is FOUND.entries[0]
-    assert sum(sum(counts.values()) for counts in view.counts.values()) == len(registry())
-    spans = {span.entry.id: span for span in view.spans}
-    assert list(spans) == [name for name, claim in registry().items() if claim.pair is not None]
-    assert (spans["T1"].claimed, spans["T1"].found) == pytest.approx((2.5, 1287), abs=0.5)
-    for document, letter in (("paper", "P"), ("thesis", "T")):
-        assert {entry.id[0] for entry in compute.view(FOUND, document).entries} == {letter}
-    failed = compute.view(FOUND, verdict="does not hold").entries
-    assert {entry.verdict for entry in failed} == {Verdict.FAILS}
-    for text, ids in (("Gpus FREE", ["P22"]), ("api_attacks", ["T24"])):
-        assert [entry.id for entry in compute.view(FOUND, text=text).entries] == ids
-    for document, selected in (("all", "T3"), ("paper", "P1")):
-        assert compute.view(FOUND, document, row="T3").selected.id == selected  # type: ignore[union-attr]
-    nothing = compute.view(FOUND, text="no such words anywhere")
-    assert (nothing.entries, nothing.selected, nothing.spans) == ((), None, ())
-
-
-@pytest.fixture
-def rows() -> panels.Ledger:
-    return panels.Ledger(FOUND)
+NOTEBOOK = read_notebook(path_of("11"))
+CLAIMS = {cell.id.upper(): cell for cell in NOTEBOOK.cells if "claim" in cell.metadata.get("tags", ())}
+CONCLUSIONS = {"P12", "P13", "P17", "P18", "T24", "T25"}  # of the documents
+VERDICTS = ("holds", "holds under conditions", "does not hold", "not testable here")
+COUNTER: dict[str, dict[Any, Any]] = {  # by claim, numbers of its evidence; each alone turns the verdict
+    "P2": {"measured epsilon (at least)": 5.2, "claimed epsilon": 40.0},
+    "P5": {"guaranteed, eight": 5.2, "guaranteed, one": 5.4},
+    "P22": {8: 9.99, 32: 39.0},
+    "P4": {"change of the scale (%)": 0.0},
+    "P10": {"utterances published": 0.1, "chance of any": 0.1},
+    "P11": {"smallest epsilon": 1.0, "smallest bound on the AUC": 0.9},
+    "P26": {"explained": 35, "common numbers of epochs": (30,)},
+    "P12": {"with a better decay": 1, "our largest corpus": 450_000},
+    "P13": {"gains, tested alone": 0, "tested together": 1},
+    "P18": {"printed": 0.6, "printed (at most)": 0.4, "ours": 0.1},
+    "P32": {"better at the higher epsilon": 0},
+    "P8": {"largest factor": 1.9, "rows above 2": 0},
+    "P17": {"a loop (at least)": 1.5, "ghost clipping (at most)": 8.0},
+    "T1": {"guaranteed": 2.4, "for one pixel": 2.4},
+    "T6": {"guaranteed": 0.07},
+    "T7": {"longest, as printed": 1.0, "longest, section 2.4.8": 10.0},
+    "T9": {"ten": 0.1},
+    "T10": {"together": 2.0},
+    "T12": {"by zCDP": 0.2, "plain sum": 0.2},
+    "T13": {0.2: 0.99, 2.0: 0.5},
+    "T21": {"width": 0.054, "delta": 0.06},
+    "T22": {"printed": 0.5, "theorem": 0.6},
+    "T23": {"k": 1, "patients in June": 5},
+    "T24": {"copy agrees (at least)": 0.1, "recognised (at least)": 0.1},
+    "T25": {"epochs saved": 3.0, "half-width of its 95 % interval": 0.5},
+}
+each_claim = pytest.mark.parametrize("name", CLAIMS)
 
 
-def test_the_list_follows_the_filter_and_the_words_follow_the_list(rows: panels.Ledger) -> None:
-    assert rows.result.selected.id == rows.controls["row"].value == "P2"
-    rows.controls["verdict"].value = "not testable here"
-    shown = [entry.id for entry in FOUND.entries if entry.verdict is Verdict.UNTESTABLE]
-    assert [name for _, name in rows.controls["row"].options] == shown
-    assert rows.controls["row"].value == rows.result.selected.id == shown[0]
-    assert FOUND.entries[0].about.says not in rows.words.value
-    rows.controls["row"].value = shown[-1]
-    assert f"<b>{shown[-1]}</b>" in rows.words.value
-    rows.set(text="xyz")
-    assert rows.result.selected is None
-    assert "No claim passes" in rows.tiles.sentence
-    rows.reset()
-    assert rows.result.selected.id == "P2"
-    assert len(rows.controls["row"].options) == len(registry())
-    rows.check()
+@pytest.fixture(scope="module")
+def prepared() -> dict[str, Any]:
+    """The names that the notebook's imports, parameters and helper define."""
+    space: dict[str, Any] = {}
+    for cell in NOTEBOOK.cells:
+        if cell.id in ("versions", "parameters", "results"):
+            exec(cell.source, space)
+    return space
 
 
-def test_a_filter_and_a_row_are_set_together_whatever_was_before(rows: panels.Ledger) -> None:
-    rows.set(document="thesis", row="T9")
-    rows.set(row="P22", document="paper", text="GPU")
-    assert rows.result.selected.id == "P22"
-    with pytest.raises(UsageError, match="claim 'T9' does not pass the filter"):
-        rows.set(row="T9")
+def parts(cell: NotebookNode) -> tuple[ast.Module, ast.Module]:
+    """What computes a cell's evidence, and its assertions."""
+    body = ast.parse(cell.source).body
+    asserts = [node for node in body if isinstance(node, ast.Assert)]
+    return ast.Module([node for node in body if node not in asserts], []), ast.Module(asserts, [])
 
 
-def test_the_selected_claim_is_shown_with_all_that_its_verdict_rests_on(rows: panels.Ledger) -> None:
-    for name in registry():
-        rows.controls["row"].value = name
-        entry = rows.result.selected
-        for text in (str(entry.verdict), entry.about.function, entry.about.cell, entry.about.test):
-            assert text in rows.words.value
-        assert rows.words.value.count("<tr>") == len(entry.measured)
-    rows.check()
-    rows.set(document="thesis", verdict="does not hold", row="T12")
-    one, several = (shlex.split(line)[1:] for line in rows.command.value.splitlines())
-    said = CliRunner().invoke(app, one).stdout
-    assert "T12  does not hold" in said
-    told = json.loads(CliRunner().invoke(app, several).stdout)
-    assert [row["id"] for row in told] == [entry.id for entry in rows.result.entries]
+@each_claim
+def test_a_cell_passes_on_its_evidence_and_fails_on_each_counter_value(name: str, prepared: dict[str, Any]) -> None:
+    computes, judges = (compile(part, name, "exec") for part in parts(CLAIMS[name]))
+    space = dict(prepared)
+    exec(computes, space)
+    exec(judges, space)
+    evidence = space["evidence"]
+    assert COUNTER[name].keys() <= evidence.keys()
+    for key, value in COUNTER[name].items():
+        with pytest.raises(AssertionError):
+            exec(judges, space | {"evidence": {**evidence, key: value}})
 
 
-def test_counts_and_spans_are_drawn_from_the_rows_that_pass(rows: panels.Ledger) -> None:
-    rows.set(document="paper")
-    spans, counts = drawn(rows)
-    for bar in counts.data:
-        of_paper = sum(str(entry.verdict) == bar.name for entry in rows.result.entries)
-        assert dict(zip(bar.y, bar.x, strict=True)) == {"paper": of_paper, "thesis": 0}
-    _, *marks, ring = spans.data
-    seen = {name: (times, mark.name) for mark in marks for name, times in zip(mark.y, mark.x, strict=True)}
-    assert seen == {
-        f"{span.entry.id}  {span.what}": (span.found / span.claimed, str(span.entry.verdict))
-        for span in rows.result.spans
+@each_claim
+def test_a_claim_is_a_quote_a_short_cell_and_a_verdict(name: str) -> None:
+    place = NOTEBOOK.cells.index(CLAIMS[name])
+    quote, verdict = NOTEBOOK.cells[place - 1].source, NOTEBOOK.cells[place + 1].source
+    assert re.search(rf"^#### {name}: .+\n\n> .+\n\n(Paper|Thesis), ", quote, re.MULTILINE)
+    assert 3 <= len([line for line in CLAIMS[name].source.splitlines() if line.strip()]) <= 8
+    found = re.match(r"\*\*(.+?)[.,]\*\*", verdict)
+    assert found
+    assert found[1].lower() in VERDICTS
+    [row] = [row for row in summary().splitlines() if f" {name}," in row or f" {name} |" in row]
+    assert row.startswith(f"| {found[1].lower()} |")
+
+
+def summary() -> str:
+    return next(cell.source for cell in NOTEBOOK.cells if cell.id == "summary")
+
+
+def test_the_conclusions_are_among_the_claims_and_at_least_15_cells_call_the_library() -> None:
+    assert CLAIMS.keys() == COUNTER.keys() >= CONCLUSIONS
+    assert len(CLAIMS) == 25
+    imports = next(cell.source for cell in NOTEBOOK.cells if cell.id == "versions")
+    library = {
+        name.asname or name.name
+        for node in ast.walk(ast.parse(imports))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("edp_lab")
+        for name in node.names
     }
-    assert ring.y == ("P2  noise",)
-    rows.set(row="P4")  # which is not about one number
-    assert list(drawn(rows)[0].data[-1].y) == []
-    assert [tile[1] for tile in rows.tiles.tiles] == ["P4", "does not hold"]
-    rows.set(row="P10")
-    assert [tile[1] for tile in rows.tiles.tiles] == ["0.1", "22.5"]
+
+    def calls(cell: NotebookNode) -> bool:
+        called = [node.func for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+        roots = {name.id for func in called for name in ast.walk(func) if isinstance(name, ast.Name)}
+        return bool(roots & library)
+
+    assert sum(map(calls, CLAIMS.values())) >= 15
 
 
-def test_run_computes_the_selected_claim_and_compares(rows: panels.Ledger) -> None:
-    again = panels.Again(rows)
-    rows.controls["row"].value = "P10"
-    assert again.chosen.value == "claim P10"
-    assert again.command.value == "edp-lab claims --run --only P10"
-    again.run(wait=True)
-    again.check()
-    assert again.entry is not None
-    assert again.entry.id == "P10"
-    assert [tile[1] for tile in again.tiles.tiles] == ["does not hold"] * 2
-    assert again.tiles.sentence == "Every number is as in the ledger."
-    rows.set(text="xyz")
-    again.run(wait=True)
-    assert "no claim is selected" in again.error_box.value
+def test_the_prediction_of_how_many_hold_is_settled_by_the_table() -> None:
+    [line] = [line for line in summary().splitlines() if line.startswith("| holds |")]
+    answers = next(cell.source for cell in NOTEBOOK.cells if cell.id == "answers")
+    assert f"hold={len(re.findall('[PT][0-9]+', line))}," in answers
 
 
-def test_a_verdict_that_has_changed_is_said() -> None:
-    entry = next(entry for entry in FOUND.entries if entry.id == "P10")
-    other = replace(entry, measured={**entry.measured, "largest": 0.01})
-    before, now, told = panels.tell_again(entry, other)
-    assert (before.value, now.value) == ("does not hold", "holds")
-    assert told == f"1 of {len(entry.measured)} numbers differs from the ledger: largest."
-
-
-def test_stop_ends_it_at_the_next_network(rows: panels.Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    again = panels.Again(rows)
-
-    def compute(claim: Any, told: Any) -> Any:
-        told("training: one")
-        again.stop()
-        told("training: another")
-        pytest.fail("went on")
-
-    monkeypatch.setattr(panels.claims, "compute", compute)
-    again.run(wait=True)
-    assert again.entry is None
-    assert "Stopped" in again.words.value
-    again.check()
-
-
-def test_the_papers_settings_have_the_ledgers_verdicts_and_four_claims_hold_with_others() -> None:
-    committed = {entry.id: entry.verdict for entry in FOUND.entries}
-    for name, evidence in compute.turn(**PAPER).evidence.items():
-        assert evidence.verdict == committed[name]
-    turned = compute.turn(**OTHERS)
-    assert {evidence.verdict for evidence in turned.evidence.values()} == {Verdict.HOLDS}
-    assert turned.times["P22"] == 1
-    assert turned.evidence["P22"].measured["epsilon"] == pytest.approx(turned.epsilon)  # of the same micro-batches
-    assert max(turned.times.values()) < 1.05
-    sentence = panels.tell_turned(compute.turn(**{**PAPER, "micro_batch": 1}))[2]
-    assert sentence == "1 of the 4 claims holds as stated: P5."
-
-
-def test_everything_in_full_mode_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def compute(claim: claims.Claim) -> claims.Evidence:
-        asked.append(claim.id)
-        return next(entry for entry in FOUND.entries if entry.id == claim.id)
-
-    monkeypatch.setattr(claims, "compute", compute)
-    [cell] = [cell for cell in read_source(NOTEBOOK).cells if "claims.compute" in cell.source]
-    exec(cell.source, {"found": FOUND, "claims": claims, "mode": "full"})
-    assert asked == list(registry())
-
+# ---- Exercises -------------------------------------------------------------------------------------------------------
 
 Changes = list[tuple[float, float]]
 

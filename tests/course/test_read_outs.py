@@ -13,9 +13,8 @@ from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED
 from edp_lab.course.nb03_edp_sgd.compute import SOUND as SOUND_VARIANT
 from edp_lab.course.nb05_models.compute import architecture
 from edp_lab.course.nb08_audit.compute import StepNoise
-from edp_lab.course.nb11_claims.compute import rows_of
 from edp_lab.errors import UsageError
-from tests.course.examples import THESIS, claims_table, panel_of, phases_sketch, report_of
+from tests.course.examples import THESIS, panel_of, phases_sketch, report_of
 
 
 def compute_of(name: str, **values: Any) -> Any:
@@ -31,7 +30,6 @@ def compute_of(name: str, **values: Any) -> Any:
         (lambda: architecture("gpt", None), "unknown model 'gpt': choose clc or bert"),  # type: ignore[arg-type]
         (lambda: StepNoise(-1), "seed is -1"),
         (lambda: PANELS["10 votes"](phases_sketch(), replace(THESIS, vote="hard")), "a hard vote has no noise to look"),
-        (lambda: rows_of(claims_table(), "nowhere"), "no claim is shown by the cell '11_claims#nowhere'"),
     ],
 )
 def test_what_only_code_can_ask_for_is_refused(call: Callable[[], Any], says: str) -> None:
@@ -57,7 +55,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("04 bill", [{}, {"variant": SOUND, "utterances": 2}], 0, "claimed", lambda r: r.claimed[-1]),
     ("04 bill", [{"variant": SOUND, "utterances": 2}], 0, "holds", lambda r: r.exact[-1]),
     ("04 bill", [{}], 1, "holds", lambda r: r.exact[-1]),  # with a public alpha
-    ("11 turn", [{}, {"num_devices": 4, "z0": 2.0}], 1, "holds", lambda r: r.epsilon),
     ("04 loss", [{}], 0, "holds", lambda r: r.epsilon),
     ("04 sampling", [{}], 0, "holds", lambda r: r.sampled[-1]),
     ("04 sampling", [{}], 1, "holds", lambda r: r.shuffled[-1]),

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.special import i0e
 
 from edp_lab.corpora.images import two_circles
 from edp_lab.privacy.accountants import gdp_delta
 from edp_lab.privacy.composition import best_composition
-from edp_lab.reproduce.thesis.claims_noise import best_accuracy
 from edp_lab.reproduce.thesis.lab import PARTS, Lab, circle_sigma, point_epsilon, reproduce
 from edp_lab.reproduce.thesis.thesis_tables import (
     MODELS,
@@ -159,6 +160,18 @@ def test_tables_on_circles_have_the_noise_that_their_epsilon_means_and_that_of_f
     assert cell(made["4.1"], "1000", "test accuracy").note.startswith("no noise")
     assert (circle_sigma(0.2), circle_sigma(None)) == (pytest.approx(7.5), 0)
     assert (point_epsilon(2.0), point_epsilon(0.0)) == (pytest.approx(4.38, abs=0.005), None)  # mu = 1
+
+
+def best_accuracy(sigma: float, factor: float) -> float:
+    """1/2 + a quarter of the distance between the densities of the radius, which are Rice's."""
+
+    def density(r: float, radius: float) -> float:
+        return r / sigma**2 * math.exp(-((r - radius) ** 2) / (2 * sigma**2)) * float(i0e(r * radius / sigma**2))
+
+    def gap(r: float) -> float:
+        return abs(density(r, 1.0) - density(r, factor))
+
+    return 0.5 + 0.25 * float(quad(gap, 0, 1 + 12 * sigma, points=[factor, 1.0], limit=2000)[0])
 
 
 def test_perceptrons_come_close_to_the_best_classifier_and_not_beyond(tmp_path):

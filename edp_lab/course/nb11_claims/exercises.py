@@ -1,4 +1,4 @@
-"""The exercises of notebook 11, the claims ledger."""
+"""The exercises of notebook 11 on claims."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given, predicted
-from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.reproduce.claims import Verdict
-from edp_lab.reproduce.paper.claims_mechanism import p2_noise_of_the_release, p5_micro_batches, p22_free_devices
-from edp_lab.reproduce.paper.runs import Change
+from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
 
-CHANGES = {  # kinds of lists of (mean, half-width): which verdict they deserve is the library's to say
+VERDICTS = ("holds", "holds under conditions", "does not hold")
+CHANGES = {  # by kind, lists of (mean, half-width)
     "all fall beyond chance": [(-6.0, 2.0), (-3.0, 1.0)],
     "one falls beyond chance, one might be nothing": [(-6.0, 2.0), (-1.0, 3.0)],
     "all might be nothing": [(-2.0, 4.0), (-1.0, 3.0)],
@@ -22,30 +20,29 @@ CHANGES = {  # kinds of lists of (mean, half-width): which verdict they deserve 
     "one falls, one rises, both beyond chance": [(-6.0, 2.0), (6.0, 2.0)],
     "all rise beyond chance": [(5.0, 1.0), (4.0, 2.0)],
 }
-
-
-SLIPS = {  # what is taken for a fall beyond chance, by what is said of it
+SLIPS = {  # wrong rules for "falls beyond chance", by the sentence that explains what is wrong
     "Your rule counts every fall, even one whose interval reaches above 0.": lambda mean, half: mean < 0,
     "Your rule takes a rise beyond chance for a fall.": lambda mean, half: abs(mean) > half,
     "Your rule looks at the lower end of the interval; all of it must lie below 0.": lambda mean, half: mean - half < 0,
 }
+DELTA = 1e-5
 
 
 def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
-    """Verdicts on lists of changes, by how many fall beyond chance; a common slip that explains them all is named."""
-    lists, told, got = [], [], []
+    """Verdicts on lists of changes; a common slip that explains all of a student's verdicts is named."""
+    lists, labels, got = [], [], []
     for kind, changes in CHANGES.items():
         scale = float(cases.uniform(0.5, 2))
         scaled = [(scale * mean, scale * half) for mean, half in changes]
         cases.shuffle(scaled)
         lists.append(scaled)
         got.append(str(given(answer(list(scaled)))))
-        if got[-1] not in tuple(Verdict):
-            yield f"a verdict is one of {', '.join(map(repr, map(str, Verdict)))}; yours is {got[-1]!r}."
-        told.append(f"{kind}: for " + ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled))
-    wanted = _judged(lists, lambda mean, half: Change(mean, half).falls)
-    slip = next((f" {said}" for said, falls in SLIPS.items() if _judged(lists, falls) == got), "")
-    for case, mine, right in zip(told, got, wanted, strict=True):
+        if got[-1] not in VERDICTS:
+            yield f"a verdict is one of {', '.join(map(repr, VERDICTS))}; yours is {got[-1]!r}."
+        labels.append(f"{kind}: for " + ", ".join(f"{mean:+.1f} (±{half:.1f})" for mean, half in scaled))
+    wanted = _judged(lists, lambda mean, half: mean + half < 0)
+    slip = next((f" {sentence}" for sentence, falls in SLIPS.items() if _judged(lists, falls) == got), "")
+    for case, mine, right in zip(labels, got, wanted, strict=True):
         if mine != right:
             yield f"{case} yours is {mine!r}, it should be {right!r}.{slip}"
 
@@ -53,16 +50,20 @@ def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
 def _judged(lists: list[list[tuple[float, float]]], falls: Callable[[float, float], bool]) -> list[str]:
     """A verdict on each list by which of its changes fall beyond chance."""
     hits = [[falls(*change) for change in changes] for changes in lists]
-    return [str(Verdict.of(all(one), any(one))) for one in hits]
+    return [VERDICTS[0] if all(one) else VERDICTS[1] if any(one) else VERDICTS[2] for one in hits]
+
+
+def _printed(devices: int, micro_batch_size: int, z0: float, clip_norm: float = 1.0) -> Mechanism:
+    return Mechanism.as_printed(clip_norm, z0, devices, micro_batch_size, alpha=Alpha.PUBLIC)
 
 
 def _noise(answer: Any, cases: np.random.Generator) -> Differences:
-    """The deviation of what Algorithm 1 returns, against the library; the bug left in place is still open."""
+    """The standard deviation of what Algorithm 1 returns, compared with the library's."""
     untouched, differences = True, []
     for devices in (1, *map(int, cases.integers(2, 33, 3))):
         c, z0 = (round(float(cases.uniform(0.1, 5)), 2) for _ in range(2))
         got = given(answer(devices, c, z0))
-        right = Mechanism.as_printed(c, z0, devices, 2, alpha=Alpha.PUBLIC).noise_std(0) / devices
+        right = _printed(devices, 2, z0, c).noise_std(0) / devices
         untouched &= math.isclose(float(got), c * z0 / devices)
         if not math.isclose(float(got), right, rel_tol=1e-6):
             case = f"with N = {devices}, C = {c}, z0 = {z0}"
@@ -73,17 +74,17 @@ def _noise(answer: Any, cases: np.random.Generator) -> Differences:
 
 def _predict(answer: Any, cases: np.random.Generator) -> Differences:
     few, z0 = int(cases.integers(2, 5)), round(float(cases.uniform(0.5, 2)), 1)
-    many = 4 * few
-    noise = [float(p2_noise_of_the_release(n, z0).measured["times_too_small"]) for n in (few, many)]
-    claim = [float(p22_free_devices((1, n), z0).measured["claimed_epsilon"]) for n in (few, many)]
-    shared = [float(p5_micro_batches(b, z=z0).measured["epsilon"]) for b in (1, 2, 8)]
+    gpus = [_printed(n, 2, z0) for n in (few, 4 * few)]
+    sizes = [true_epsilon(_printed(1, size, z0), 1, DELTA) for size in (1, 2, 8)]
+    few_times, many_times = (z0 / step.noise_std(0) for step in gpus)
+    few_claimed, many_claimed = (claimed_epsilon(step, 1, DELTA) for step in gpus)
     measured = {
-        "P2: noise claimed over noise found, with four times as many GPUs": (noise[0], noise[1]),
-        "P22: claimed ε, with four times as many GPUs": (claim[0], claim[1]),
-        "P5: true ε, two utterances in a micro-batch instead of one": (shared[0], shared[1]),
-        "P5: true ε, eight utterances in a micro-batch instead of two": (shared[1], shared[2]),
+        "P2: noise needed over noise added, with four times as many GPUs": (few_times, many_times),
+        "P22: claimed ε, with four times as many GPUs": (few_claimed, many_claimed),
+        "P5: guaranteed ε, two utterances per clip instead of one": (sizes[0], sizes[1]),
+        "P5: guaranteed ε, eight utterances per clip instead of two": (sizes[1], sizes[2]),
     }
-    yield predicted(answer, measured, f"the number (z0 {z0}, {few} and {many} GPUs)")
+    yield predicted(answer, measured, f"the number (z0 {z0}, {few} and {4 * few} GPUs)")
 
 
 EXERCISES = exercises_of(__file__, verdict=_verdict, noise=_noise, predict=_predict)
