@@ -355,8 +355,12 @@ class Release(NamedTuple):
 
     @property
     def anonymity(self) -> int:
-        """The size of the smallest class of equal rows: the largest k for which the release is k-anonymous."""
-        return int(_class_sizes(self.rows).min())
+        return anonymity(self.rows)
+
+
+def anonymity(rows: ArrayLike) -> int:
+    """The largest k for which the rows are k-anonymous: the size of the smallest class of equal rows."""
+    return int(_class_sizes(np.asarray(rows, dtype=np.str_)).min())
 
 
 def _class_sizes(rows: Text) -> NDArray[np.int64]:
