@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from edp_lab.errors import UsageError, check_whole
-from edp_lab.privacy.accountants import GaussianDP
 from edp_lab.privacy.foundations import ROUND_UP, check_positive
-from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
-from edp_lab.privacy.mechanism import Schedule
 
 
 class EpsilonDelta(NamedTuple):
@@ -131,20 +127,3 @@ def _check_guarantees(guarantees: Iterable[tuple[float, float]]) -> list[tuple[f
         if not 0 <= delta <= 1:
             raise UsageError(f"delta is {delta}: a guarantee needs a number from 0 to 1")
     return pairs
-
-
-# ---- The price of tuning ---------------------------------------------------------------------------------------------
-# What it costs that the best of several private runs was chosen by looking at private scores.
-
-MOST_TRIALS = 1e6
-
-
-def composed(trial: Schedule, trials: int, delta: float) -> float:
-    """epsilon of publishing everything about `trials` runs (1 to a million): they compose like so many runs in a row.
-
-    Exact (Gaussian DP, sqrt(trials) mu) without sampling, else by privacy loss distributions.
-    """
-    if not isinstance(trials, Integral) or not 1 <= trials <= MOST_TRIALS:
-        raise UsageError(f"the number of trials is {trials}: it must be a whole number from 1 to {MOST_TRIALS:g}")
-    schedule = Schedule(trial.noise_multipliers, trial.counts * float(trials), trial.sampling_rate)
-    return (GaussianDP if trial.sampling_rate == 1 else PrivacyLossDistribution)(schedule).epsilon(delta)

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import PrivacyLossDistribution, Schedule, gdp_delta, gdp_epsilon
+from edp_lab.privacy import gdp_delta
 from edp_lab.privacy.composition import (
     EpsilonDelta,
     advanced_composition,
     amplify_by_subsampling,
     basic_composition,
     best_composition,
-    composed,
     gaussian_loss_density,
     gaussian_loss_tail,
     parallel_composition,
@@ -141,27 +140,12 @@ def test_density_tail_and_tight_delta_belong_together(mu, epsilon):
     assert tight < tail
 
 
-DELTA = 1e-6
-DISJOINT = Schedule([3.0, 5.0, 8.0], [2, 1, 4])
-SAMPLED = Schedule([1.1, 2.0], [30, 100], 0.02)
-
-
-@pytest.mark.parametrize("trials", [1, 2, 9, 400])
-def test_k_published_trials_cost_root_k_mu_and_under_sampling_k_times_the_steps(trials):
-    mu = math.sqrt(trials) * DISJOINT.mu
-    assert composed(DISJOINT, trials, DELTA) == pytest.approx(gdp_epsilon(mu, DELTA), rel=1e-10)
-    times = Schedule(SAMPLED.noise_multipliers, trials * SAMPLED.counts, SAMPLED.sampling_rate)
-    assert composed(SAMPLED, trials, DELTA) == PrivacyLossDistribution(times).epsilon(DELTA)
-
-
-NAN, INF = math.nan, math.inf
+NAN = math.nan
 
 
 @pytest.mark.parametrize(
     ("sentence", "bad", "call"),
     [
-        ("number of trials", (0, -1, 1.5, NAN, INF, 10**30), lambda trials: composed(DISJOINT, trials, DELTA)),
-        ("delta", (0.0, 1.0, NAN), lambda delta: composed(DISJOINT, 2, delta)),
         ("epsilon is", (-0.1, NAN), lambda epsilon: basic_composition([(1, 0), (epsilon, 0)])),
         ("epsilon is", (-0.1, NAN), lambda epsilon: parallel_composition([(epsilon, 0)])),
         ("epsilon is", (-1,), lambda epsilon: advanced_composition(epsilon, 0, 2, 0.1)),

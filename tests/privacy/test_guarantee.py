@@ -4,10 +4,8 @@ import itertools
 import math
 from dataclasses import replace
 
-import dp_accounting
 import mpmath
 import pytest
-from dp_accounting.pld import PLDAccountant
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -136,31 +134,6 @@ def test_impossible_numbers_are_refused(calls, bad, sentence):
         for value in bad:
             with pytest.raises(UsageError, match=sentence):
                 call(value)
-
-
-# A peer: dp_accounting's privacy loss distributions, the event already divided by the sensitivity.
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "epochs", "adjacency"),
-    [
-        (Mechanism.sound(1.0, 1.0, 8, 8), 1, "ADD_OR_REMOVE_ONE"),
-        (Mechanism.sound(0.3, 2.0, 4, 1), 6, "ADD_OR_REMOVE_ONE"),
-        (Mechanism.as_printed(1.0, 4.0, 8, 8, alpha="public"), 3, "ADD_OR_REMOVE_ONE"),
-        (Mechanism.sound(1.0, 3.0, 8, 8, "linear", 0.4), 8, "ADD_OR_REMOVE_ONE"),
-        (Mechanism.as_printed(5.0, 9.0, 4, 8, "exponential", 0.1, alpha="public"), 5, "ADD_OR_REMOVE_ONE"),
-        (Mechanism.sound(1.0, 2.0, 8, 1), 1, "REPLACE_ONE"),  # twice the shift of zeroing it out
-    ],
-)
-def test_agrees_with_privacy_loss_distributions(mechanism, epochs, adjacency):
-    relation = dp_accounting.NeighboringRelation[adjacency]
-    accountant = PLDAccountant(neighboring_relation=relation, value_discretization_interval=1e-3)
-    for t in range(epochs):
-        accountant.compose(dp_accounting.GaussianDpEvent(mechanism.noise_multiplier(t)))
-    theirs = accountant.get_epsilon(DELTA)
-    ours = true_epsilon(mechanism, epochs, DELTA, "REPLACE_ONE" if adjacency == "REPLACE_ONE" else None)
-    assert ours == pytest.approx(theirs, rel=2e-3)
-    assert ours <= theirs * (1 + 1e-6)  # theirs is an upper bound, ours exact
 
 
 def test_the_paper_claims_5_30_where_39_38_holds_by_its_formula():
