@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.box import HEAVY_HEAD
 
-from edp_lab.cli.course import DEFAULT_NOTEBOOKS, NotebooksDir, Only, names_in
 from edp_lab.cli.options import CORES, COUNT, UTTERANCES, App, BatchSize, Corpus, Json, RunFolder, Size, numbers
 from edp_lab.cli.output import Screen, Tell, echo, fitted, print_json, telling
 from edp_lab.training.config import Bounds
@@ -135,30 +134,6 @@ def images(
     line = "{method:<14} {seconds:8.3f} s a step  " + ratio + "  {seconds_per_epoch:6.1f} s an epoch"
     rows_of = partial(bench_image, model, batch_size, rounds, threads, tuple(methods.split(",")))
     _measured(rows_of, as_json, line.format_map)
-
-
-@bench_app.command()
-def panels(
-    only: Only = None,
-    moves: Annotated[int, "Slider moves of each panel in its kernel.", COUNT] = 200,
-    browser_moves: Annotated[int, "Key presses on sliders in a real browser; 0: no browser.", SPARE] = 100,
-    notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
-    as_json: Json = False,
-) -> None:
-    """Milliseconds from slider to new figure for every cheap panel of the course, 95th percentiles.
-
-    In the kernel, and in JupyterLab and Chromium until the figure is painted. With --json: a list of
-    {notebook, panel, kernel_ms_p95, browser_ms_p95, moves, browser_moves, date, command, machine, versions}.
-    """
-    from edp_lab.course.publish.browser import bench_panels
-    from edp_lab.course.publish.runner import course_notebooks
-
-    def line(row: dict[str, Any]) -> str:
-        painted = "" if row["browser_ms_p95"] is None else f"{row['browser_ms_p95']:6.0f} ms"
-        return f"{row['notebook']:<26} {row['kernel_ms_p95']:6.1f} ms {painted:>9}  {row['panel']}"
-
-    notebooks = course_notebooks(notebooks_dir, names_in(only))
-    _measured(lambda tell: bench_panels(notebooks, moves, browser_moves, tell), as_json, line)
 
 
 @bench_app.command()

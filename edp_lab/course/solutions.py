@@ -15,6 +15,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from edp_lab.errors import UsageError
+from edp_lab.files import write_whole
 
 EXERCISE = "exercise"  # the tag of an exercise's cell
 _NAME = re.compile(r"^# EXERCISE (\w+)[ \t]*$", re.MULTILINE)
@@ -42,9 +43,8 @@ def read_solutions(path: Path) -> dict[str, str]:
     """The solutions of the notebook at `path` by exercise, each with its ``# EXERCISE`` line; none without a file."""
     file = path.parent / "solutions" / f"{path.name[:2]}.py"
     text = file.read_text(encoding="utf-8") if file.exists() else ""
-    starts = [*_NAME.finditer(text)]
-    ends = [*(start.start() for start in starts[1:]), len(text)]
-    return {start[1]: text[start.start() : end].strip() for start, end in zip(starts, ends, strict=True)}
+    pieces = re.split(r"^(?=# EXERCISE )", text, flags=re.MULTILINE)
+    return {found[1]: piece.strip() for piece in pieces if (found := _NAME.match(piece))}
 
 
 def solved(notebook: NotebookNode, path: Path) -> NotebookNode:
@@ -67,3 +67,27 @@ def title(notebook: NotebookNode, default: str) -> str:
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     found = re.search(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
     return found[1].replace("`", "") if found else default
+
+
+def write_solutions(folder: Path, out: Path) -> None:
+    """Write the notebooks of a folder with their solutions in place, and the pages and pictures beside them."""
+    for path, name in course_files(folder).items():
+        if path.suffix == ".ipynb":
+            content = nbformat.writes(solved(read_notebook(path), path)).encode()
+        else:
+            content = path.read_bytes()
+        write_whole(out / name, content)
+
+
+def own_copy(folder: Path, out: Path) -> None:
+    """Copy what a reader works with; a file that is there already is never written to."""
+    for path, name in course_files(folder).items():
+        if not (out / name).exists():
+            write_whole(out / name, path.read_bytes())
+
+
+def course_files(folder: Path) -> dict[Path, str]:
+    """The notebooks of a folder, and the pages and pictures that they lead to, with their names within it."""
+    patterns = ("*.ipynb", "glossary.md", "references.md", "images/*")
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return {path: path.relative_to(folder).as_posix() for path in paths}

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import Panel
-from edp_lab.course.publish import browser as browsing
 from edp_lab.course.solutions import exercise_cells, read_notebook, read_solutions, solved
+from tests import browser as browsing
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -63,7 +63,7 @@ def asked_elsewhere(driver: browsing.Chrome) -> list[str]:
 @pytest.fixture(scope="session")
 def lab() -> Iterator[str]:
     """The address of a JupyterLab on copies of all notebooks."""
-    with browsing.jupyterlab(NOTEBOOKS) as address:
+    with browsing.jupyterlab(ROOT / "notebooks") as address:
         yield address
 
 

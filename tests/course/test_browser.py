@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from edp_lab.course.publish import browser as browsing
 from edp_lab.course.publish.browser import until
+
 from tests.course.conftest import NOTEBOOKS, ROOT, asked_elsewhere, console_errors
 
 pytest.importorskip("selenium", reason="the browser test needs selenium: pip install -e '.[test]'")

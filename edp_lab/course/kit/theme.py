@@ -14,7 +14,6 @@ import anywidget
 import plotly.graph_objects as go
 import plotly.io as pio
 import traitlets
-from plotly.io.base_renderers import HtmlRenderer
 from plotly.offline import get_plotlyjs
 
 # Okabe and Ito's palette, each colour with one meaning in all of the course; dash and marker vary with it.
@@ -123,20 +122,12 @@ class Fit(anywidget.AnyWidget):
     """
 
 
-class _Notebook(HtmlRenderer):
-    """plotly's "notebook" renderer, by which nbconvert shows figures, but with nothing loaded from elsewhere."""
-
-    def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, str]:
-        return {"text/html": pio.to_html(fig_dict, CONFIG, include_plotlyjs=True, full_html=False)}
-
-
 def activate() -> None:
-    """Use the course's template and renderers from here on."""
+    """Use the course's template, and send figures as JSON, from here on."""
     pio.templates["edp_lab"] = TEMPLATE
     pio.templates.default = "edp_lab"
-    pio.renderers["notebook"] = _Notebook()
     pio.renderers["plotly_mimetype"].config = CONFIG
-    pio.renderers.default = "plotly_mimetype+notebook"
+    pio.renderers.default = "plotly_mimetype"
     bundle()
 
 

@@ -1,8 +1,8 @@
 // Once JupyterLab is there: opens a notebook, without the list of files beside it, runs all its cells, and waits for the
 // figures. An error that Jupyter would swallow, as of a callback, is put on the console.
-const pause = ms => new Promise(resolve => setTimeout(resolve, ms)), path = arguments[0];
-const undrawn = () => [...document.querySelectorAll(".edp-figure")].some(figure => !figure.querySelector(".main-svg"));
-return (async () => {
+const openNotebook = async path => {
+    const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
+    const undrawn = () => [...document.querySelectorAll(".edp-figure")].some(figure => !figure.querySelector(".main-svg"));
     while (!window.jupyterapp?.shell) await pause(50);
     const app = window.jupyterapp;
     await app.restored;
@@ -15,4 +15,13 @@ return (async () => {
     });
     await app.commands.execute("notebook:run-all-cells");
     while (undrawn()) await pause(50);
-})();
+};
+const askKernel = code => {
+    const future = window.notebook.sessionContext.session.kernel.requestExecute({code, store_history: false});
+    let text = "";
+    future.onIOPub = message => {
+        if (message.header.msg_type == "stream") text += message.content.text;
+        if (message.header.msg_type == "error") text += `${message.content.ename}: ${message.content.evalue}`;
+    };
+    return future.done.then(() => text);
+};

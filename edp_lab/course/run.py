@@ -1,0 +1,258 @@
+"""Run the course's notebooks: papermill executes each with its solutions, nbconvert makes a page of it.
+
+Pages need no kernel, no server and no network. A panel on a page is drawn by its own front end from the state that it
+had at the end of the run, and cannot be moved. Formulas become MathML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import nbformat
+import papermill
+from joblib import Parallel, delayed
+from latex2mathml import converter
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbconvert.exporters import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from papermill.exceptions import PapermillExecutionError
+from plotly.offline import get_plotlyjs
+from traitlets.config import Config
+
+from edp_lab.course.kit import theme
+from edp_lab.course.solutions import read_notebook, solved, title
+from edp_lab.errors import UsageError
+from edp_lab.files import write_whole
+
+HERE = Path(__file__).parent
+WIDGET = "application/vnd.jupyter.widget-view+json"
+STATE = "application/vnd.jupyter.widget-state+json"
+PLOTLY = "application/vnd.plotly.v1+json"
+VERDICTS = "application/vnd.edp-lab.verdicts+json"
+ABOUT = "*Panels are still pictures on this page. `edp-lab course lab` opens live ones.* [All notebooks](index.html)"
+
+# ---- Notebooks and their parameters ----------------------------------------------------------------------------------
+
+
+def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
+    """The notebooks of a folder in course order, or those named in `only`: "03_edp_sgd" or "03"."""
+    paths = sorted(folder.glob("*.ipynb"))
+    if not paths:
+        raise UsageError(f"no notebooks in {folder}: run this in a clone of the project, or give --notebooks")
+    for name in only:
+        if not any(name in _names(path) for path in paths):
+            names = ", ".join(path.stem for path in paths)
+            raise UsageError(f"there is no notebook {name!r} in {folder}: choose from {names}")
+    return [path for path in paths if not only or any(name in _names(path) for name in only)]
+
+
+def _names(path: Path) -> tuple[str, str, str]:
+    return path.stem, path.name, path.stem.partition("_")[0]
+
+
+def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
+    """The parameters that each notebook has; UsageError if none has one of them, which papermill would let pass."""
+    known = {path: papermill.inspect_notebook(path) for path in paths}
+    for name in parameters:
+        if not any(name in names for names in known.values()):
+            have = ", ".join(dict.fromkeys(name for names in known.values() for name in names)) or "none"
+            raise UsageError(f"the chosen notebooks have no parameter {name!r}; they have: {have}")
+    return {path: {name: parameters[name] for name in parameters if name in names} for path, names in known.items()}
+
+
+# ---- Running ---------------------------------------------------------------------------------------------------------
+
+
+def run_course(
+    folder: Path, out: Path, parameters: Mapping[str, Any], only: Sequence[str] = (), jobs: int = 1, timeout: int = 600
+) -> Iterator[dict[str, Any]]:
+    """Execute the notebooks of a folder with their solutions; write an executed copy and a page of each, and an index.
+
+    Args:
+        parameters: each goes to the notebooks that have it; see `share_out`.
+        only: see `course_notebooks`.
+        jobs: notebooks at once, which share the processor's cores.
+        timeout: seconds that one cell may take.
+
+    Yields:
+        ``notebook``, ``title``, ``status`` ("ok" or "failed"), ``seconds`` and ``error`` of each, as they end.
+    """
+    paths = course_notebooks(folder, only)
+    whole = {path: solved(read_notebook(path), path) for path in paths}
+    tasks = [
+        delayed(_run)(path, whole[path], given, out, timeout) for path, given in share_out(paths, parameters).items()
+    ]
+    rows = []
+    for row in Parallel(n_jobs=jobs, return_as="generator_unordered")(tasks):
+        rows.append(row)
+        yield row
+    _write_index(sorted(rows, key=lambda row: str(row["notebook"])), folder, out)
+
+
+def _run(path: Path, notebook: NotebookNode, parameters: Mapping[str, Any], out: Path, timeout: int) -> dict[str, Any]:
+    started, name = time.perf_counter(), title(notebook, path.stem)
+    executed, error = execute(notebook, parameters, timeout)
+    seconds = round(time.perf_counter() - started, 1)
+    page = page_of(executed, name, path.parent)
+    write_whole(out / path.name, nbformat.writes(executed).encode())
+    write_whole(out / f"{path.stem}.html", page.encode())
+    status = "failed" if error else "ok"
+    return {"notebook": path.stem, "title": name, "status": status, "seconds": seconds, "error": error}
+
+
+def execute(
+    notebook: NotebookNode, parameters: Mapping[str, Any], timeout: int = 600
+) -> tuple[NotebookNode, str | None]:
+    """The executed notebook, its widgets as `still` leaves them, and its first error as one line, if any."""
+    encrypted = Config({"KernelManager": {"transport_encryption": "auto"}})
+    with tempfile.TemporaryDirectory() as folder:
+        given, executed = Path(folder) / "given.ipynb", Path(folder) / "executed.ipynb"
+        nbformat.write(notebook, given)
+        how: Any = {"progress_bar": False, "execution_timeout": timeout, "config": encrypted}
+        error = None
+        try:
+            papermill.execute_notebook(given, executed, dict(parameters), kernel_name="python3", **how)
+        except PapermillExecutionError as problem:
+            value = re.sub(r"\x1b\[[0-9;]*m", "", problem.evalue)
+            error = " ".join(f"{problem.ename}: {value} (in {problem.source.splitlines()[0]!r})".split())
+        except CellTimeoutError:
+            error = f"a cell took longer than {timeout} s"
+        except DeadKernelError:
+            error = "the kernel died (out of memory?)"
+        done = nbformat.read(executed, as_version=4)
+    done.metadata.pop("papermill", None)  # paths of this machine
+    still(done)
+    return done, error
+
+
+def verdicts(path: Path, timeout: int = 600) -> dict[str, Any]:
+    """Execute a student's notebook as it is, and say what its checks found.
+
+    Errors do not stop it. The notebook's own code runs with the rights of whoever calls this.
+
+    Returns:
+        ``notebook``, ``verdicts`` (by exercise its ``status`` and ``message``) and ``error`` (of a run without
+        verdicts, else None).
+    """
+    notebook = read_notebook(path)
+    marks = "{name: mark._asdict() for name, mark in check.verdicts.items()}"
+    notebook.cells.append(
+        new_code_cell(f"from IPython.display import display\ndisplay({{{VERDICTS!r}: {marks}}}, raw=True)")
+    )
+    for cell in notebook.cells:
+        cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "raises-exception"]
+    executed, error = execute(notebook, {}, timeout)
+    for output in executed.cells[-1].get("outputs", ()):
+        if VERDICTS in output.get("data", {}):
+            return {"notebook": str(path), "verdicts": output.data[VERDICTS], "error": None}
+    return {"notebook": str(path), "verdicts": {}, "error": error or "the notebook's last cell printed no verdicts"}
+
+
+# ---- Pages -----------------------------------------------------------------------------------------------------------
+
+
+def still(notebook: NotebookNode) -> None:
+    """Replace each widget and figure that a notebook displays by what ``page.js`` draws; drop the widgets' states."""
+    models = notebook.metadata.pop("widgets", {}).get(STATE, {}).get("state", {})
+    modules: dict[str, str] = {"figure": (HERE / "kit" / "figure.js").read_text(encoding="utf-8")}
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        data = output.get("data", {})
+        if WIDGET in data:
+            drawn = _drawn(data[WIDGET]["model_id"], models, modules)
+        elif PLOTLY in data:
+            height = data[PLOTLY]["layout"].get("height", 450)
+            drawn = {"module": "figure", "state": {"drawn": data[PLOTLY]}, "style": {"height": f"{height}px"}}
+        else:
+            continue
+        output.data = NotebookNode({"text/html": f'<div class="edp-still">{_json(drawn)}</div>'})
+    notebook.metadata["edp_lab"] = {"modules": modules}
+
+
+def _drawn(key: str, models: Mapping[str, Any], modules: dict[str, str]) -> dict[str, Any]:
+    """A widget with all that is in it: its classes and style, and its front end's state, its text or its children."""
+    state = models.get(key, {}).get("state", {})
+    layout = models.get(state.get("layout", "").removeprefix("IPY_MODEL_"), {}).get("state", {})
+    style = {name.replace("_", "-"): value for name, value in layout.items() if value and name[0] != "_"}
+    drawn: dict[str, Any] = {"classes": state.get("_dom_classes", []), "style": style}
+    if "_esm" in state:
+        module = state["_anywidget_id"]
+        modules[module] = state["_esm"]
+        shown = {name: value for name, value in state.items() if name[0] != "_" and name != "layout"}
+        drawn |= {"module": module, "state": shown | {"disabled": True}}
+    elif "children" in state:
+        children = [_drawn(child.removeprefix("IPY_MODEL_"), models, modules) for child in state["children"]]
+        drawn |= {"children": children}
+    elif state.get("_model_name") == "HTMLModel":
+        drawn |= {"html": state["value"]}
+    return drawn
+
+
+def _json(value: Any, id: str = "") -> str:
+    """A script element that holds a value."""
+    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{id}">{text}</script>'
+
+
+class _MathML(IPythonRenderer):
+    """nbconvert's Markdown, with formulas as MathML; what the converter does not know stays TeX."""
+
+    def block_math(self, tex: str, display: str = "block") -> str:
+        try:
+            return converter.convert(tex, display=display)
+        except Exception:  # the converter has no common base class for its errors
+            return f"<code>{escape(tex)}</code>"
+
+    def inline_math(self, body: str) -> str:
+        return self.block_math(body, "inline")
+
+    def latex_environment(self, name: str, body: str) -> str:
+        return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
+
+
+class _Exporter(HTMLExporter):
+    """nbconvert's pages, with formulas as MathML."""
+
+    @jinja2.pass_context
+    def markdown2html(self, context: jinja2.runtime.Context, source: str) -> str:
+        return MarkdownWithMath(renderer=_MathML(escape=False)).render(source)
+
+
+def page_of(notebook: NotebookNode, name: str, folder: Path) -> str:
+    """A page of an executed notebook, with pictures from its `folder`; links to notebooks lead to their pages."""
+    setup = Config(TagRemovePreprocessor={"enabled": True, "remove_input_tags": {"setup"}})  # imports are not shown
+    how: Any = {"template_file": "page.html.j2", "extra_template_paths": [str(HERE)], "embed_images": True}
+    exporter = _Exporter(setup, exclude_input_prompt=True, exclude_output_prompt=True, **how)
+    modules = notebook.metadata.get("edp_lab", {}).get("modules", {})
+    shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}
+    resources = {
+        "metadata": {"name": name, "path": str(folder)},
+        "style": theme.STYLE,
+        "shared": _json(shared, "edp-shared"),
+    }
+    cells = [new_markdown_cell(ABOUT), *notebook.cells]
+    page, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), resources)
+    return re.sub(r'href="([\w-]+)\.(?:ipynb|md)(?=[#"])', r'href="\1.html', page)
+
+
+def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> None:
+    """Write pages of the Markdown files beside the notebooks, ``index.html``, and plotly.js, which all pages share."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+    lines = ["# The course", ""]
+    for row in rows:
+        error = f"<pre>{escape(row['error'])}</pre>" if row["error"] else ""
+        lines.append(f"* [{row['title']}]({row['notebook']}.html): {row['status']}, {row['seconds']} s {error}")
+    lines += [f"* [{stem}]({stem}.html)" for stem in texts]
+    for stem, text in {**texts, "index": "\n".join(lines)}.items():
+        page = page_of(new_notebook(cells=[new_markdown_cell(text)]), stem, folder)
+        write_whole(out / f"{stem}.html", page.encode())
+    write_whole(out / "plotly.min.js", get_plotlyjs().encode())

@@ -1,0 +1,184 @@
+"""``edp-lab course`` on tiny notebooks: runs and their pages, verdicts, solutions, and a reader's own copy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from edp_lab.course.run import execute, run_course
+from edp_lab.course.solutions import own_copy, read_notebook
+from tests import browser as browsing
+from tests.course.conftest import NOTEBOOKS, asked_elsewhere, console_errors, invoked, store
+
+PANEL = """
+import plotly.graph_objects as go
+from edp_lab.course.kit import theme
+from edp_lab.course.kit.controls import number
+from edp_lab.course.kit.figure import figure, line
+from edp_lab.course.kit.panel import Panel, claimed, holds
+theme.activate()
+draw = lambda n: figure("Main", line("of n", "#0072B2", y=[n, 2 * n]))
+panel = Panel("Tokens", "What is seen.", lambda n: 60 / n, [draw], lambda n: f"words of {n}", lambda _, n: f"do {n}",
+              tiles=lambda n: (claimed(f"{n:g} claimed"), holds("b"), "A sentence."), n=number("tokens", 5, [2, 5, 6]))
+panel
+"""
+STUB, SOLUTION = '# EXERCISE delta\nprediction = {"k": None}', '# EXERCISE delta\nprediction = {"k": "solved"}\n'
+
+
+def write(path: Path, *code: str, exercise: bool = False) -> Path:
+    title = new_markdown_cell("# A title\n\nThe noise is $\\sigma = z_0 C$. See [the next](01_next.ipynb).")
+    given = new_code_cell('mode = "quick"\nclip_norm = 1.0  # C', metadata={"tags": ["parameters"]})
+    stub = [new_code_cell(STUB, metadata={"tags": ["exercise"]})] if exercise else []
+    return store(path, title, given, *stub, *map(new_code_cell, code))
+
+
+def test_notebooks_run_with_solutions_and_parameters_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    solved = 'assert prediction["k"] == "solved" and (mode, clip_norm) == ("full", 0.5)'
+    write(tmp_path / "00_good.ipynb", solved, exercise=True)
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "00.py").write_text(SOLUTION)
+    write(tmp_path / "01_next.ipynb", "1 / 0")
+    (tmp_path / "glossary.md").write_text("# Glossary\n\nSee [first](00_good.ipynb#a-title).")
+    options = "--notebooks", tmp_path, "--out", tmp_path / "out", "--mode", "full", "--parameter", "clip_norm=0.5"
+    result = invoked("course", "run", *options, "--jobs", 2, "--json")
+    assert result.exit_code == 1, result.exception
+    assert result.stdout, result.exception
+    rows = {row["notebook"]: row for row in json.loads(result.stdout)}
+    assert list(rows["00_good"]) == ["notebook", "title", "status", "seconds", "error"]
+    assert (rows["00_good"]["status"], rows["01_next"]["status"]) == ("ok", "failed"), rows
+    assert rows["01_next"]["error"] == "ZeroDivisionError: division by zero (in '1 / 0')"
+    index = (tmp_path / "out" / "index.html").read_text()
+    assert all(page in index for page in ('href="00_good.html"', 'href="01_next.html"', 'href="glossary.html"'))
+    assert "ZeroDivisionError" in index
+    assert 'href="00_good.html#a-title"' in (tmp_path / "out" / "glossary.html").read_text()
+    assert STUB in read_notebook(tmp_path / "00_good.ipynb").cells[2].source  # the course is as it was
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--parameter", "sigma=1"], "no parameter 'sigma'; they have: mode, clip_norm"),
+        (["07"], "there is no notebook '07'"),
+        (["--parameter", "sigma"], "--parameter takes NAME=VALUE"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_does(options: list[str], says: str, tmp_path: Path) -> None:
+    write(tmp_path / "00_a.ipynb")
+    result = invoked("course", "run", *options, "--notebooks", tmp_path, "--out", tmp_path / "out")
+    assert says in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (PANEL + "panel.set(n=0)\npanel.set(n=2)\npanel.check()", "ZeroDivisionError"),  # raised and fixed at once
+        ("import time\ntime.sleep(60)", "a cell took longer than 3 s"),
+        ("import os\nos._exit(1)", "the kernel died"),
+    ],
+    ids=["panel", "slow", "dead"],
+)
+def test_what_goes_wrong_is_one_sentence(cell: str, says: str, tmp_path: Path) -> None:
+    notebook = read_notebook(write(tmp_path / "a.ipynb", cell))
+    _, error = execute(notebook, {}, timeout=3 if "slee" in cell else 60)
+    assert error
+    assert says in error
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize("content", ["", "not json", '{"cells": 3}', "[]", "\x80"])
+def test_a_broken_file_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").write_text(content, encoding="latin-1")
+    assert "is not a notebook" in str(invoked("course", "run", "--strict", tmp_path / "a.ipynb").exception)
+
+
+# ---- Pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("course")
+    write(folder / "00_panel.ipynb", PANEL, "go.Figure(go.Scatter(y=[1, 4, 9]))", "panel.set(n=6)")
+    [row] = run_course(folder, folder / "out", {"clip_norm": 2.5})
+    assert row["error"] is None
+    return folder / "out"
+
+
+def test_executed_copies_have_outputs_but_no_widget_state_and_no_path(out: Path) -> None:
+    text = (out / "00_panel.ipynb").read_text()
+    assert "clip_norm = 2.5" in text
+    assert "widget-state" not in text
+    assert str(out.parent) not in text
+    assert len(text) < 60_000
+
+
+def test_a_page_shows_formulas_and_panels_as_they_were_at_the_end_and_loads_nothing(
+    out: Path, browser: browsing.Chrome
+) -> None:
+    page = (out / "00_panel.html").read_text()
+    loads = re.findall(r"(?:<script[^>]*src|<link[^>]*href|<img[^>]*src|<iframe[^>]*src)=[\"']([^\"']+)", page)
+    assert loads == ["plotly.min.js"]
+    assert "<math" in page
+    console_errors(browser)
+    browser.get((out / "00_panel.html").as_uri())
+    drawn = "return [...document.querySelectorAll('.js-plotly-plot')].map(plot => [...plot._fullData[0].y])"
+    browsing.until(lambda: len(browser.execute_script(drawn)) == 2, 20, "no figures")
+    assert browser.execute_script(drawn) == [[10, 20], [1, 4, 9]]
+    seen = browser.find_element("css selector", ".edp-panel").text
+    assert all(text in seen for text in ("Tokens", "What is seen.", "10 claimed", "A sentence."))
+    assert not browser.find_element("css selector", ".edp-panel input").is_enabled()
+    assert console_errors(browser) == []
+    assert asked_elsewhere(browser) == []
+
+
+# ---- Students and teachers -------------------------------------------------------------------------------------------
+
+
+STATUSES = {"estimate": "open", "total": "wrong", "delta": "open"}
+
+
+def test_verdicts_of_a_students_notebook_whatever_its_cells_raise(tmp_path: Path) -> None:
+    checks = 'from edp_lab.course.kit.exercises import Checks\ncheck = Checks("01")'
+    cells = checks, "1 / 0", 'check("total", lambda *given: 7)'
+    store(tmp_path / "ada.ipynb", *map(new_code_cell, cells))
+    result = invoked("course", "run", "--strict", tmp_path / "ada.ipynb")
+    assert result.exit_code == 0, result.exception
+    [row] = json.loads(result.stdout)
+    assert row["error"] is None
+    assert {name: one["status"] for name, one in row["verdicts"].items()} == STATUSES
+    store(tmp_path / "bob.ipynb", new_code_cell("1 + 1"))
+    [row] = json.loads(invoked("course", "run", "--strict", tmp_path / "bob.ipynb").stdout)
+    assert row["verdicts"] == {}
+    assert row["error"]
+
+
+def test_a_stub_runs_through_papermill_as_a_student_has_it(tmp_path: Path) -> None:
+    import papermill
+
+    [path] = (one for one in NOTEBOOKS if one.name.startswith("01"))
+    papermill.execute_notebook(path, tmp_path / "out.ipynb", {"sigma": 3.0}, progress_bar=False)
+
+
+def test_solutions_are_written_with_what_the_notebooks_lead_to(tmp_path: Path) -> None:
+    result = invoked("course", "solutions", "--out", tmp_path)
+    assert result.stdout == f"{tmp_path.resolve()}\n"
+    assert sorted(path.name for path in tmp_path.glob("*.ipynb")) == [path.name for path in NOTEBOOKS]
+    assert (tmp_path / "glossary.md").exists()
+    assert read_notebook(tmp_path / "03_edp_sgd.ipynb") != read_notebook(NOTEBOOKS[3])
+
+
+def test_a_readers_copy_is_whole_and_never_overwritten(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    own_copy(NOTEBOOKS[0].parent, mine)
+    assert not (mine / "solutions").exists()
+    (mine / NOTEBOOKS[0].name).write_text("my work")
+    (mine / NOTEBOOKS[1].name).unlink()
+    own_copy(NOTEBOOKS[0].parent, mine)
+    assert (mine / NOTEBOOKS[0].name).read_text() == "my work"
+    assert (mine / NOTEBOOKS[1].name).read_bytes() == NOTEBOOKS[1].read_bytes()
