@@ -21,7 +21,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # some containers set it: every process would compile anew all that it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help install course notebooks test lab dashboard lint lock clean
+.PHONY: help install course test lab lint lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -34,14 +34,8 @@ course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an inde
 test: $(TESTED)  ## the whole test suite, three files at a time (some wait for a browser)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-notebooks: $(INSTALLED)  ## student and instructor notebooks from notebooks/source
-	@$(BIN)/edp-lab course build
-
 lab: $(INSTALLED)  ## open JupyterLab on your own copy of the notebooks, in edp-lab-course/
 	@$(BIN)/edp-lab course lab $(LAB_ARGS)
-
-dashboard: $(INSTALLED)  ## all panels without code, in a browser
-	@$(BIN)/edp-lab course dashboard
 
 lint: $(TESTED)  ## linter, formatter and type checker
 	$(BIN)/ruff check

@@ -59,7 +59,7 @@ def layer(name: str) -> str:
 
 
 def room(name: str) -> str:
-    """``nb03_edp_sgd`` of what lies in that room of the course, ``kit`` or ``publish``; empty elsewhere."""
+    """``nb03_edp_sgd`` of what lies in that room of the course or ``kit``; empty elsewhere."""
     parts = name.split(".")
     return parts[2] if parts[1:2] == ["course"] and len(parts) > 2 else ""
 

@@ -1,15 +1,18 @@
 """Every notebook of the course: stored clean, in short cells, and running through papermill without error."""
 
+import ast
 import os
 import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 
-from edp_lab.course.publish.runner import NotebookRun, notebook_parameters, run_course
+from edp_lab.course.kit.panel import all_panels
+from edp_lab.course.run import run_course
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))
@@ -43,23 +46,39 @@ def test_notebook_keeps_the_order_and_length_of_the_course(path: Path) -> None:
 
 
 @each_notebook
-def test_notebook_has_parameters(path: Path) -> None:
-    assert notebook_parameters(path).get("mode") in ('"quick"', "'quick'")
+def test_every_parameter_is_used_and_the_last_cell_checks_every_panel(path: Path) -> None:
+    """An error of a slider's callback reaches nobody but `Frame.check`."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    [parameters] = [ast.parse(cell.source) for cell in cells if "parameters" in cell.metadata.get("tags", ())]
+    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    given = {node.id for node in ast.walk(parameters) if isinstance(node, ast.Name)}
+    assert {"mode", "STRICT"} <= given
+    assert given - used <= {"mode"}
+    calls = ["panels." + name.split()[1] for name in all_panels()] + ["Private"]
+    made = {
+        ast.unparse(node.targets[0])
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in calls
+    }
+    assert made
+    last = cells[-1].source
+    assert ".check()" in last
+    assert made <= {node.id for node in ast.walk(ast.parse(last)) if isinstance(node, ast.Name)}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NotebookRun]:
-    """The instructor's versions, whose solutions must be right: STRICT lets no wrong one pass."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All notebooks, executed with their solutions, which must be right: STRICT lets no wrong one pass."""
     out, jobs = tmp_path_factory.mktemp("course"), min(2, len(os.sched_getaffinity(0)))
-    course = run_course(ROOT, out, "quick", parameters={"STRICT": True}, jobs=jobs)
-    return {run.path.name: run for run in course.runs}
+    return {row["notebook"]: row for row in run_course(ROOT, out, {"mode": "quick", "STRICT": True}, jobs=jobs)}
 
 
 @each_notebook
 def test_notebook_runs_in_quick_mode_with_every_solution(
-    path: Path, runs: dict[str, NotebookRun], record_property: Callable[[str, object], None]
+    path: Path, runs: dict[str, dict[str, Any]], record_property: Callable[[str, object], None]
 ) -> None:
-    run = runs[path.name]
-    record_property("seconds", round(run.seconds, 1))  # for the JUnit report
-    assert run.error is None, run.error
-    assert run.seconds < MAX_SECONDS
+    row = runs[path.stem]
+    record_property("seconds", row["seconds"])  # for the JUnit report
+    assert row["error"] is None
+    assert row["seconds"] < MAX_SECONDS

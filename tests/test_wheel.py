@@ -42,7 +42,7 @@ COMMANDS = {  # and what each prints
     "edp-lab compare runs/plain": "smart-home",
     "edp-lab account --z0 1 --epochs 3": "epsilon",
     "edp-lab reproduce table1 --models clc --corpora atis": "24 of 24 runs are done, 24 of them came with",
-    "edp-lab course build --check": "",
+    "edp-lab course solutions": "edp-lab-solutions",
     "edp-lab course run 04": "runs/course/index.html",
 }
 
@@ -128,7 +128,7 @@ def test_lab_opens_on_a_copy_of_the_readers_own(installed: Path, variables: dict
             lab.send_signal(signal.SIGTERM)
     names = {item["name"] for item in listed["content"]}
     assert {"00_start.ipynb", "11_claims.ipynb", "glossary.md", "images"} <= names
-    assert not {"instructor", "source"} & names
+    assert not {"solutions"} & names
     assert (work / "00_start.ipynb").read_text() == "my work"
     assert files(installed) == before
 

@@ -20,7 +20,6 @@ import nbformat
 import papermill
 from joblib import Parallel, delayed
 from latex2mathml import converter
-from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.exporters import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
@@ -125,9 +124,9 @@ def execute(
         except PapermillExecutionError as problem:
             value = re.sub(r"\x1b\[[0-9;]*m", "", problem.evalue)
             error = " ".join(f"{problem.ename}: {value} (in {problem.source.splitlines()[0]!r})".split())
-        except CellTimeoutError:
+        except TimeoutError:
             error = f"a cell took longer than {timeout} s"
-        except DeadKernelError:
+        except RuntimeError:  # nbclient's DeadKernelError
             error = "the kernel died (out of memory?)"
         done = nbformat.read(executed, as_version=4)
     done.metadata.pop("papermill", None)  # paths of this machine

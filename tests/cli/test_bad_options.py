@@ -43,12 +43,8 @@ NEEDS = {
     "reproduce table1": "--out new --quick --corpora smart-home-video",
     "reproduce table2": "--out new --quick --corpora smart-home-video",
     "reproduce thesis": "--out new --quick",
-    "course grade": "submissions",
     "course run": "00_start --out new",
-    "course build": "--check",
-    "course html": "--out new --executed executed",
-    "course slides": "--out new --executed executed",
-    "course api": "--out new",
+    "course solutions": "--out new",
 }
 LONG = 5000 * "x"
 VALUES = {
@@ -66,7 +62,7 @@ WORK = (
     "edp_lab.corpora.smart_home.generate",
     "edp_lab.attacks.audit.step_audit.draw_statistics",
     "edp_lab.attacks.membership.attacks._judged",
-    "edp_lab.course.publish.pages.write_api",
+    "edp_lab.files.write_whole",
     "edp_lab.reproduce.bench.contests.bench_accounting",
     "edp_lab.reproduce.run_cache.TableRuns.prepare",
 )

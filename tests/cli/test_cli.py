@@ -165,7 +165,7 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers():
 @pytest.mark.parametrize(
     "command",
     ["account --decay linear --target-epsilon 3", "account --as-printed", "table1-epsilon", "evaluate --run RUN",
-     "compare RUN", "data list", "course list", "audit mechanism --draws 100"],
+     "compare RUN", "data list", "audit mechanism --draws 100"],
 )  # fmt: skip
 def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, noised, command, columns):
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -1,4 +1,4 @@
-"""Command lines give the epsilon that a panel shows. What panels say and refuse is a snapshot of `test_contract`."""
+"""Command lines give the epsilon that a panel shows."""
 
 from collections.abc import Callable
 from dataclasses import replace
