@@ -59,9 +59,9 @@ def layer(name: str) -> str:
 
 
 def room(name: str) -> str:
-    """``nb03_edp_sgd`` of what lies in that room of the course or ``kit``; empty elsewhere."""
+    """``nb03_edp_sgd`` of what lies in that room of the course; empty elsewhere."""
     parts = name.split(".")
-    return parts[2] if parts[1:2] == ["course"] and len(parts) > 2 else ""
+    return parts[2] if parts[1:2] == ["course"] and parts[2:] and parts[2].startswith("nb") else ""
 
 
 each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -70,7 +70,7 @@ each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path
 def test_layers_are_the_known_ones_and_no_two_files_have_one_name() -> None:
     assert {layer(name) for name in NAMES} <= {*LAYERS, "", "files", "errors", "__main__"}
     # But for the rooms of the course, which are built alike, and the command line's, named after commands.
-    names = Counter(path.stem for path in MODULES if not room(dotted(path)).startswith("nb") and path.stem[0] != "_")
+    names = Counter(path.stem for path in MODULES if not room(dotted(path)) and path.stem[0] != "_")
     own = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
     assert [name for name, count in names.items() if count > 1 and name not in own] == []
 
@@ -87,7 +87,7 @@ def test_imports_point_down(path: Path) -> None:
 def test_no_room_of_the_course_imports_another(path: Path) -> None:
     own = room(dotted(path))
     if own:
-        rooms = {room(name) for name in imports_of(path)} - {own, "", "kit"}
+        rooms = {room(name) for name in imports_of(path)} - {own, ""}
         assert not rooms, f"{own} imports {', '.join(sorted(rooms))}: what two need belongs in kit"
 
 

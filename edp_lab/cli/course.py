@@ -117,8 +117,6 @@ def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS)
 
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
-    from jupyterlab.labapp import LabApp
-
     from edp_lab.course.run import course_notebooks
     from edp_lab.course.solutions import own_copy
 
@@ -134,4 +132,6 @@ def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS)
         f"--LabApp.default_url=/lab/tree/{first.name}",
         str(LAB_COPY),
     ]
+    from jupyterlab.labapp import LabApp
+
     LabApp.launch_instance([*options, *context.args])

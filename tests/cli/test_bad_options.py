@@ -53,6 +53,7 @@ VALUES = {
     "text": ("", " ", "-", "a\0b", "\x1b[31m", LONG, "pipe", "/dev/zero"),
 }
 WORK = (
+    "jupyterlab.labapp.LabApp.launch_instance",
     "torch.Tensor.backward",
     "torch.autograd.grad",
     "subprocess.Popen.__init__",
@@ -62,7 +63,6 @@ WORK = (
     "edp_lab.corpora.smart_home.generate",
     "edp_lab.attacks.audit.step_audit.draw_statistics",
     "edp_lab.attacks.membership.attacks._judged",
-    "edp_lab.files.write_whole",
     "edp_lab.reproduce.bench.contests.bench_accounting",
     "edp_lab.reproduce.run_cache.TableRuns.prepare",
 )
