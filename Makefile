@@ -21,7 +21,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # some containers set it: every process would compile anew all that it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help install course test lab lint lock clean
+.PHONY: help install course test lab lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -41,15 +41,6 @@ lint: $(TESTED)  ## linter, formatter and type checker
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-
-# Wheels are kept for CPython 3.11 to 3.13 on Linux (glibc; x86-64, aarch64), macOS (arm64) and Windows (x86-64);
-# httpx2-jsfetch is for a Python that runs in a browser.
-OTHERS := cp31[45]|cp313t|pp3|graalpy|musllinux|-ios_|-android_|pyodide|pyemscripten|i686|ppc64le|s390x|armv[67]l
-OTHERS := $(OTHERS)|riscv64|win32|win_arm64|macosx_[0-9_]+_(x86_64|intel)
-lock:  ## pylock.toml by the pins of constraints.txt; needs uv
-	uv pip compile --quiet --no-config --universal --python-version 3.11.5 --only-binary :all: --extra test \
-		-c constraints.txt --no-header --no-annotate --no-emit-package httpx2-jsfetch -o build/pylock.toml pyproject.toml
-	sed -E '/-[^"]*($(OTHERS))[^"]*\.whl/d' build/pylock.toml > pylock.toml
 
 clean:  ## remove the environment and the caches; results under runs/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,7 @@ from edp_lab.errors import UsageError, cure_of, writing
 if TYPE_CHECKING:
     from torch import Tensor
 
-CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel (setup.py)
+CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel
 PARTIAL = ".partial-"  # begins the names of files and folders that are being written
 
 
