@@ -25,7 +25,7 @@ LONGEST = (  # from minutes to a minute: they begin first, so that at the end no
     "training/test_launch.py",
     "training/test_processes.py",
     "course/test_contract.py",
-    "reproduce/test_bench.py",
+    "reproduce/test_table2.py",
 )
 
 

@@ -10,10 +10,9 @@ import warnings
 import typer
 
 from edp_lab import __version__
-from edp_lab.cli.account import account, table1_epsilon
+from edp_lab.cli.account import account
 from edp_lab.cli.attack import attack_app
 from edp_lab.cli.audit import audit_app
-from edp_lab.cli.bench import bench_app
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App
@@ -36,9 +35,8 @@ app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
 app.add_typer(attack_app, name="attack")
 app.add_typer(audit_app, name="audit")
-app.add_typer(bench_app, name="bench")
 app.add_typer(reproduce_app, name="reproduce")
-for command in (train, evaluate, predict, compare, account, table1_epsilon, pretrain, three_phase):
+for command in (train, evaluate, predict, compare, account, pretrain, three_phase):
     app.command()(command)
 
 

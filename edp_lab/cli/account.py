@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edp_lab.cli.options import COUNT, Clip, Gpus, Json, given, neighbours_named
-from edp_lab.cli.output import Screen, answer, echo, print_json, words
+from edp_lab.cli.output import answer
 from edp_lab.errors import UsageError
 from edp_lab.files import read_json
 from edp_lab.training.config import flag_of
@@ -219,28 +218,3 @@ def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> 
     except NoGuarantee as none:
         unknown = dict.fromkeys(("z0", "epochs", "steps", "more_epochs_not_tried", "tau"))
         return {"epsilon": budget.epsilon, **unknown, "reason": str(none)}
-
-
-def table1_epsilon(as_json: Json = False) -> None:
-    """Every epsilon of the paper's Table 1: a setting that explains it, and the true epsilon of that setting."""
-    from edp_lab.privacy import Decay
-    from edp_lab.reproduce.paper.printed import ExplainedEpsilon, explain_table1
-
-    def cell(row: ExplainedEpsilon) -> str:
-        setting, mark = row.closest, "" if row.survives_float32 else " *"
-        tau = "" if setting.tau is None else f" tau {setting.tau:g}"
-        true = math.ceil(row.true_log10_epsilon * 10) / 10
-        return f"{row.log10_epsilon} -> {true}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
-
-    result = explain_table1()
-    if as_json:
-        print_json(asdict(result))
-        return
-    console = Screen(markup=True)
-    lines = [["model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay)]]
-    for start in range(0, len(result.rows), len(Decay)):
-        cells = result.rows[start : start + len(Decay)]
-        lines.append([cells[0].model, cells[0].corpus, *map(cell, cells)])
-    echo(words("table1_above", result))
-    console.table(lines, kept=2)
-    echo(words("table1_below", result))

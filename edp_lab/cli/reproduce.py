@@ -1,59 +1,51 @@
-"""``edp-lab reproduce``: the paper's tables measured anew, ours beside theirs, and what there is beyond them."""
+"""``edp-lab reproduce``: the paper's tables measured again, ours beside theirs."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from itertools import chain
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import HEAVY_HEAD
 
-from edp_lab.cli.options import CORES, COUNT, App, Json
+from edp_lab.cli.options import CORES, COUNT, App, BatchSize, Corpus, Json, Size, numbers
 from edp_lab.cli.output import (
     Screen,
-    Section,
-    Tell,
     echo,
     filled,
-    html_page,
     print_json,
     prose,
     telling,
     words,
-    write_table,
+    write_text,
 )
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
+    from edp_lab.reproduce.epsilons import ExplainedEpsilon
 
 WIDTH = 150
-PUBLIC = "atis,snips,nlu-eval"
-
-Models = Annotated[str, "clc, bert, or both with a comma between."]
-Corpora = Annotated[
-    str,
-    "Of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
-    "smart-home-communication, smart-home-video; with commas between.",
-]
-Workers = Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume/--fresh", help="Use what is finished in --out or comes with the checkout, or do it anew."),
-]
+Row = dict[str, Any]  # of a table, as its JSON has it
 
 reproduce_app = App(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
 
 
+# ---- Table 1 ---------------------------------------------------------------------------------------------------------
+
+
 @reproduce_app.command()
 def table1(
-    models: Models = "clc,bert",
-    corpora: Corpora = PUBLIC,
+    models: Annotated[str, "clc, bert, or both with a comma between."] = "clc,bert",
+    corpora: Annotated[
+        str,
+        "Of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
+        "smart-home-communication, smart-home-video; with commas between.",
+    ] = "atis,snips,nlu-eval",
     quick: Annotated[
         bool, typer.Option("--quick/--full", help="Medium-sized models, fewer epochs and levels: minutes, not hours.")
     ] = False,
@@ -66,23 +58,26 @@ def table1(
     seeds: Annotated[int | None, "Runs of each cell. (default: 3)", COUNT] = None,
     epochs: Annotated[
         int | None,
-        "At most so many of each run, an even number. (default: 8, of BERT 4; 6 and 4 if --quick)",
+        "Maximum epochs of each run, an even number. (default: 8, of BERT 4; 6 and 4 if --quick)",
         {**COUNT, "min": 2},
     ] = None,
-    workers: Workers = None,
-    resume: Resume = True,
-    out: Annotated[Path, "Folder for the table, its runs and what is finished."] = Path("runs/table1"),
+    workers: Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume/--fresh", help="Use finished runs in --out and of the checkout, or repeat all."),
+    ] = True,
+    out: Annotated[Path, "Folder for table.json, finished runs and the run in progress."] = Path("runs/table1"),
     as_json: Json = False,
 ) -> None:
     """Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
 
-    Finished runs are kept in the folder: after a kill, the same command (without --fresh) goes on from
-    there and gives the same table.
+    Finished runs are kept in the folder: after a kill, the same command (without --fresh) resumes and gives the same
+    table.
     """
     with telling() as tell:
-        from edp_lab.reproduce.paper.table1 import FULL, MODELS, QUICK
-        from edp_lab.reproduce.paper.table1 import table1 as rows_of
         from edp_lab.reproduce.run_cache import ENCODER, TableRuns
+        from edp_lab.reproduce.table1 import FULL, MODELS, QUICK
+        from edp_lab.reproduce.table1 import table1 as rows_of
         from edp_lab.training.processes import usable_cores
 
         if epochs is not None and epochs % 2:
@@ -94,117 +89,29 @@ def table1(
         if epochs is not None:
             scale = replace(scale, most_epochs=dict.fromkeys(MODELS, epochs))
         runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
-        rows = rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER)
-        made, written = _written(rows, out, tell, _page1)
-    _finish(made, _parts1(made), "table1_note", written, as_json)
-
-
-@reproduce_app.command()
-def table2(
-    models: Models = "clc,bert",
-    corpora: Corpora = PUBLIC,
-    quick: Annotated[bool, typer.Option("--quick/--full", help="Medium-sized models, few rounds.")] = False,
-    out: Annotated[Path, "Folder for the table and what was measured."] = Path("runs/table2"),
-    as_json: Json = False,
-) -> None:
-    """Table 2: seconds of an epoch under each method, as a ratio to SGD.
-
-    What was measured on this machine before is kept in the folder. Leave the machine alone meanwhile.
-    """
-    with telling() as tell:
-        from edp_lab.reproduce.bench.train_step import table2 as rows_of
-
-        size, rounds = ("medium", 5) if quick else ("paper", 11)
-        made, written = [], ""
-        for row in rows_of(out, models.split(","), corpora.split(","), size, rounds, tell):
-            made.append(row)
-            written = _write(out, made, page("Table 2, measured anew", [("", _lines2(made))]))
-    title = "Table 2: seconds of an epoch (median), and the median ratio to SGD's in the same round"
-    _finish(made, [(title, _lines2(made))], "", written, as_json)
-
-
-reproduce_app.command()(thesis)
-
-
-# ---- Files and screen ------------------------------------------------------------------------------------------------
-
-Row = dict[str, Any]  # of a table, as its JSON has it
-Made = Sequence[Sequence[Row]]  # the rows of one model on one corpus after the other
-Parts = Sequence[tuple[str, Sequence[Sequence[str]]]]  # tables, the first line of each its headings, under their titles
-
-
-def page(title: str, parts: Parts, macro: str = "", figure: go.Figure | None = None) -> str:
-    """A page with the figure, the tables and a macro's words."""
-    tables = [Section(heading, lines) for heading, lines in parts]
-    below = Section(notes=[prose(macro) if macro else ""])
-    return html_page(title, [Section(figures=[figure] if figure else []), *tables, below])
-
-
-def _written(rows: Iterable[list[Row]], out: Path, tell: Tell, page_of: Callable[[Made], str]) -> tuple[Made, str]:
-    """All rows, and where they are; the files are written anew as soon as one is there."""
-    made: list[list[Row]] = []
-    said = ""
-    try:
-        for row in rows:
-            made.append(row)
-            said = _write(out, made, page_of(made))
-    except KeyboardInterrupt:
-        tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh goes on", True)
-        raise
-    return made, said
-
-
-def _write(out: Path, made: Made, page: str) -> str:
-    rows = [*chain(*made)]
-    return write_table(out / "table", rows, [*map(_flat, rows)], page)
-
-
-def _flat(row: Row, before: str = "") -> Row:
-    """Nested entries as columns: {"ser": {"mean": 1}} -> {"ser.mean": 1}."""
-    found: Row = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{before}{name}.")
-        else:
-            found[before + name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-    return found
-
-
-def _finish(made: Made, parts: Parts, macro: str, written: str, as_json: bool) -> None:
+        made: list[list[Row]] = []
+        try:
+            for cells in rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER):
+                made.append(cells)
+                write_text(out / "table.json", json.dumps([cell for row in made for cell in row], indent=1) + "\n")
+        except KeyboardInterrupt:
+            tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh resumes", True)
+            raise
     if as_json:
-        print_json([*chain(*made)], indent=1)
+        print_json([cell for row in made for cell in row], indent=1)
         return
     console = Screen(WIDTH)
-    for title, lines in parts:
-        console.print(f"\n{title}")
-        console.table(lines, wrap=True, padding=(0, 1, 0, 0))
-    if macro:
-        echo(filled(prose(macro), 120))
-    echo(written)
+    for cells in made:
+        console.print(f"\n{words('table1_title', cells[0])}")
+        console.table([HEADINGS1, *map(_line1, cells)], wrap=True, padding=(0, 1, 0, 0))
+    echo(filled(prose("table1_note"), 120))
+    echo(f"written: {out / 'table.json'}")
 
-
-def interval(estimate: Row | None, sign: str = "") -> str:
-    """``3.1 ± 0.2``, the half-width of its interval where it has one."""
-    if estimate is None:
-        return ""
-    mean = _tenths(estimate["mean"], sign)
-    return mean if estimate["high"] is None else f"{mean} ± {estimate['high'] - estimate['mean']:.1f}"
-
-
-def _tenths(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.1f}"
-
-
-# ---- Table 1 in text -------------------------------------------------------------------------------------------------
 
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
     "log10 ε", "theirs", "log10 ε\nthat holds", "z0", "trials",
 )  # fmt: skip
-
-
-def _parts1(made: Made) -> Parts:
-    return [(words("table1_title", cells[0]), [HEADINGS1, *map(_line1, cells)]) for cells in made]
 
 
 def _line1(cell: Row) -> list[str]:
@@ -230,21 +137,112 @@ def _line1(cell: Row) -> list[str]:
     ]
 
 
-def _page1(made: Made) -> str:
-    from edp_lab.course.nb11_claims.table1 import table1_figure
+def interval(estimate: Row | None, sign: str = "") -> str:
+    """``3.1 ± 0.2``, the half-width of its interval where it has one."""
+    if estimate is None:
+        return ""
+    mean = _tenths(estimate["mean"], sign)
+    return mean if estimate["high"] is None else f"{mean} ± {estimate['high'] - estimate['mean']:.1f}"
 
-    return page("Table 1, measured anew", _parts1(made), "table1_note", table1_figure([*chain(*made)]))
+
+def _tenths(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1f}"
 
 
-# ---- Table 2 in text -------------------------------------------------------------------------------------------------
+# ---- Table 2 ---------------------------------------------------------------------------------------------------------
+
+QUARTILES = "{ratio_spread[0]:.2f}-{ratio_spread[1]:.2f}"
 
 
-def _lines2(made: Made) -> list[list[str]]:
-    lines = [["model", "corpus", "method", "devices", "s / epoch", "x SGD", "quartiles", "paper x", "paper s, SGD"]]
-    for row in chain(*made):
-        low, high = row["ratio_spread"]
+@reproduce_app.command()
+def table2(
+    corpus: Corpus = "smart-home",
+    model: Annotated[str, "clc or bert (of the paper's size, random weights)."] = "clc",
+    methods: Annotated[
+        str | None,
+        "Of sgd, edp-sgd, dp-sgd-naive, dp-sgd and opacus, with commas between. (default: all, opacus if installed)",
+    ] = None,
+    gpus: Annotated[str, "Numbers of devices for edp-sgd."] = "1,8",
+    processes: Annotated[str, "Numbers of real processes."] = "1",
+    batch_size: BatchSize = 64,
+    rounds: Annotated[int, "Timed steps of each method, one after another in each round.", COUNT] = 30,
+    threads: Annotated[int | None, "Of each process (default: its share of the cores).", CORES] = None,
+    size: Size = "paper",
+    device: Annotated[str | None, "cpu or cuda (default: cuda if there is one)."] = None,
+    as_json: Json = False,
+) -> None:
+    """Table 2: seconds of a training step under each method, as a ratio to SGD's, beside the paper's.
+
+    Leave the machine alone meanwhile.
+    """
+    from edp_lab.reproduce.table2 import Task, usable_methods
+    from edp_lab.reproduce.table2 import table2 as rows_of
+
+    counts = numbers("--gpus", gpus, "1,8"), numbers("--processes", processes, "1,8", most=CORES["max"])
+    chosen = tuple(methods.split(",")) if methods else usable_methods()
+    task = Task(corpus, model, chosen, *counts, batch_size, rounds, threads, size, device)
+    with telling("starting", lines=False) as tell:
+        rows = rows_of(task, tell)
+    if as_json:
+        print_json([{**row, **surroundings()} for row in rows])
+        return
+    lines = [["method", "gpus", "procs", "s / step", "x SGD", "quartiles", "s / epoch", "peak MB", "paper x"]]
+    for row in rows:
         paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
-        seconds = f"{row['paper_sgd_seconds']:.1f}" if row["method"] == "sgd" else ""
-        numbers = [f"{row['seconds_per_epoch']:.3g}", f"{row['ratio_to_sgd']:.2f}", f"{low:.2f} to {high:.2f}"]
-        lines.append([row["model"].upper(), row["corpus"], row["method"], str(row["gpus"]), *numbers, paper, seconds])
-    return lines
+        cells = "{seconds:.3g}", "{ratio_to_sgd:.2f}", QUARTILES, "{seconds_per_epoch:.3g}", "{peak_memory_mb:.0f}"
+        counted = [row["method"], str(row["gpus"]), str(row["processes"])]
+        lines.append([*counted, *(cell.format_map(row) for cell in cells), paper])
+    title = (
+        f"{task.model} ({task.size}) on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}, "
+        f"{rows[0]['threads']} thread(s) a process"
+    )
+    caption = "seconds: median; x SGD: median of the ratios within a round; the paper's ratios are of whole epochs"
+    framed: dict[str, Any] = {"box": HEAVY_HEAD, "show_edge": True, "pad_edge": True, "padding": (0, 0, 0, 1)}
+    Screen().table(lines, title=title, caption=caption, **framed)
+
+
+def surroundings() -> Row:
+    """When, where and by which command something was measured."""
+    from datetime import UTC, datetime
+
+    from edp_lab.reproduce.results_io import machine
+    from edp_lab.training.run_folder import versions
+
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["edp-lab", *sys.argv[1:]]),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+# ---- Epsilons of Table 1 ---------------------------------------------------------------------------------------------
+
+
+@reproduce_app.command()
+def epsilons(as_json: Json = False) -> None:
+    """Every epsilon of the paper's Table 1: a setting that explains it, and the true epsilon of that setting."""
+    from edp_lab.privacy import Decay
+    from edp_lab.reproduce.epsilons import explain_table1
+
+    def cell(row: ExplainedEpsilon) -> str:
+        setting, mark = row.closest, "" if row.survives_float32 else " *"
+        tau = "" if setting.tau is None else f" tau {setting.tau:g}"
+        true = math.ceil(row.true_log10_epsilon * 10) / 10
+        return f"{row.log10_epsilon} -> {true}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
+
+    result = explain_table1()
+    if as_json:
+        print_json(asdict(result))
+        return
+    console = Screen(markup=True)
+    lines = [["model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay)]]
+    for start in range(0, len(result.rows), len(Decay)):
+        cells = result.rows[start : start + len(Decay)]
+        lines.append([cells[0].model, cells[0].corpus, *map(cell, cells)])
+    echo(words("table1_above", result))
+    console.table(lines, kept=2)
+    echo(words("table1_below", result))
+
+
+reproduce_app.command()(thesis)

@@ -37,11 +37,8 @@ NEEDS = {
     "attack lira": "--run noised --shadows 4",
     "audit mechanism": "--draws 100",
     "audit one-run": "--model linear",
-    "bench step": "--corpus own.jsonl",
-    "bench epoch": "--corpus own.jsonl",
-    "bench attacks": "--run noised",
+    "reproduce table2": "--corpus own.jsonl",
     "reproduce table1": "--out new --quick --corpora smart-home-video",
-    "reproduce table2": "--out new --quick --corpora smart-home-video",
     "reproduce thesis": "--out new --quick",
     "course run": "00_start --out new",
     "course solutions": "--out new",
@@ -63,7 +60,6 @@ WORK = (
     "edp_lab.corpora.smart_home.generate",
     "edp_lab.attacks.audit.step_audit.draw_statistics",
     "edp_lab.attacks.membership.attacks._judged",
-    "edp_lab.reproduce.bench.contests.bench_accounting",
     "edp_lab.reproduce.run_cache.TableRuns.prepare",
 )
 

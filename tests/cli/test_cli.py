@@ -40,7 +40,7 @@ CALL = "from edp_lab.cli import app; app('{} --json'.split(), standalone_mode=Fa
         ("import edp_lab.cli", {"torch", "scipy", "plotly", "numpy", "jinja2"}),
         ("import edp_lab.training.config", {"torch", "scipy", "plotly", "numpy"}),
         (ALL_OF_PRIVACY, {"torch"}),
-        (CALL.format("table1-epsilon"), {"torch"}),
+        (CALL.format("reproduce epsilons"), {"torch"}),
         (
             CALL.format(f"train --corpus smart-home --method edp-sgd --out run {' '.join(SMALL)}"),
             {"torch._dynamo", "transformers", "gensim", "pandas"},
@@ -164,7 +164,7 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers():
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize(
     "command",
-    ["account --decay linear --target-epsilon 3", "account --as-printed", "table1-epsilon", "evaluate --run RUN",
+    ["account --decay linear --target-epsilon 3", "account --as-printed", "reproduce epsilons", "evaluate --run RUN",
      "compare RUN", "data list", "audit mechanism --draws 100"],
 )  # fmt: skip
 def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, noised, command, columns):

@@ -1,14 +1,12 @@
 """``edp-lab reproduce table1`` and ``table2``: readable, JSON alone on standard output, files that say the same."""
 
-import csv
 import json
-from pathlib import Path
 
 import pytest
 
 from edp_lab.course.nb11_claims.table1 import table1_figure
 from edp_lab.reproduce import run_cache as table_runs
-from edp_lab.reproduce.bench import train_step as bench_step
+from edp_lab.reproduce import table2 as table2_study
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def reproduce(output_of, monkeypatch, tmp_path):
 TABLE1 = ("table1", "--quick", "--models", "clc", "--corpora", "smart-home-health")
 
 
-def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce, tmp_path):
+def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce):
     out, _ = reproduce(*TABLE1)
     lines = out.splitlines()
     assert max(map(len, lines[:-3])) <= 150
@@ -44,10 +42,6 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce, tmp_path)
     assert "none (6.0)" in printed
     [sound] = [line for line in lines if line.startswith("sound, linear")]
     assert "  4.5  " in sound  # log10 of 30,000 is 4.48
-    page = (tmp_path / "out" / "table.html").read_text()
-    assert "<script src" not in page  # plotly's code is in it
-    assert "http" not in page.split("</script>")[-1]
-    assert "as printed, exponential" in page.split("</script>")[-1]
 
 
 def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce):
@@ -89,33 +83,29 @@ def test_files_and_json_say_the_same(reproduce, tmp_path):
     out, _ = reproduce(*TABLE1, "--json")
     cells = json.loads(out)
     assert cells == json.loads((tmp_path / "out" / "table.json").read_text())
-    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
-    assert [(row["variant"], row["decay"]) for row in rows] == [(c["variant"], c["decay"] or "") for c in cells]
-    assert float(rows[1]["ser_change.mean"]) == pytest.approx(cells[1]["ser_change"]["mean"])
     assert len(cells) == 8
     assert cells[0]["runs"] == ["run-0", "run-1", "run-2"]
 
 
-def test_table2_measures_once_and_stands_beside_the_paper(reproduce, tmp_path, monkeypatch):
-    measured = []
+def test_table2_sets_every_method_beside_sgd_and_the_paper(output_of, monkeypatch):
+    tasks: list[table2_study.Task] = []
 
-    def bench_steps(task: bench_step.Task, progress) -> list[dict]:
-        measured.append(task)
+    def rows(task: table2_study.Task, progress) -> list[dict]:
+        tasks.append(task)
         return [
-            {"model": "clc", "corpus": "smart-home-health", "method": method, "gpus": gpus, "ratio_to_sgd": 1.2,
-             "ratio_spread": [1.1, 1.3], "seconds_per_epoch": 2.0, "paper_ratio": None}
-            for method, gpus in (("sgd", 1), ("edp-sgd", 1), ("edp-sgd", 8), ("dp-sgd-naive", 1), ("dp-sgd", 1))
+            {"method": method, "gpus": gpus, "processes": 1, "seconds": 0.1, "ratio_to_sgd": 1.234, "threads": 2,
+             "ratio_spread": [1.1, 1.3], "peak_memory_mb": 700.0, "seconds_per_epoch": 2.0, "device": "cpu",
+             "paper_ratio": 1.04 if gpus == 8 else None}
+            for method, gpus in (("sgd", 1), ("edp-sgd", 8))
         ]  # fmt: skip
 
-    monkeypatch.setattr(bench_step, "bench_steps", bench_steps)
-    arguments = ("table2", "--quick", "--models", "clc", "--corpora", "smart-home-health")
-    first, _ = reproduce(*arguments, "--json")
-    again, said = reproduce(*arguments, "--json")
-    assert first == again
-    assert len(measured) == 1
-    assert "was measured before" in said
-    ratios = {(row["method"], row["gpus"]): row["paper_ratio"] for row in json.loads(first)}
-    assert ratios == {
-        ("sgd", 1): 1.0, ("edp-sgd", 1): None, ("edp-sgd", 8): 1.14, ("dp-sgd-naive", 1): 153.9, ("dp-sgd", 1): None,
-    }  # fmt: skip
-    assert (Path(tmp_path) / "out" / "table.csv").is_file()
+    monkeypatch.setattr(table2_study, "table2", rows)
+    out, _ = output_of("reproduce", "table2", "--rounds", "3")
+    assert tasks[0].methods == table2_study.usable_methods()
+    [line] = [line for line in out.splitlines() if "edp-sgd" in line]
+    assert "1.23" in line
+    assert "1.04" in line
+    found = json.loads(output_of("reproduce", "table2", "--methods", "sgd,dp-sgd", "--json")[0])
+    assert tasks[1].methods == ("sgd", "dp-sgd")
+    assert [row["ratio_to_sgd"] for row in found] == [1.234, 1.234]
+    assert found[0]["command"].startswith("edp-lab reproduce table2")

@@ -27,7 +27,7 @@ from edp_lab.privacy import (
     judge,
     true_epsilon,
 )
-from edp_lab.reproduce.paper.printed import TABLE_1
+from edp_lab.reproduce.printed import TABLE_1
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, panel_of, report_of
 

@@ -19,7 +19,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import compute, panels
 from edp_lab.course.nb09_devices.compute import DeviceNoise, device_noise, ring_bytes, scaling, shares
-from edp_lab.reproduce.paper.printed import TABLE_2
+from edp_lab.reproduce.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
 from tests.course.conftest import prediction
@@ -95,7 +95,7 @@ def test_committed_rows_say_when_and_where_and_stand_beside_the_papers(model: st
     assert {row["method"] for row in rows} == set(panels.METHODS)
     for row in rows:
         assert re.search(r"\d cores, \w+, \w+, \d{4}-\d\d-\d\d, torch \d", compute.where(row))
-        assert row["command"].startswith("edp-lab bench step")
+        assert row["command"].startswith("edp-lab reproduce table2")
     lines = [re.findall("<td[^>]*>(.*?)</td>", line) for line in panels.table2_table(rows).split("</tr>")]
     paper = next(row for row in TABLE_2 if (row.model.lower(), row.corpus) == (model, "ATIS"))
     assert {line[0]: line[-1] for line in lines if line and line[-1]} == {
@@ -146,7 +146,7 @@ def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureF
     panel = panels.scaling(8)
     measured, extrapolated = panel.command.value.splitlines()
     assert measured.startswith(
-        "edp-lab bench step --corpus atis --model clc --methods sgd,edp-sgd --gpus 1 --threads 1"
+        "edp-lab reproduce table2 --corpus atis --model clc --methods sgd,edp-sgd --gpus 1 --threads 1"
     )
     exec(shlex.split(extrapolated)[2], {})
     told = [float(number) for number in re.findall(r"[\d.]+", capsys.readouterr().out)]

@@ -17,7 +17,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, new_bert
 from edp_lab.models.factory import seeded
 from edp_lab.models.wordpiece import train_wordpieces
-from edp_lab.reproduce.bench.opacus_peer import reordered, text_peer
+from edp_lab.reproduce.opacus_peer import reordered, text_peer
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import model_gradients
 from edp_lab.training.trainer import Trainer
@@ -167,6 +167,6 @@ def test_dropout_takes_the_same_units_from_all_words_of_an_utterance(folder, mod
 def test_without_opacus_one_sentence_says_how_to_install_it(monkeypatch):
     for name in [known for known in sys.modules if known.split(".")[0] == "opacus"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "edp_lab.reproduce.bench.opacus_peer")
+    monkeypatch.delitem(sys.modules, "edp_lab.reproduce.opacus_peer")
     with pytest.raises(UsageError, match="pip install opacus"):
-        importlib.import_module("edp_lab.reproduce.bench.opacus_peer")
+        importlib.import_module("edp_lab.reproduce.opacus_peer")

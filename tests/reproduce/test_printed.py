@@ -7,9 +7,10 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from edp_lab.cli.account import table1_epsilon
+from edp_lab.cli.reproduce import epsilons
 from edp_lab.privacy import Decay, Mechanism, claimed_epsilon, gdp_epsilon, judge, true_epsilon, zcdp_epsilon
-from edp_lab.reproduce.paper.printed import TABLE_1, TABLE_2, TAUS, Change, explain_table1
+from edp_lab.reproduce.epsilons import explain_table1
+from edp_lab.reproduce.printed import TABLE_1, TABLE_2, TAUS, Change
 
 CORPORA = ["ATIS", "SNIPS", "NLU-eval", "Health", "Comm.", "Video"]
 RESULT = explain_table1()
@@ -132,7 +133,7 @@ def test_a_value_that_nothing_explains_gets_its_nearest_miss(printed, z0, tau, e
 def test_command_prints_a_plain_table_where_it_is_piped_with_true_values_rounded_up(capsys, monkeypatch):
     for name in ("FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-    table1_epsilon()
+    epsilons()
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 120

@@ -14,8 +14,7 @@ import torch
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.vectors import load_vectors
-from edp_lab.reproduce import run_cache
-from edp_lab.reproduce.paper import table1
+from edp_lab.reproduce import run_cache, table1
 from edp_lab.reproduce.results_io import RESULTS
 from edp_lab.reproduce.run_cache import (
     VECTORS,

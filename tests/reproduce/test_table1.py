@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edp_lab.privacy import Decay, judge
-from edp_lab.reproduce.paper import table1 as study
-from edp_lab.reproduce.paper.printed import TABLE_1
-from edp_lab.reproduce.paper.table1 import Scale, estimate, table1, under
+from edp_lab.reproduce import table1 as study
+from edp_lab.reproduce.printed import TABLE_1
 from edp_lab.reproduce.run_cache import VECTORS, Inputs, Job, layers_of, words_of
+from edp_lab.reproduce.table1 import Scale, estimate, table1, under
 from edp_lab.training import TrainConfig
 
 CORPUS = "smart-home-health"

@@ -17,11 +17,8 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageBatch, build_classifier
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.reproduce.bench.contests import bench_image
-from edp_lab.reproduce.bench.opacus_peer import image_peer
-from edp_lab.three_phase.classifier import ClassifierTraining, Trained, calibrated_noise, train_classifier
+from edp_lab.three_phase.classifier import Trained, calibrated_noise, train_classifier
 from edp_lab.three_phase.settings import DEFAULTS, METHODS, PRIVATE_METHODS, ClassifierSettings
-from edp_lab.training.gradients import KeptGradients
 from edp_lab.training.trainer import Batches
 
 
@@ -98,37 +95,6 @@ def test_steps_that_draw_nobody_or_one_add_noise_all_the_same():
     moved = flat(trained) - torch.cat([p.detach().flatten() for p in start.parameters()])
     rates = torch.tensor([1 - step / 40 for step in range(40)])
     assert float(moved.std()) == pytest.approx(trained.record["noise_std"] * float(rates.norm()), rel=0.1)
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
-@pytest.mark.parametrize("model", ["cnn", "vgg", "mlp"])
-def test_without_noise_a_step_equals_opacus(model: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("edp_lab.training.dp_step.headroom", lambda *steps: 0.0)  # ours clips by 2^-11 more
-    data = digits()
-    settings = ClassifierSettings(model=model, method="dp-adam", noise_multiplier=0.0, clip_norm=0.5, batch_size=32)
-    run = ClassifierTraining(settings.resolved(64), data.train[:64], data.train_labels[:64])
-    numbers = np.arange(32)
-    for ghost in (False, True):
-        peer = image_peer(run, ghost)
-        peer.step(numbers)
-        theirs = torch.cat([p.grad.flatten() for p in peer.module.parameters()])
-        assert run.private is not None
-        gradients = KeptGradients(run.model, run.data, list(numbers[:, None]), None, run.private.layout)
-        released = run.private.clip_and_noise(0, run.step, gradients)
-        assert int((released.clip_factors < 1).sum()) > 0
-        assert torch.allclose(run.private.gradient, theirs, rtol=0, atol=1e-5)
-        run.step += 1
-
-
-def test_the_benchmark_times_every_method_in_turn():
-    seen: list[str] = []
-    rows = bench_image(batch_size=8, rounds=2, threads=1, progress=seen.append)
-    assert [row["method"] for row in rows] == ["adam", "dp-adam", "opacus", "opacus-ghost"]
-    assert seen == [f"{row['method']}, round {k}" for k in (1, 2) for row in rows]
-    assert rows[0]["ratio_to_adam"] == 1.0
-    assert all(row["seconds"] > 0 and row["ratio_to_adam"] > 0 for row in rows)
-    with pytest.raises(UsageError, match="unknown method 'sgd'"):
-        bench_image(methods=("sgd",))
 
 
 def test_a_run_is_a_function_of_its_seed_and_a_private_one_is_not():

@@ -31,8 +31,9 @@ from edp_lab.privacy.composition import gaussian_loss_density
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, claim, judge
 from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
 from edp_lab.privacy.mechanism import Decay, Mechanism, NoGuarantee, Schedule
-from edp_lab.reproduce.paper import printed
-from edp_lab.reproduce.paper.printed import MAX_EPOCHS, ExplainedEpsilon, Setting, Table1Row
+from edp_lab.reproduce import epsilons, printed
+from edp_lab.reproduce.epsilons import MAX_EPOCHS, ExplainedEpsilon, Setting
+from edp_lab.reproduce.printed import Table1Row
 
 POINTS = 40  # of a curve
 SEEN = 4  # of them, where an account takes milliseconds
@@ -128,7 +129,7 @@ def needed(
         mechanism = replace(mechanism, z0=float(z0[-1]))
     weights = np.divide(factors.min(), factors, out=np.ones_like(factors), where=factors > factors.min()) ** 2
     share = weights / weights.sum()
-    claimed = np.sqrt(spent / 2) * math.exp(-printed.log_rho(math.log10(target), delta) / 2)
+    claimed = np.sqrt(spent / 2) * math.exp(-epsilons.log_rho(math.log10(target), delta) / 2)
     return Needed(
         mechanism, budget, epochs, claimed, z0, share,
         int(np.searchsorted(np.cumsum(share[::-1]), 0.5 - 1e-9)) + 1,
@@ -305,7 +306,7 @@ class Behind(NamedTuple):
     reachable: int  # how many of the 36 printed values T explains
 
 
-table1 = cache(printed.explain_table1)  # the search behind Table 1, made once
+table1 = cache(epsilons.explain_table1)  # the search behind Table 1, made once
 
 
 def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
@@ -318,7 +319,7 @@ def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
     require(cells, f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
     [cell] = cells
     [row] = [row for row in printed.TABLE_1 if (row.model, row.corpus) == (model, corpus)]
-    taus, (low, z0, high) = printed.TAUS.get(cell.decay, (0.0,)), (10**log for log in printed.search(row, cell.decay))
+    taus, (low, z0, high) = printed.TAUS.get(cell.decay, (0.0,)), (10**log for log in epsilons.search(row, cell.decay))
     here = zip(taus, low[:, epochs - 1].tolist(), high[:, epochs - 1].tolist(), strict=True)
     fits, setting = [(tau, least, most) for tau, least, most in here if least <= most], cell.closest
     if fits:

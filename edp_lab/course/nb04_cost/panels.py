@@ -21,7 +21,7 @@ from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, P
 from edp_lab.course.nb04_cost import compute
 from edp_lab.course.nb04_cost.compute import Account, Behind, Loss, Needed, RunBill, Sampled
 from edp_lab.privacy import Alpha, Decay, Mechanism, NoGuarantee, true_epsilon
-from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Z0_RANGE
+from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1, Z0_RANGE
 
 EPOCHS = [*range(1, 41), 45, 50, 60, 80, 100, 120]
 DECAYS = {Decay.NONE: "no decay", Decay.LINEAR: "linear decay", Decay.EXPONENTIAL: "exponential decay"}
@@ -386,7 +386,7 @@ def table1(epochs: int = 30) -> Panel:
             "z0": setting.z0, "epochs": setting.epochs, "delta": cell.delta, "gpus": NUM_GPUS,
             "decay": None if setting.tau is None else cell.decay, "tau": setting.tau, "alpha-source": "public",
         }  # fmt: skip
-        return f"edp-lab table1-epsilon\n{_account(options, '--as-printed')}"
+        return f"edp-lab reproduce epsilons\n{_account(options, '--as-printed')}"
 
     models, corpora = (list(dict.fromkeys(getattr(row, what) for row in TABLE_1)) for what in ("model", "corpus"))
     for kind in Decay:  # searched once, so that no slider waits

@@ -4,9 +4,9 @@
     run = little_run(config)                              # trains; starts `config.processes` real processes
     scaled = scaling("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
 
-Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.reproduce.bench.train_step`, bills are
-`edp_lab.privacy`'s. Rows of the benchmark stay as ``edp-lab bench step --json`` writes them. Values that make no sense
-are refused by `UsageError`.
+Noise, training and benchmark are those of `edp_lab.training` and `edp_lab.reproduce.table2`, bills are
+`edp_lab.privacy`'s. Rows of the benchmark stay as ``edp-lab reproduce table2 --json`` writes them. Values that make no
+sense are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edp_lab.course.kit.inputs import DEVICES, Array, check_whole, mechanism_of,
 from edp_lab.models import load_model
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.reproduce.paper.printed import TABLE_2, Table2Row
+from edp_lab.reproduce.printed import TABLE_2, Table2Row
 from edp_lab.reproduce.results_io import RESULTS, rows
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.noise import Share, standard_noise
@@ -142,7 +142,7 @@ def where(row: Row) -> str:
 @cache
 def committed() -> list[Row]:
     """``data/results/bench_step.json``: steps of all methods on ATIS."""
-    return rows(RESULTS / "bench_step.json", "edp-lab bench step --json")
+    return rows(RESULTS / "bench_step.json", "edp-lab reproduce table2 --json")
 
 
 def table2(model: str) -> list[Row]:
@@ -185,7 +185,7 @@ class Shares(NamedTuple):
 @cache
 def shares(model: str) -> Shares:
     """What was measured for a model of the paper's size."""
-    measured = rows(RESULTS / "bench_shares.json", "edp-lab bench step --json")
+    measured = rows(RESULTS / "bench_shares.json", "edp-lab reproduce table2 --json")
     of = {(row["method"], row["batch_size"]): row for row in measured if row["model"] == model}
     require(of, f"no steps of {model!r} were measured: choose clc or bert")
     batches = sorted({batch for _, batch in of})

@@ -11,7 +11,7 @@ from edp_lab.course.kit.figure import axis, points
 from edp_lab.course.kit.text import Html
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, PLAIN, PRINTED, TEMPLATE
 
-Cell = Mapping[str, Any]  # as `edp_lab.reproduce.paper.table1` writes it
+Cell = Mapping[str, Any]  # as `edp_lab.reproduce.table1` writes it
 HALF = "sgd, half the epochs"  # the control of Table 1
 CHANGES = {"ser_change": "SER (error)", "auc_change": "AUC, shadow", "loss_auc_change": "AUC, loss"}
 VARIANTS: dict[str, tuple[str, str, str, float]] = {  # name, colour, symbol, shift

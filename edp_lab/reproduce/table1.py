@@ -27,7 +27,7 @@ import numpy as np
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay, judge
-from edp_lab.reproduce.paper.printed import NUM_GPUS, TABLE_1, Table1Row
+from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1, Table1Row
 from edp_lab.reproduce.run_cache import ENCODER, FINE_TUNING, VECTORS, Job, TableRuns, layers_of, measured_on, words_of
 from edp_lab.training import TrainConfig
 

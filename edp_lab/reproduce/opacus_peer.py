@@ -24,9 +24,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertIntentSlot
 from edp_lab.models.clc import CLC, BiLSTM
 from edp_lab.models.crf import CRF, forward_backward, path_score
-from edp_lab.models.image import ImageBatch, ImageClassifier
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
-from edp_lab.three_phase.classifier import ClassifierTraining
 from edp_lab.training.gradients import trainable
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.trainer import Trainer
@@ -110,15 +108,6 @@ def text_peer(run: Trainer, ghost: bool | None = None) -> OpacusPeer:
         config.batch_size,
         isinstance(run.model, BertIntentSlot) if ghost is None else ghost,
     )
-
-
-def image_peer(run: ClassifierTraining, ghost: bool) -> OpacusPeer:
-    """The same network as one of our image classifiers (which is copied, never changed); `run`: of DP-Adam."""
-    mechanism, size, model = run.mechanism, run.settings.batch_size, _ImagePeer(run.model)
-    assert mechanism is not None
-    assert size is not None
-    optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
-    return OpacusPeer(model, run.data.batch, optimizer, mechanism.clip_norm, mechanism.z0, size, ghost)
 
 
 class _Peer(nn.Module):
@@ -235,25 +224,3 @@ class _CRFLoss(nn.Module):
             features = torch.cat([at_token[:, 0], moves, last], dim=1)
         linear = self.score(features.to(kind))[:, 0] + (emissions * at_token.to(kind)).sum((1, 2))
         return linear + (loss - linear).detach()  # the gradient of the one, the value of the other
-
-
-class _ImagePeer(nn.Module):
-    """A copy of one of our image classifiers as a row of torch's modules, with a loss for each image."""
-
-    def __init__(self, model: ImageClassifier) -> None:
-        super().__init__()
-        act = nn.ReLU if model.activation == "relu" else nn.Tanh
-        modules: list[nn.Module] = []
-        for stage, layer in zip(model.stages, model.convolutions, strict=True):
-            pool = [nn.MaxPool2d(stage.pool, stage.pool_stride)] if stage.pool else []
-            modules += [deepcopy(layer), *pool, act()]
-        modules.append(nn.Flatten())
-        for layer in model.dense:
-            modules += [deepcopy(layer), act()]
-        self.network, self.convolves = nn.Sequential(*modules[:-1]), bool(model.stages)
-
-    def forward(self, batch: ImageBatch) -> Tensor:
-        x = batch.images
-        if self.convolves:
-            x = (2 * x - 1).contiguous(memory_format=torch.channels_last)
-        return F.cross_entropy(self.network(x), batch.labels, reduction="none")

@@ -1,0 +1,271 @@
+"""Table 2 again: the time of a training step under each method as a ratio to SGD's, beside the paper's.
+
+Every method starts from the same weights and reads the same batches, in one process. A round gives one step to each
+method in turn, and just before or after it one to SGD; ratios compare such neighbours, because other load on the
+machine slows both. Peak memory is measured in one more process for each method. With several processes these are ranks
+started by torchrun, as in training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from edp_lab.corpora import load_corpus, split
+from edp_lab.errors import UsageError
+from edp_lab.reproduce.printed import TABLE_2
+from edp_lab.training import TrainConfig
+from edp_lab.training.processes import usable_cores
+from edp_lab.training.run_session import start_accelerator
+from edp_lab.training.trainer import Trainer
+
+METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd", "opacus")
+SLOW, FEW = 10.0, 3  # a method whose steps take 10 times as long as SGD's gets only 3 rounds
+# Else glibc returns large tensors to the system after each step, which would double the time of Opacus alone.
+KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+VOCABULARY = 30_522  # pieces of the BERT that the paper fine-tunes: 14.25 million parameters
+
+
+def usable_methods() -> tuple[str, ...]:
+    """All methods; Opacus only if it is installed."""
+    return METHODS if find_spec("opacus") else METHODS[:-1]
+
+
+class Contestant(NamedTuple):
+    """A method with its number of devices, simulated by some processes."""
+
+    method: str
+    gpus: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is timed."""
+
+    corpus: str
+    model: str = "clc"
+    methods: tuple[str, ...] = METHODS
+    gpus: tuple[int, ...] = (1, 8)
+    processes: tuple[int, ...] = (1,)
+    batch_size: int = 64
+    rounds: int = 30  # steps of each method; a slow one gets only three
+    threads: int | None = None  # of each process; None: its share of the cores
+    size: str = "paper"
+    device: str | None = None  # "cpu" or "cuda"; None: cuda if there is one
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            if method not in METHODS:
+                raise UsageError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UsageError(f"unknown device {self.device!r}: choose cpu or cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UsageError("no CUDA device is usable here: drop --device, or choose cpu")
+        if "sgd" not in self.methods:
+            raise UsageError("ratios are to SGD: add sgd to --methods")
+        if not set(self.methods) <= {*usable_methods()}:
+            raise UsageError("method 'opacus' needs Opacus 1.6 or newer: pip install opacus, or edp-lab[test]")
+        for processes in self.processes:
+            for contestant in self.contestants(processes):
+                self.config(contestant)
+
+    def contestants(self, processes: int) -> list[Contestant]:
+        """SGD first. Per-example methods do not know of devices; the slow ones run on one process only."""
+        contestants = []
+        for method in sorted(self.methods, key=METHODS.index):
+            if method == "edp-sgd":
+                contestants += [Contestant(method, gpus, processes) for gpus in self.gpus if gpus >= processes]
+            elif processes == 1 or method in ("sgd", "dp-sgd"):
+                contestants.append(Contestant(method, processes, processes))
+        return contestants
+
+    def config(self, contestant: Contestant, pretrained: str | None = None) -> TrainConfig:
+        per_example = contestant.method in ("dp-sgd", "dp-sgd-naive", "opacus")
+        return TrainConfig(
+            corpus=self.corpus,
+            model=self.model,
+            method="dp-sgd" if contestant.method == "opacus" else contestant.method,
+            num_devices=contestant.gpus,
+            processes=contestant.processes,
+            batch_size=self.batch_size,
+            sampling="shuffle" if per_example else None,  # the same batches for all
+            z0=1.0,
+            epochs=1000,
+            size=self.size,
+            pretrained=pretrained,
+        )
+
+
+def table2(task: Task, progress: Callable[[str], None] = lambda name: None) -> list[dict[str, Any]]:
+    """Per contestant: seconds of a step (median), ratio to SGD's step beside it (median and quartiles), peak memory.
+
+    `seconds_per_epoch` is the mean step times the steps of an epoch, beside the paper's ratio. UsageError: an unknown
+    corpus, a process that died.
+    """
+    rows = []
+    load_corpus(task.corpus)  # refused before processes begin
+    with tempfile.TemporaryDirectory() as folder:
+        pretrained = _encoder(task, Path(folder)) if task.model == "bert" else None
+        for processes in task.processes:
+            contestants = task.contestants(processes)
+            turns = []
+            for turn in _measured(task, contestants, pretrained):
+                progress(f"{contestants[turn['number']].method}, round {turn['round'] + 1}")
+                turns.append(turn)
+            for number, contestant in enumerate(contestants):
+                progress(f"memory of {contestant.method}")
+                [last] = _measured(task, [contestant], pretrained, memory=True)
+                rows.append(_row(task, contestant, number, turns, last["memory_mb"]))
+    return rows
+
+
+def _row(
+    task: Task, contestant: Contestant, number: int, turns: Sequence[dict[str, Any]], memory_mb: float
+) -> dict[str, Any]:
+    """The result of the contestant with this number in `turns`; SGD has a step beside every other's."""
+    own = [turn for turn in turns if number in (0, turn["number"])]
+    seconds = [turn["seconds" if number else "sgd"] for turn in own]
+    ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, own, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    paper = [r for r in TABLE_2 if r.model.lower() == task.model and r.corpus.lower() == task.corpus.lower()]
+    factors = {"sgd": 1.0, "edp-sgd": paper[0].edp_sgd_factor, "dp-sgd-naive": paper[0].dp_sgd_factor} if paper else {}
+    return {
+        "model": task.model,
+        "corpus": task.corpus,
+        **contestant._asdict(),
+        "seconds": statistics.median(seconds),
+        "ratio_to_sgd": statistics.median(ratios),
+        "ratio_spread": [low, high],
+        "peak_memory_mb": memory_mb,
+        "paper_ratio": factors.get(contestant.method),
+        "device": task.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        "threads": turns[0]["threads"],
+        "batch_size": task.batch_size,
+        "rounds": len(seconds),
+        "steps_per_epoch": turns[0]["steps"],
+        "seconds_per_epoch": statistics.mean(seconds) * turns[0]["steps"],
+    }
+
+
+def _encoder(task: Task, folder: Path) -> str:
+    """A BERT with random weights, of the paper's shape, whose pieces come from the corpus: for timing alone."""
+    from edp_lab.models.bert import BertSize, new_bert, quiet
+    from edp_lab.models.factory import seeded
+    from edp_lab.models.wordpiece import train_wordpieces
+    from edp_lab.training.config import SIZES
+
+    tokenizer = train_wordpieces([u.tokens for u in load_corpus(task.corpus).utterances])
+    with seeded(0), quiet():
+        bert = new_bert(BertSize(**SIZES[task.size]["bert"]).architecture(VOCABULARY))
+        bert.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+# ---- Processes that take the steps -----------------------------------------------------------------------------------
+
+
+def _measured(
+    task: Task, contestants: Sequence[Contestant], pretrained: str | None, memory: bool = False
+) -> Iterator[dict[str, Any]]:
+    """What the first process reports, as soon as it does: each turn, or only its peak memory after two steps."""
+    processes = contestants[0].processes
+    job = json.dumps([asdict(task), contestants, pretrained, memory])
+    ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"] if processes > 1 else []
+    threads = task.threads or max(1, usable_cores() // processes)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **({} if memory else KEEP_PAGES)}
+    command = [sys.executable, "-m", *ranks, __name__, job]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        try:
+            yield from map(json.loads, child.stdout)
+        except BaseException:  # the caller stops
+            child.terminate()
+            raise
+    if child.returncode:
+        raise UsageError(f"the process that takes the steps died with status {child.returncode}: see above")
+
+
+def main(job: str) -> None:
+    """One rank of the benchmark; the first prints a line of JSON after each turn."""
+    told, given, pretrained, memory = json.loads(job)
+    task = Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+    contestants = [Contestant(*each) for each in given]
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    for turn in turns(task, contestants, pretrained, memory):
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(json.dumps(turn), flush=True)
+
+
+def turns(
+    task: Task, contestants: Sequence[Contestant], pretrained: str | None, memory: bool
+) -> Iterator[dict[str, Any]]:
+    """Takes the steps in this process."""
+    accelerator = start_accelerator(contestants[0].processes, task.device)
+    corpus = load_corpus(task.corpus)
+    data = split(corpus, 0)
+    runs = [Trainer(task.config(one, pretrained), corpus, data, accelerator) for one in contestants]
+    take = [_taker(run, one.method) for run, one in zip(runs, contestants, strict=True)]
+    firsts = [one(0) for one in take]  # allocates memory; not counted
+    if memory:
+        take[0](1)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+        if accelerator.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated()
+        yield {"memory_mb": peak / 2**20}
+        return
+    about = {"steps": runs[0].batches.steps_per_epoch, "threads": torch.get_num_threads()}
+    for place in range(task.rounds):
+        draw = random.Random(place)  # the same on all ranks
+        # In random order: a method that always followed a heavy one would always find a cold cache.
+        for number in draw.sample(range(1, len(runs)), len(runs) - 1) or [0]:
+            if place < FEW or firsts[number] < SLOW * firsts[0]:
+                pair = draw.sample([0, number], 2) if number else [0]
+                seconds = {one: take[one](place) for one in pair}
+                yield {"number": number, "round": place, "seconds": seconds[number], "sgd": seconds[0], **about}
+
+
+def _taker(run: Trainer, method: str) -> Callable[[int], float]:
+    """Takes the step of that method on a batch of the epoch and returns its seconds."""
+    peer = None
+    if method == "opacus":
+        from edp_lab.reproduce.opacus_peer import text_peer
+
+        peer = text_peer(run)
+
+    def wait() -> None:
+        if run.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(number: int) -> float:
+        place = run.progress.step_in_epoch = number % max(1, run.batches.steps_per_epoch - 1)  # the last is shorter
+        wait()
+        start = time.perf_counter()
+        if peer is None:
+            run.step()
+        else:
+            peer.step(np.concatenate([part for own in run.batches.devices(0, place, 0) for part in own]))
+        wait()
+        return time.perf_counter() - start
+
+    return seconds
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
