@@ -136,6 +136,10 @@ class _Bundle(anywidget.AnyWidget):
     is read while nothing else is going on."""
 
     _esm = """
+    // anywidget gives up a model that is not there after 2 s: on a busy machine that is too soon.
+    const timeout = AbortSignal.timeout.bind(AbortSignal);
+    AbortSignal.timeout = ms => timeout(ms === 2000 ? 120_000 : ms);
+
     export default { initialize({ model }) {
         const idle = globalThis.requestIdleCallback ?? setTimeout;  // which Safari lacks
         const read = done => idle(() => {
