@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from edp_lab.attacks.membership.attacks import Attacked, attack_loss, equal_sides
-from edp_lab.attacks.membership.signals import shadow_signals
-from edp_lab.attacks.memorisation import measure_memorisation
+from edp_lab.attacks.canaries import measure_memorisation
+from edp_lab.attacks.lira import shadow_signals
+from edp_lab.attacks.loss import attack_loss
+from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb06_tradeoff.compute import BASE, SCORES, configured, work
 from edp_lab.course.nb07_membership.compute import (

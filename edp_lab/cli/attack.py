@@ -30,7 +30,7 @@ from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.training.config import SEED, TrainConfig
 
 if TYPE_CHECKING:
-    from edp_lab.attacks.membership.attacks import Attacked
+    from edp_lab.attacks.target import Attacked
     from edp_lab.training.trainer import Event
 
 attack_app = App(
@@ -69,7 +69,7 @@ def canaries(
     Exposure in bits says how far down the true number's loss ranks among other numbers. A canary that was inserted k
     times is protected by the epsilon of k utterances together.
     """
-    from edp_lab.attacks.memorisation import measure_memorisation
+    from edp_lab.attacks.canaries import measure_memorisation
 
     counts = numbers("--repetitions", repetitions, "0,1,4,16", least=0)
     config = chosen(ctx, TrainConfig)
@@ -123,7 +123,7 @@ def loss(
     as_json: Json = False,
 ) -> None:
     """The floor: call those members whose loss is low. No training."""
-    from edp_lab.attacks.membership.attacks import attack_loss
+    from edp_lab.attacks.loss import attack_loss
 
     _finish(ctx, lambda run, told, **settings: attack_loss(run, **settings))
 
@@ -148,7 +148,7 @@ def shadow(
     as_json: Json = False,
 ) -> None:
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
-    from edp_lab.attacks.membership.attacks import attack_shadow
+    from edp_lab.attacks.shadow import attack_shadow
 
     _finish(ctx, attack_shadow, shadows=tuple(shadow or ()), classifier=classifier, plain=plain)
 
@@ -170,14 +170,14 @@ def lira(
     as_json: Json = False,
 ) -> None:
     """The strong attack (Carlini et al. 2022): how likely is this confidence with, and without, the utterance?"""
-    from edp_lab.attacks.membership.attacks import attack_lira
+    from edp_lab.attacks.lira import attack_lira
 
     _finish(ctx, attack_lira, shadows=shadows, online=not offline, size=size, epochs=epochs)
 
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
     """With what all of these commands are told."""
-    from edp_lab.attacks.membership.attacks import change, same_pool
+    from edp_lab.attacks.target import change, same_pool
 
     run, out, fpr = (ctx.params[name] for name in ("run", "out", "fpr"))
     against = ctx.params.get("against")

@@ -46,7 +46,7 @@ def mechanism(
 
     No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the epsilon that holds.
     """
-    from edp_lab.attacks.audit.step_audit import audit_mechanism
+    from edp_lab.attacks.step_audit import audit_mechanism
     from edp_lab.privacy import Alpha
     from edp_lab.privacy.csprng import key_from_seed
 
@@ -108,7 +108,7 @@ def one_run(
 
     Try: edp-lab audit one-run --model linear --as-printed --z0 4
     """
-    from edp_lab.attacks.audit.one_run import audit_one_run
+    from edp_lab.attacks.one_run import audit_one_run
 
     linear = model == "linear"
     if model not in ("clc", "bert", "linear"):

@@ -35,7 +35,8 @@ from typing import Any, NamedTuple
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from edp_lab.attacks.membership.attacks import GENERATED, attack_loss, attack_shadow, default_shadow
+from edp_lab.attacks.loss import attack_loss
+from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow
 from edp_lab.corpora import Corpus, load_corpus, split
 from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate

@@ -11,9 +11,9 @@ import pytest
 import torch
 from scipy import stats
 
-from edp_lab.attacks.audit import step_audit
-from edp_lab.attacks.audit.bounds import Bounds, Finding, lower_bounds, mu_lower_bound, upper_limit
-from edp_lab.attacks.audit.step_audit import LAYOUT, audit_mechanism, draw_statistics, worst_case_pair
+from edp_lab.attacks import step_audit
+from edp_lab.attacks.bounds import Bounds, Finding, lower_bounds, mu_lower_bound, upper_limit
+from edp_lab.attacks.step_audit import LAYOUT, audit_mechanism, draw_statistics, worst_case_pair
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed

@@ -58,8 +58,10 @@ WORK = (
     "urllib.request.OpenerDirector.open",
     "gensim.models.FastText.__init__",
     "edp_lab.corpora.smart_home.generate",
-    "edp_lab.attacks.audit.step_audit.draw_statistics",
-    "edp_lab.attacks.membership.attacks._judged",
+    "edp_lab.attacks.step_audit.draw_statistics",
+    "edp_lab.attacks.loss.judged",
+    "edp_lab.attacks.shadow.judged",
+    "edp_lab.attacks.lira.judged",
     "edp_lab.reproduce.run_cache.TableRuns.prepare",
 )
 

@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 import torch
 from typer.testing import CliRunner
 
-from edp_lab.attacks.membership.attacks import attack_loss
+from edp_lab.attacks.loss import attack_loss
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS, Panel, all_panels
 from edp_lab.course.nb00_start.compute import SmallModel

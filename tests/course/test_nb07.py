@@ -14,9 +14,10 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from edp_lab.attacks.membership.attacks import Attacked, aligned, equal_sides, lira_scores
-from edp_lab.attacks.membership.signals import ShadowSignals, Signals, half_samples, signals
+from edp_lab.attacks.lira import ShadowSignals, aligned, half_samples, lira_scores
+from edp_lab.attacks.loss import Signals, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
+from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb07_membership import compute, panels
 from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries
@@ -164,7 +165,7 @@ def test_canaries_are_the_measured_ones_token_by_token_and_words_say_what_is_pro
 
 def test_command_of_canaries_measures_this_method(given_to: Any) -> None:
     command = panels.canaries(measured().canaries, "edp-sgd", 0.01, 4).command.value
-    config, methods, repetitions, *_ = given_to("attacks.memorisation.measure_memorisation", command)
+    config, methods, repetitions, *_ = given_to("attacks.canaries.measure_memorisation", command)
     assert config == replace(compute.CANARIES, z0=0.01)
     assert (list(methods), tuple(repetitions)) == (["edp-sgd"], compute.REPETITIONS)
 

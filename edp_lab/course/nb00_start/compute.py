@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.audit.step_audit import StepAudit, StepNoise
-from edp_lab.attacks.memorisation import AROUND, DIGITS, draw_canaries, filling_losses
+from edp_lab.attacks.canaries import AROUND, DIGITS, draw_canaries, filling_losses
+from edp_lab.attacks.step_audit import StepAudit, StepNoise
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.exercises import moved
 from edp_lab.course.kit.inputs import DELTA, attacked_mechanism, require

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.audit.bounds import Finding
-from edp_lab.attacks.audit.step_audit import StepAudit
+from edp_lab.attacks.bounds import Finding
+from edp_lab.attacks.step_audit import StepAudit
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant

@@ -1,6 +1,6 @@
 """What ``07_membership_inference.ipynb`` computes: attacks on a model, seen as curves, and canaries. No widgets.
 
-    attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks.membership.attacks`
+    attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks`
     shown = show_roc(attacks, "loss", called=10, people=2025, as_printed=True, z0=4.0, num_devices=8, epochs=8)
     told = show_canaries(measured().canaries, "sgd", z0=0.01, repetitions=4)
 
@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edp_lab.attacks import statistics as stats
-from edp_lab.attacks.membership.attacks import Attacked, Target, aligned, lira_scores
-from edp_lab.attacks.membership.signals import ShadowSignals, Signals, signals
-from edp_lab.attacks.memorisation import Memorisation, Traced
+from edp_lab.attacks.canaries import Memorisation, Traced
+from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
+from edp_lab.attacks.loss import Signals, signals
 from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
+from edp_lab.attacks.target import Attacked, Target
 from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_whole, require
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.membership.attacks import Attacked
-from edp_lab.attacks.memorisation import DIGITS, Traced
+from edp_lab.attacks.canaries import DIGITS, Traced
 from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
+from edp_lab.attacks.target import Attacked
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, devices, number

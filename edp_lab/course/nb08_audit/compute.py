@@ -12,9 +12,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from edp_lab.attacks.audit.bounds import Tally, one_run_bounds
-from edp_lab.attacks.audit.one_run import OneRunAudit
-from edp_lab.attacks.audit.step_audit import StepAudit, StepNoise
+from edp_lab.attacks.bounds import Tally, one_run_bounds
+from edp_lab.attacks.one_run import OneRunAudit
+from edp_lab.attacks.step_audit import StepAudit, StepNoise
 from edp_lab.course.kit.inputs import DELTA, attacked_mechanism, check_whole
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.audit.bounds import Finding, error_rate, lower_bounds
+from edp_lab.attacks.bounds import Finding, error_rate, lower_bounds
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of
 from edp_lab.course.kit.text import at_least
 from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audit_step

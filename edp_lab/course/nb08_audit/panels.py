@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from edp_lab.attacks.audit.bounds import Audit, Finding
-from edp_lab.attacks.audit.one_run import OneRunAudit, audit_one_run
+from edp_lab.attacks.bounds import Audit, Finding
+from edp_lab.attacks.one_run import OneRunAudit, audit_one_run
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points

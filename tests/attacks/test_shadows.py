@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from edp_lab.attacks.membership import signals as module
-from edp_lab.attacks.membership.signals import (
-    MOST,
-    ShadowSignals,
-    half_samples,
-    shadow_signals,
-    signals,
-    sorted_scores,
-    train_shadow,
-)
+from edp_lab.attacks import lira as lira_module
+from edp_lab.attacks import loss as loss_module
+from edp_lab.attacks import shadow as module
+from edp_lab.attacks.lira import ShadowSignals, half_samples, shadow_signals
+from edp_lab.attacks.loss import MOST, signals
+from edp_lab.attacks.shadow import sorted_scores, train_shadow
 from edp_lab.corpora import Corpus, Utterance, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.smart_home import generate, write_jsonl
@@ -95,7 +91,8 @@ def test_logits_are_those_of_all_tag_sequences_and_intents_counted_out() -> None
 
 
 def test_rows_keep_the_order_of_the_utterances_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH", 7)
+    for own in (loss_module, module):
+        monkeypatch.setattr(own, "BATCH", 7)
     made = model(HOME)
     found, one_by_one = signals(made, POOL), [signals(made, [u]) for u in POOL]
     np.testing.assert_allclose(found.loss, [one.loss[0] for one in one_by_one])
@@ -207,7 +204,7 @@ def test_a_shadow_model_is_bit_for_bit_the_model_that_training_makes(method: str
 def test_a_shadow_model_is_trained_once_and_again_only_if_its_file_is_damaged(tmp_path, monkeypatch):
     first = train_shadow(CONFIG, CORPUS, PEOPLE[:20], 1, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_train", no_training)
+        patch.setattr(module, "shadow_model", no_training)
         again = train_shadow(replace(CONFIG, seed=9), CORPUS, PEOPLE[:20], 1, tmp_path)
         np.testing.assert_array_equal(signals(again, PEOPLE).logits, signals(first, PEOPLE).logits)
         weights = next(tmp_path.glob("*/weights-*"))
@@ -229,7 +226,7 @@ def test_whatever_a_shadow_model_depends_on_is_in_its_key_and_nothing_else(tmp_p
         return len(asked) > before
 
     trained = train_shadow(CONFIG, CORPUS, PEOPLE[:20], 1, tmp_path)
-    monkeypatch.setattr(module, "_train", lambda config, *_: asked.append(config) or trained)
+    monkeypatch.setattr(module, "shadow_model", lambda config, *_: asked.append(config) or trained)
     vectors = tmp_path / "words.vec"
     vectors.write_text("1 2\nnurse 0.5 0.5\n")
     pretrained = replace(CONFIG, pretrained=str(vectors))
@@ -318,14 +315,14 @@ def test_whatever_ends_the_work_one_sentence_says_what_is_kept(tmp_path: Path, m
     kept = f"finished shadow models are kept in {tmp_path}, so that the same attack goes on from there$"
     with pytest.raises(KeyboardInterrupt, match=f"^interrupted; {kept}"):
         shadow_signals(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, progress=Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr(module, "_signals", die)
+    monkeypatch.setattr(lira_module, "_signals", die)
     with pytest.raises(UsageError, match=f"^a process that trains shadow models was killed by signal SIGKILL .*{kept}"):
         shadow_signals(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, workers=2)
 
 
 def test_the_cache_lies_in_the_users_folder_or_in_one_that_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert module._cache(None).folder == tmp_path / "edp_lab" / "shadows"
+    assert module.shadow_cache(None).folder == tmp_path / "edp_lab" / "shadows"
     (tmp_path / "file").write_text("")
     for use in (shadow_signals, lambda *rest, cache: train_shadow(*rest, 0, cache)):
         with pytest.raises(UsageError, match="cannot be written"):

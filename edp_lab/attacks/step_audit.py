@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.audit.bounds import (
+from edp_lab.attacks.bounds import (
     Audit,
     Bounds,
     ErrorRate,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from edp_lab.attacks import memorisation
-from edp_lab.attacks.memorisation import (
+from edp_lab.attacks import canaries
+from edp_lab.attacks.canaries import (
     AROUND,
     DIGITS,
     canary_ranks,
@@ -90,7 +90,7 @@ def test_rank_is_the_mean_over_all_orders_of_equal_losses(monkeypatch):
     generator = np.random.default_rng(0)
     for _ in range(50):
         losses = generator.integers(0, 4, 6).astype(float)
-        monkeypatch.setattr(memorisation, "filling_losses", lambda *_, losses=losses: losses[None])
+        monkeypatch.setattr(canaries, "filling_losses", lambda *_, losses=losses: losses[None])
         assert canary_ranks(None, [SimpleNamespace(tokens=())], [()] * 5)[0] == stats.rankdata(losses)[0]
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from scipy.special import stdtrit
 
-from edp_lab.attacks.membership.signals import scored_batches
+from edp_lab.attacks.loss import scored_batches
 from edp_lab.attacks.statistics import clopper_pearson
 from edp_lab.corpora import Corpus, Utterance, load_corpus, split
 from edp_lab.errors import UsageError

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.audit.bounds import (
+from edp_lab.attacks.bounds import (
     SHARES,
     Audit,
     OneRunBounds,
@@ -44,8 +44,8 @@ from edp_lab.attacks.audit.bounds import (
     make_guesses,
     one_run_bounds,
 )
-from edp_lab.attacks.audit.step_audit import FAR
 from edp_lab.attacks.statistics import check_confidence
+from edp_lab.attacks.step_audit import FAR
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, judge

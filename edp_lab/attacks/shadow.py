@@ -1,0 +1,232 @@
+"""The paper's membership attack (section 4.2, after Shokri et al. 2017): a shadow model teaches a classifier.
+
+The shadow model is trained on another, public corpus, where the attacker knows who was a member. A classifier learns to
+tell members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting makes
+corpora with different labels comparable. It is an average-case attack.
+
+Shadow models are trained as the target was, on training sets that the attacker knows; each is kept once it is trained.
+
+    CACHE/<key>/         a shadow model (`train_shadow`)
+    CACHE/<key>.json     the signals of one of LiRA's, about 60 bytes an utterance
+
+The key is a digest of everything that the entry is a function of: settings, labels, training set, seed and pretrained
+weights (see `edp_lab.training.result_cache`). Entries may be deleted at any time. Unknown corpora and classifiers, and
+a cache that cannot be written, are refused by `UsageError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edp_lab.attacks.loss import BATCH, Floats, scored_batches
+from edp_lab.attacks.statistics import FPRS
+from edp_lab.attacks.target import Attacked, Target, equal_sides, judged, load_checked
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
+from edp_lab.corpora.catalog import find
+from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
+from edp_lab.errors import UsageError
+from edp_lab.files import user_cache
+from edp_lab.models import IntentSlotModel, load_model, save_model
+from edp_lab.training import TrainConfig
+from edp_lab.training.result_cache import ResultCache, content_key, content_of
+from edp_lab.training.trainer import Trainer
+
+INTENT_WIDTH, SLOT_WIDTH = 8, 16  # sorted scores used: more are zero, or as good as zero, in most utterances
+GENERATED = "generated"  # a fresh corpus from the grammar: public text like the embedded one
+MOST_SHARED = 0.2  # of a shadow corpus' texts, or the target's: short commands coincide
+OF_PRIVACY = (  # settings that SGD has not
+    "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "sampling", "as_printed", "alpha", "delta",
+    "noise",
+)  # fmt: skip
+PUBLIC = ("snips", "atis", "nlu-eval")
+
+
+def attack_shadow(
+    run: str | Path,
+    shadows: Sequence[str] = (),
+    classifier: str = "forest",
+    fprs: tuple[float, ...] = FPRS,
+    confidence: float = 0.95,
+    seed: int = 0,
+    cache: Path | None = None,
+    plain: bool = False,
+    told: Callable[[str], None] = lambda what: None,
+) -> Attacked:
+    """The paper's attack: how much each utterance looks like a member to a classifier taught by shadow models.
+
+    Args:
+        shadows: public corpora, by name or path, or "generated"; none: the first that is at hand and another one.
+        classifier: "forest", "boosting", "logistic" or "mlp".
+        cache: where trained shadow models are kept.
+        plain: train them by SGD, whatever the target's method.
+    """
+    target = load_checked(run)
+    if seed < 0:
+        raise UsageError(f"seed {seed} is negative: use 0 or more")
+    names = shadows or (default_shadow(target.config.corpus),)
+    attacker = attack_model(classifier, seed % 2**32)
+    corpora = [shadow_corpus(name, target) for name in names]
+    own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
+    if {corpus.has_tags for corpus in corpora} != {target.corpus.has_tags}:
+        raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
+    examples, labels = [], []
+    for name, corpus in zip(names, corpora, strict=True):
+        data = split(corpus, own_seed)
+        # Split as the target's, its training set no larger: how far a model overfits depends on it.
+        data = replace(data, train=data.train[: len(target.members)])
+        told(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
+        model = train_shadow(shadow_config(target.config, corpus, plain), corpus, data.train, own_seed, cache)
+        members, non_members = equal_sides(data, seed)
+        examples.append(sorted_scores(model, members + non_members))
+        labels.append(np.arange(2 * len(members)) < len(members))
+    told("attack")
+    attacker.fit(np.concatenate(examples), np.concatenate(labels))
+    scores = np.asarray(attacker.predict_proba(sorted_scores(target.model, target.pool))[:, 1])
+    about = {"shadow_corpora": list(names), "classifier": classifier, "seed": seed, "plain_shadows": plain}
+    return judged(target, "shadow", scores, fprs, confidence, about)
+
+
+@torch.no_grad()
+def sorted_scores(
+    model: IntentSlotModel,
+    utterances: Sequence[Utterance],
+    intent_width: int = INTENT_WIDTH,
+    slot_width: int = SLOT_WIDTH,
+) -> Floats:
+    """The paper's features (section 4.2: "sorted IC and NER output scores"): (n, intent_width + slot_width).
+
+    First p(intent), largest first. Then the same for slots: at each token the CRF's marginals p(tag), largest first,
+    and over the tokens of the utterance their mean. So no number depends on what labels mean, on how many there are
+    (those beyond the width are cut, those that do not exist are 0, as their probability is) or on how long the
+    utterance is. The true labels are not used. Without slots, the slot features are 0.
+    """
+    found = np.zeros((len(utterances), intent_width + slot_width))
+    for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
+        rows = batch.examples.numpy()
+        best = log_intent.double().exp().sort(-1, descending=True).values[:, :intent_width]
+        found[rows, : best.shape[1]] = best.cpu()
+        if emissions is not None:
+            marginals = model.crf.marginals(emissions, mask).double().sort(-1, descending=True).values  # (B, T, K)
+            best = (marginals.sum(1) / batch.lengths[:, None])[:, :slot_width]
+            found[rows, intent_width : intent_width + best.shape[1]] = best.cpu()
+    return found
+
+
+def attack_model(name: str, seed: int) -> Any:
+    """A scikit-learn classifier with ``predict_proba``.
+
+    The default is the one that found most between ATIS and SNIPS, in both directions, which flatters it a little there.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    mlp = MLPClassifier((64,), early_stopping=True, max_iter=200, random_state=seed)
+    known = {
+        "forest": RandomForestClassifier(200, min_samples_leaf=20, random_state=seed),
+        "boosting": HistGradientBoostingClassifier(
+            max_iter=100, learning_rate=0.05, max_leaf_nodes=8, random_state=seed
+        ),
+        "logistic": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
+        "mlp": make_pipeline(StandardScaler(), mlp),
+    }
+    if name not in known:
+        raise UsageError(f"unknown attack model {name!r}: choose one of {', '.join(known)}")
+    return known[name]
+
+
+# ---- Shadow models ---------------------------------------------------------------------------------------------------
+
+
+def default_shadow(own: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
+    """The first public corpus at hand that is not the target's; without any, or for smart-home, a generated one."""
+    if own.startswith("smart-home"):
+        return GENERATED
+    others = (name for name in PUBLIC if not own.startswith(name))  # snips-original holds what snips does
+    return next(filter(at_hand, others), GENERATED)
+
+
+def shadow_corpus(name: str, target: Target) -> Corpus:
+    """By name or path, or "generated"; one that shares much of its text with the target's is refused."""
+    if name == GENERATED:
+        domain = target.config.corpus.removeprefix("smart-home-")
+        return generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED + 1, domain if domain in DOMAINS else None)
+    corpus = load_corpus(name)
+    known, given = ({u.text.lower() for u in one.utterances} for one in (target.corpus, corpus))
+    if len(known & given) > MOST_SHARED * min(len(known), len(given)):
+        raise UsageError(
+            f"{name!r} shares {len(known & given)} texts with the target's own corpus, so its shadow model would give "
+            "the attack the answers: choose another shadow"
+        )
+    return corpus
+
+
+def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> TrainConfig:
+    """The target's settings: the attacker is assumed to know them. Words, like the corpus, are the shadow's own.
+
+    So are layer scales: public ones come from a corpus with the target's labels, which the shadow lacks. `plain`: the
+    same training by SGD.
+    """
+    public = (target.alpha or "").startswith("public")
+    own = replace(target, corpus=corpus.name, processes=1, private_seed=False, alpha=None if public else target.alpha)
+    usual = TrainConfig(corpus.name)
+    return replace(own, method="sgd", **{name: getattr(usual, name) for name in OF_PRIVACY}) if plain else own
+
+
+def train_shadow(
+    config: TrainConfig, corpus: Corpus, train: Sequence[Utterance], seed: int, cache: Path | None = None
+) -> IntentSlotModel:
+    """The model that `edp_lab.training.train` would make of these utterances, by the same method but without a folder.
+
+    Args:
+        config: its seed is replaced by `seed`; several processes are simulated in this one; the noise is repeatable.
+        corpus: brings the label sets.
+        train: the training set, in the order that the seed shuffles.
+        cache: where trained shadow models are kept; None is `user_cache`.
+    """
+    own = settled(config, seed)
+    entry = shadow_cache(cache).folder / training_key(own, corpus, train)
+    with suppress(UsageError):  # not there, or damaged
+        return load_model(entry).eval()
+    model = shadow_model(own, corpus, train)
+    save_model(model, entry)  # each file is whole, also where another process writes the same entry
+    return model
+
+
+def settled(config: TrainConfig, seed: int) -> TrainConfig:
+    """The same model in distribution, by the fastest way."""
+    method = "dp-sgd" if config.method == "dp-sgd-naive" else config.method
+    return replace(config, seed=seed, method=method, processes=1, private_seed=False, noise="aggregate")
+
+
+def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:
+    """The model of a training set, without a folder of its own."""
+    if not train:
+        raise UsageError("a shadow model has no training set: give it utterances")
+    run = Trainer(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
+    for _ in range(config.epochs):
+        run.epoch()
+    return run.model.cpu().eval()
+
+
+def shadow_cache(folder: Path | None) -> ResultCache:
+    """Where trained shadow models are kept; None is the user's cache."""
+    return ResultCache(user_cache() / "shadows" if folder is None else folder, "choose another --cache")
+
+
+def training_key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:
+    """Digest of all that shadow models trained on some of these utterances have in common, and of their order."""
+    alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
+    settings = replace(config, corpus="", alpha=None, pretrained=None)
+    weights = None if config.pretrained is None else content_of(config.pretrained)
+    content = [[u.tokens, u.tags, u.intent, *([] if u.speaker is None else [u.speaker])] for u in utterances]
+    return content_key(["training", "membership"], settings, alpha, weights, corpus.intents, corpus.tags, content)
