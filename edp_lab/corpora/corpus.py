@@ -100,6 +100,11 @@ class Ragged:
         """Rows of each example: (n)."""
         return np.diff(self.offsets)
 
+    @property
+    def values(self) -> np.ndarray:
+        """All rows end to end."""
+        return self.gather(np.arange(len(self)))[0]
+
     def gather(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows of some examples, end to end, and how many each has."""
         start = self.offsets[examples]
