@@ -9,7 +9,6 @@ from edp_lab.privacy.accountants import (
     SamplingZCDP,
     gdp_delta,
     gdp_epsilon,
-    zcdp_delta,
     zcdp_epsilon,
 )
 from edp_lab.privacy.guarantee import (
@@ -51,6 +50,5 @@ __all__ = [
     "gdp_epsilon",
     "judge",
     "true_epsilon",
-    "zcdp_delta",
     "zcdp_epsilon",
 ]

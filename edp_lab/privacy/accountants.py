@@ -1,7 +1,7 @@
-"""One interface for all accountants: from a schedule of releases to epsilon, delta and what an attacker can reach.
+"""One interface for accountants: from a schedule of releases to epsilon, delta and what an attacker can reach.
 
-`GaussianDP` is exact where everyone takes part in every release, `RenyiDP` bounds Poisson sampling, and the zCDP
-accountants reproduce the paper; tight under Poisson sampling is `edp_lab.privacy.loss_distribution`. Everywhere, delta
+`GaussianDP` is exact where everyone takes part in every release, `RenyiDP` bounds Poisson sampling. zCDP gives the
+epsilon that the paper claims; tight under Poisson sampling is `edp_lab.privacy.loss_distribution`. Everywhere, delta
 outside (0, 1) and an epsilon, mu or rho that is negative or NaN raise `UsageError`.
 """
 
@@ -353,7 +353,7 @@ def log_sum_exp(x: np.ndarray, axis: int) -> np.ndarray:
 # As the paper uses it (Yu et al. 2019): kept for reproduction, and marked as the claim.
 
 
-class ReshufflingZCDP(Accountant):
+class ReshufflingZCDP:
     """One Gaussian release per epoch: rho = sum 1/(2 z^2), eps = rho + 2 sqrt(rho ln(1/delta)).
 
     A valid upper bound (Bun and Steinke 2016, propositions 1.3 and 1.6) if z is noise over *true* sensitivity. The
@@ -364,17 +364,14 @@ class ReshufflingZCDP(Accountant):
 
     def __init__(self, schedule: Schedule) -> None:
         check_everyone(schedule, "zCDP under random reshuffling")
-        super().__init__(schedule)
+        self.schedule = schedule
         self.rho = schedule.mu * schedule.mu / 2  # inf where it overflows
 
     def epsilon(self, delta: float) -> float:
         return zcdp_epsilon(self.rho, delta)
 
-    def delta(self, epsilon: float) -> float:
-        return zcdp_delta(self.rho, epsilon)
 
-
-class SamplingZCDP(Accountant):
+class SamplingZCDP:
     """Yu's bound for random sampling at rate q: rho = sum q^2 / z^2. A heuristic by its authors' own words.
 
     Valid, if at all, for orders up to u = z^2 ln(1/(q z)) + 1 (the least over the releases), and only where z >= 1 and
@@ -384,7 +381,7 @@ class SamplingZCDP(Accountant):
     method = "zCDP, random sampling (Yu et al. 2019), heuristic"
 
     def __init__(self, schedule: Schedule) -> None:
-        super().__init__(schedule)
+        self.schedule = schedule
         z, q = schedule.noise_multipliers, schedule.sampling_rate
         beyond = z[(z < 1) | (q >= 1 / (16 * z))]
         if len(beyond):
@@ -404,26 +401,9 @@ class SamplingZCDP(Accountant):
             return self.rho * self.order - math.log(delta) / (self.order - 1)
         return zcdp_epsilon(self.rho, delta)
 
-    def delta(self, epsilon: float) -> float:
-        check_loss("epsilon", epsilon)
-        if self.rho == 0:
-            return 0.0
-        straight = math.exp(min(0.0, (self.order - 1) * (self.rho * self.order - epsilon)))
-        best = 1 + (epsilon - self.rho) / (2 * self.rho)  # the order that gives zcdp_delta
-        return zcdp_delta(self.rho, epsilon) if best <= self.order else straight
-
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """The conversion the paper uses (Bun and Steinke 2016): eps = rho + 2 sqrt(rho ln(1/delta))."""
     check_loss("rho", rho)
     check_delta(delta)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
-
-
-def zcdp_delta(rho: float, epsilon: float) -> float:
-    """Its inverse: delta = e^(-(eps - rho)^2 / (4 rho)) for eps > rho, else 1."""
-    check_loss("rho", rho)
-    check_loss("epsilon", epsilon)
-    if rho == 0:
-        return 0.0
-    return math.exp(-((epsilon - rho) ** 2) / (4 * rho)) if epsilon > rho else 1.0

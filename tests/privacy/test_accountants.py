@@ -105,7 +105,7 @@ class AccountantContract:
                 assert accountant.delta(epsilon) >= gdp_delta(1 / z, epsilon) * (1 - 1e-9)
 
     def test_sampling_is_judged_or_refused(self):
-        if all(schedule.sampling_rate == 1 for schedule in self.schedules()):
+        if self.build is GaussianDP:
             with pytest.raises(UsageError, match="Poisson sampling"):
                 self.build(SAMPLED[0])
 
@@ -151,17 +151,6 @@ class TestPrivacyLossDistribution(AccountantContract):
 
     def schedules(self):
         return FULL[:2] + SAMPLED
-
-
-class TestReshufflingZCDP(AccountantContract):
-    build = ReshufflingZCDP
-
-
-class TestSamplingZCDP(AccountantContract):
-    sound, build = False, SamplingZCDP  # a heuristic
-
-    def schedules(self):
-        return [SAMPLED[0], Schedule([1.5, 2.0], [10, 4000], 0.002)]
 
 
 class Unsure(Accountant):
@@ -245,32 +234,22 @@ def test_large_groups_at_nearly_full_sampling_cost_what_they_must(z, steps, size
     assert GroupRenyiDP(Schedule([z], [steps], 0.999), size).epsilon(DELTA) >= least
 
 
-def random_schedule(sampled: bool, number: int) -> Schedule:
+def random_schedule(number: int) -> Schedule:
     """At most 8 distinct z, epsilon between .05 and 30."""
-    rng = np.random.default_rng((number, sampled))
+    rng = np.random.default_rng((number, 1))
     while True:
         distinct = rng.integers(1, 9)
-        q = 10 ** rng.uniform(-3, -0.5) if sampled else 1.0
-        z = 10 ** (rng.uniform(-0.2, 1.0) + rng.uniform(-0.1, 0.1, distinct)) * (1 if sampled else 2)
-        schedule = Schedule(z, rng.integers(1, 60 if sampled else 6, distinct), q)
+        q = 10 ** rng.uniform(-3, -0.5)
+        z = 10 ** (rng.uniform(-0.2, 1.0) + rng.uniform(-0.1, 0.1, distinct))
+        schedule = Schedule(z, rng.integers(1, 60, distinct), q)
         if 0.05 <= RenyiDP(schedule).epsilon(DELTA) <= 30:
             return schedule
 
 
-@pytest.mark.parametrize("number", range(100))
-def test_closed_form_lies_between_optimistic_and_pessimistic_distributions(number):
-    schedule = random_schedule(False, number)
-    ours = GaussianDP(schedule).epsilon(DELTA)
-    single = Schedule([1 / schedule.mu], [1])  # the same mechanism, discretised once
-    assert ours >= optimistic(single).get_epsilon_for_delta(DELTA)
-    above = pld.from_gaussian_mechanism(1 / schedule.mu, value_discretization_interval=1e-3)
-    assert ours == pytest.approx(above.get_epsilon_for_delta(DELTA), rel=1e-3)
-
-
-@pytest.mark.parametrize("number", range(100))
+@pytest.mark.parametrize("number", range(30))
 def test_renyi_agrees_with_dp_accounting_and_is_never_below_the_optimistic_bound(number):
     """At whole orders, where theirs is exact; at fractional ones theirs adds the moduli of an alternating series."""
-    schedule, theirs = random_schedule(True, number), dp.rdp.RdpAccountant(orders=ORDERS[WHOLE].tolist())
+    schedule, theirs = random_schedule(number), dp.rdp.RdpAccountant(orders=ORDERS[WHOLE].tolist())
     theirs.compose(schedule.events())
     ours, orders = RenyiDP(schedule), ORDERS[WHOLE]
     rdp = ours.rdp[WHOLE]
@@ -279,11 +258,6 @@ def test_renyi_agrees_with_dp_accounting_and_is_never_below_the_optimistic_bound
     assert min(30, at_whole) == pytest.approx(min(30, theirs.get_epsilon(DELTA)), rel=1e-6)
     assert ours.epsilon(DELTA) <= theirs.get_epsilon(DELTA) * (1 + 1e-9)
     assert ours.epsilon(DELTA) >= optimistic(schedule).get_epsilon_for_delta(DELTA)
-    if number % 20 == 0:
-        fractional = dp.rdp.RdpAccountant()
-        fractional.compose(schedule.events())
-        assert (ours.rdp <= fractional._rdp * (1 + 1e-6) + 1e-9).all()
-        assert ours.epsilon(DELTA) == pytest.approx(fractional.get_epsilon(DELTA), rel=2e-2)
 
 
 @pytest.mark.parametrize(
