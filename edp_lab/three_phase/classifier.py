@@ -194,16 +194,8 @@ class ClassifierTraining:
     def record(self) -> dict[str, Any]:
         s: Any = self.settings
         q, claim = self.batches.sampling_rate, None
-        if s.eq33:
-            claim = {  # what the thesis says of noise by its eq. 3.3 (3.2.2), beside why it is not what holds
-                "epsilon": s.epsilon,
-                "sigma": printed_sigma(s.epsilon, s.delta),
-                "per_step": [q * s.epsilon, q * s.delta],
-                "whole_run": q * s.epsilon * math.sqrt(self.steps),
-                "why_not": "the theorem behind eq. 3.3 needs epsilon below 1; without the clip norm in it the noise "
-                "multiplier is sigma / C; sampling turns epsilon into ln(1 + q (e^epsilon - 1)), not into q epsilon; "
-                "O(q epsilon sqrt(T)) has a constant that is not 1",
-            }
+        if s.eq33:  # what the thesis says of such noise (3.2.2); `guarantee` is what holds
+            claim = {"epsilon": s.epsilon, "sigma": printed_sigma(s.epsilon, s.delta)}
         return {
             **asdict(s),
             "examples": len(self.data),
