@@ -1,11 +1,11 @@
-"""``edp-lab reproduce thesis``: its tables and figures, ours beside theirs; ``three-phase``: its architecture."""
+"""``edp-lab reproduce thesis``: its tables, ours beside theirs; ``edp-lab three-phase``: its architecture."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,83 +14,55 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from edp_lab.cli.options import CORES, COUNT, Delta, Json, chosen, commas, numbers
-from edp_lab.cli.output import (
-    Screen,
-    Section,
-    Tell,
-    bar,
-    echo,
-    html_page,
-    number,
-    print_json,
-    prose,
-    telling,
-    words,
-    write_table,
-)
+from edp_lab.cli.output import Screen, Tell, bar, number, print_json, prose, telling, words
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED
 
 if TYPE_CHECKING:
-    from edp_lab.course.kit.figure import Figure, Trace
-    from edp_lab.reproduce.thesis.lab import Lab
-    from edp_lab.reproduce.thesis.thesis_tables import Cell, Part
-    from edp_lab.three_phase.phases import Event, ThreePhaseRecord
-    from edp_lab.three_phase.phases import Part as Trained
+    from edp_lab.reproduce.thesis import Lab, Row
+    from edp_lab.three_phase.phases import Event, Part, ThreePhaseRecord
 
 
 def thesis(
     table: Annotated[
-        list[str] | None, "2.2, 4.1 to 4.8, 6.1, 6.2 or times; several with commas, or repeated. (default: all)"
+        list[str] | None, "4.1 to 4.8, 6.1, 6.2 or times; several with commas, or repeated. (default: all)"
     ] = None,
-    figure: Annotated[list[str] | None, "3.2, 3.3, 3.5, 4.1 or 4.2, likewise. (default: all, if no --table)"] = None,
     quick: Annotated[bool, "Digits and short training: minutes on one core."] = False,
     data: Annotated[str | None, "digits or mnist. (default: mnist if at hand; digits if --quick)"] = None,
     repeats: Annotated[int | None, "Of all that is trained on images (default: 3; 1 if --quick).", COUNT] = None,
-    out: Annotated[Path, "Folder for thesis.json, .csv and .html, and for finished networks."] = Path(
-        "runs/reproduce-thesis"
-    ),
+    out: Annotated[Path, "Folder of finished networks."] = Path("runs/reproduce-thesis"),
     seed: Annotated[int, "Of the first repeat; published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make the thesis' tables and figures anew: ours, theirs, and the epsilon that holds.
+    """Train the thesis' tables again: our scores beside the printed ones, and the guaranteed epsilon.
 
     In full, on MNIST, it takes about ten hours on two cores, a third of that with --repeats 1. Finished networks are
-    kept in the folder: after a kill, the same command goes on from there. The files hold what this call was asked for,
-    and replace those of the last one.
+    kept in the folder: after a kill, the same command resumes. JSON also has confusion matrices and loss curves.
     """
-    from edp_lab.reproduce.thesis.thesis_tables import FIGURES, PRINTED, TABLES
+    from edp_lab.reproduce.thesis import TABLES
 
-    asked = []
-    for kind, known, given in (("table", TABLES, table), ("figure", FIGURES, figure)):
-        for name in commas(*given or ()):
-            if name not in known:
-                raise UsageError(f"unknown {kind} {name!r}: choose {', '.join(known)}")
-            asked.append(known[name].id)
+    tables = commas(*table or TABLES)
+    for name in tables:
+        if name not in TABLES:
+            raise UsageError(f"unknown table {name!r}: choose {', '.join(TABLES)}")
     with telling() as tell:
-        from edp_lab.reproduce.thesis.lab import Lab, reproduce
+        from edp_lab.reproduce.thesis import Lab, reproduce
 
         lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
-        parts, start = [], time.perf_counter()
         try:
-            for part in reproduce(lab, list(dict.fromkeys(asked or PRINTED))):
-                tell(f"{_name(part)} done after {time.perf_counter() - start:.0f} s", True)
-                parts.append(part)
+            rows = [*reproduce(lab, tables)]
         except KeyboardInterrupt:
-            tell(f"interrupted; finished networks are kept in {out}: the same command goes on from there", True)
+            tell(f"interrupted; finished networks are kept in {out}: the same command resumes from there", True)
             raise
-    cells = [cell.as_json() for part in parts for cell in part.cells]
-    written = write_table(out / "thesis", _content(lab, parts), cells, _page(lab, parts))
     if as_json:
-        print_json(cells)
+        print_json([asdict(row) for row in rows])
     else:
-        _show(lab, parts)
-        echo(written)
+        _show(lab, rows)
 
 
 def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> Any:
     from edp_lab.corpora.images import load_images
-    from edp_lab.reproduce.thesis.thesis_tables import FULL, QUICK
+    from edp_lab.reproduce.thesis import FULL, QUICK
 
     scale = QUICK if quick else FULL
     if data is not None:
@@ -104,164 +76,36 @@ def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> An
     return scale if repeats is None else replace(scale, repeats=repeats)
 
 
-# ---- Words -----------------------------------------------------------------------------------------------------------
+def _show(lab: Lab, rows: Iterable[Row]) -> None:
+    """A table for each of the thesis', scores side by side, and notes below."""
+    from edp_lab.reproduce.thesis import TABLES
 
-
-def _name(part: Part) -> str:
-    name = part.printed.id
-    return name if name == "times" or name.startswith("figure") else f"table {name}"
-
-
-def _title(part: Part) -> str:
-    return f"{_name(part)}, {part.printed.place}: {part.printed.title}"
-
-
-def _notes(part: Part) -> list[str]:
-    """Each once, with the rows that it is about if there are others."""
-    rows: dict[str, dict[str, None]] = {}
-    for cell in part.cells:
-        rows.setdefault(cell.note, {})[cell.row] = None
-    notes = [note if len(rows) == 1 else f"{', '.join(names)}: {note}" for note, names in rows.items()]
-    return [*notes, *([f"the print: {part.printed.remark}"] if part.printed.remark else [])]
-
-
-def _epsilons(cell: Cell) -> list[str]:
-    """Claimed, that holds, of the image alone, and delta."""
-    claimed, image = (number(epsilon, 4, "") for epsilon in (cell.epsilon_claimed, cell.epsilon_image))
-    return [claimed, number(cell.epsilon_holds, 4), image, number(cell.delta, absent="")]
-
-
-def _show(lab: Lab, parts: Sequence[Part]) -> None:
-    """The scores of a network side by side; of everything else a value a line."""
-    from edp_lab.reproduce.thesis.thesis_tables import SCORES
-
-    console, epsilons = Screen(), ["epsilon\nclaimed", "epsilon\nthat holds", "epsilon\nof image", "delta"]
-    for part in parts:
-        scores = {cell.column for cell in part.cells} == set(SCORES)
-        lines = [["thesis / ours", *(SCORES if scores else ("",)), *epsilons, "seconds"]]
-        rows: dict[str, list[Cell]] = {}
-        for cell in part.cells:
-            rows.setdefault(cell.row if scores else f"{cell.row}, {cell.column}", []).append(cell)
-        for name, cells in rows.items():
-            seconds = f"{cells[0].seconds:.1f}" if cells[0].seconds else ""
-            lines.append([name, *map(_both, cells), *_epsilons(cells[0]), seconds])
-        console.print(f"\n{_title(part)}" + (f" ({part.printed.unit})" if part.printed.unit else ""))
-        console.table(lines, padding=(0, 1, 0, 0))
-        for line in _notes(part):
-            console.print(line, style="dim")
+    console, epsilons = Screen(), ["epsilon\nclaimed", "epsilon\nguaranteed", "epsilon\nof image", "delta"]
+    for name, found in groupby(rows, lambda row: row.table):
+        table, lines = TABLES[name], []
+        notes: dict[str, list[str]] = {}
+        for row in found:
+            claimed, image = (number(epsilon, 4, "") for epsilon in (row.epsilon_claimed, row.epsilon_image))
+            told = [claimed, number(row.epsilon, 4), image, number(row.delta, absent="")]
+            lines.append([row.name, *_both(row), *told, f"{row.seconds:.1f}"])
+            notes.setdefault(row.note, []).append(row.name)
+        console.print(f"\n{name if name == 'times' else f'table {name}'}, {table.place}: {table.title}")
+        console.table([["thesis / ours", *table.columns, *epsilons, "trained, s"], *lines], padding=(0, 1, 0, 0))
+        for note, names in notes.items():
+            console.print(note if len(notes) == 1 else f"{', '.join(names)}: {note}", style="dim")
+        if table.remark:
+            console.print(f"the print: {table.remark}", style="dim")
     console.print(f"\n{prose('thesis_note', lab)}")
 
 
-def _both(cell: Cell) -> str:
-    interval = "" if cell.low is None or cell.high is None else f" ({cell.low:.0f} to {cell.high:.0f})"
-    ours = "-" if cell.ours is None else f"{cell.ours:.3g}" if abs(cell.ours) < 1000 else f"{cell.ours:.0f}"
-    return f"{number(cell.thesis, 9, '-')} / {ours}{interval}"
-
-
-# ---- Files -----------------------------------------------------------------------------------------------------------
-
-HEADINGS = (
-    "", "", "thesis", "ours", "from", "to", "ε claimed", "ε that holds", "ε of the image", "δ", "guarantee", "seconds",
-)  # fmt: skip
-
-
-def _content(lab: Lab, parts: Sequence[Part]) -> dict[str, Any]:
-    from edp_lab.training.run_folder import versions
-
-    told = {"scale": asdict(lab.scale), "seed": lab.seed, "versions": versions()}
-    return {**told, "parts": [part.as_json() for part in parts]}
-
-
-def _page(lab: Lab, parts: Sequence[Part]) -> str:
-    """Every table and figure; it needs no network."""
-    sections = []
-    for part in parts:
-        title, lines = _title(part), [list(HEADINGS)]
-        for cell in part.cells:
-            numbers = [number(value, 4, "") for value in (cell.thesis, cell.ours, cell.low, cell.high)]
-            lines.append([cell.row, cell.column, *numbers, *_epsilons(cell), cell.guarantee, f"{cell.seconds:.1f}"])
-        sections.append(Section(title[0].upper() + title[1:], lines, _notes(part), [*_figures(part)]))
-    explained = Section(notes=[prose("thesis_note", lab)])
-    return html_page("The thesis, made anew", [explained, *sections], names=2)
-
-
-# ---- Figures ---------------------------------------------------------------------------------------------------------
-
-COLUMNS = 4  # of small figures beside each other
-BY_SIZE = {"title": "training points"}, {"title": "test accuracy (%)"}
-
-
-def _figures(part: Part) -> Iterator[Figure]:
-    from edp_lab.course.kit import figure as fig
-    from edp_lab.course.kit.theme import PLAIN, PRINTED
-
-    name, drawing = part.printed.id, part.drawing
-    if name == "figure 4.1":
-        sizes, ours = [int(cell.row) for cell in part.cells], [cell.ours for cell in part.cells]
-        line = {"type": "scatter", "x": sizes, "y": ours, "mode": "lines+markers", "showlegend": None}
-        yield _grid({part.printed.title: [line]}, 360, {"type": "log", **BY_SIZE[0]}, BY_SIZE[1])
-    elif name == "figure 4.2":
-        look = {"type": "box", "boxpoints": "all", "showlegend": False}
-        boxes = [{**look, "y": values, "name": size} for size, values in drawing["accuracies"].items()]
-        title = "test accuracy by size of the training set, over repeats"
-        yield _grid({title: boxes}, 360, {"type": "category", **BY_SIZE[0]}, BY_SIZE[1])
-    elif name in ("figure 3.2", "figure 3.3"):
-        square = {"range": [-2.5, 2.5]}
-        yield _grid({one: _clouds(told) for one, told in drawing.items()}, 260, square, square)
-    elif name == "figure 3.5":
-        yield _images(drawing["image"], "Greys_r")
-    elif "confusion" in drawing:
-        yield _images(drawing["confusion"], "Blues", "Confusion: true class (down), predicted (across)")
-        looks = {"loss": ("training", PLAIN, "solid"), "test_loss": ("test", PRINTED, "dash")}
-        curves = {
-            one: [fig.line(*looks[kind], x=list(range(1, len(own) + 1)), y=own) for kind, own in told.items()]
-            for one, told in drawing["loss"].items()
-        }
-        epochs = {"title": {"text": "epoch", "font": {"size": 10}}}
-        yield _grid(curves, 220, epochs, {"rangemode": "tozero"})
-
-
-def _grid(
-    small: Mapping[str, Sequence[Trace]], height: int, across: dict[str, Any], down: dict[str, Any], title: str = ""
-) -> Figure:
-    """Small figures by name, each with its traces, and the same axes for all."""
-    from edp_lab.course.kit import figure as fig
-    from edp_lab.course.kit.theme import TEMPLATE
-
-    rows, columns = -(-len(small) // COLUMNS), min(len(small), COLUMNS)
-    layout = fig.plots(rows, columns, [*small], [(across, down)] * (rows * columns), vertical_spacing=0.3 / rows)
-    for name in layout["annotations"]:
-        name["font"] = {"size": 11}
-    own = enumerate(small.values(), 1)
-    data = [{"showlegend": plot == 1, **trace, **fig.at(plot)} for plot, traces in own for trace in traces]
-    layout |= {"template": TEMPLATE, "width": 1050, "margin": {"b": 50}}
-    return fig.figure(title, *data, height=height * rows + 60, top=40, **layout)
-
-
-def _clouds(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Points by class, or before and after noise."""
-    from edp_lab.course.kit import figure as fig
-    from edp_lab.course.kit.theme import PLAIN, PRINTED
-
-    if "labels" in told:
-        pairs = list(zip(told["points"], told["labels"], strict=True))
-        clouds = {f"class {c}": [point for point, label in pairs if label == c] for c in (0, 1)}
-    else:
-        clouds = {"with noise": told["noised"], "without": told["clean"]}
-    looks = ({"mode": "markers", "marker": {"color": color, "size": 3}} for color in (PLAIN, PRINTED))
+def _both(row: Row) -> list[str]:
+    """The printed value of each column and ours, the first one with its interval."""
+    interval = f" ({row.interval[0]:.0f} to {row.interval[1]:.0f})" if row.interval else ""
+    shown = {name: f"{ours:.3g}" if ours < 1000 else f"{ours:.0f}" for name, ours in row.ours.items()}
     return [
-        fig.trace(name, look, x=[x for x, _ in points], y=[y for _, y in points])
-        for (name, points), look in zip(clouds.items(), looks, strict=True)
+        f"{number(row.printed.get(name), 9, '-')} / {ours}{'' if place else interval}"
+        for place, (name, ours) in enumerate(shown.items())
     ]
-
-
-def _images(matrices: Mapping[str, Any], colors: str, title: str = "") -> Figure:
-    """Matrices: an image, or how often each class (down) was taken for each (across)."""
-    from edp_lab.course.kit.figure import ALONE
-
-    look = {"type": "heatmap", "showscale": False, "colorscale": colors, "showlegend": None}
-    look["hovertemplate"] = "%{y}, %{x}: %{z}" + ALONE
-    return _grid({name: [{**look, "z": z}] for name, z in matrices.items()}, 230, {}, {"autorange": "reversed"}, title)
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
@@ -316,7 +160,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
     from edp_lab.three_phase.settings import ONE, PLAIN
 
     console, settings = Screen(), record.settings
-    rows: dict[str, list[Trained]] = {}  # instructors share one
+    rows: dict[str, list[Part]] = {}  # instructors share one
     for part in record.parts:
         name = of_instructors(settings.instructors) if part.name.startswith("instructor") else part.name
         rows.setdefault(name, []).append(part)
@@ -335,7 +179,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
     console.print(beside)
 
 
-def _scores(rows: Mapping[str, Sequence[Trained]], model: str) -> list[list[str]]:
+def _scores(rows: Mapping[str, Sequence[Part]], model: str) -> list[list[str]]:
     """Accuracy with its 95 % interval; or of several networks the mean, and the range from worst to best."""
     from edp_lab.three_phase.settings import THESIS_ACCURACY
 

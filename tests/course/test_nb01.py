@@ -13,15 +13,32 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
 from edp_lab.course.nb01_coins import compute, panels
+from edp_lab.course.nb01_coins.chapter2 import (
+    TABLE_2_2,
+    linkage_table,
+    local_and_global,
+    summarise_counts,
+    synthetic_voters,
+)
 from edp_lab.course.nb01_coins.compute import belief, composed, gaussian_count, poll
-from edp_lab.privacy.foundations import estimate_frequencies, truth_probability
-from edp_lab.reproduce.thesis.thesis_foundations import local_and_global
+from edp_lab.errors import UsageError
+from edp_lab.privacy.foundations import (
+    estimate_frequencies,
+    local_count_error,
+    randomised_response,
+    truth_probability,
+)
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong
 from tests.course.test_contract import assert_readable
 
 LN3 = math.log(3)
 epsilons = st.floats(1e-3, 20)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20210501)
 
 
 @given(st.floats(0.001, 0.999), epsilons)
@@ -84,6 +101,50 @@ def test_figures_drawn_once_say_what_they_show() -> None:
     for figure in (panels.choices_figure(votes), panels.local_figure(local)):
         assert_readable(figure)
         assert "pure" in figure.layout.title.subtitle.text
+
+
+def test_table_2_2_divides_by_n() -> None:
+    ours = summarise_counts(TABLE_2_2.responses)
+    assert round(ours.average, 2) == TABLE_2_2.average
+    assert ours.interval_dividing_by_n == pytest.approx(TABLE_2_2.interval, abs=0.006)
+    # s = sqrt(10.66408 / 4), Student's t(4) at 95 % = 2.1318: 3.088 +- 1.5567
+    assert ours.interval == pytest.approx((1.5313, 4.6447), abs=1e-3)
+    with pytest.raises(UsageError, match="number of answers is 1"):
+        summarise_counts([3.0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_error_of_a_local_count_is_that_of_its_estimates(share: float, rng: np.random.Generator) -> None:
+    people, epsilon = 400, 1.2
+    answers = (np.arange(people) < share * people).astype(int)
+    responses = randomised_response(np.broadcast_to(answers, (4000, people)), epsilon, rng)
+    counts = [people * estimate_frequencies(row, epsilon).estimate[1] for row in responses]
+    assert np.mean(counts) == pytest.approx(share * people, abs=4 * np.std(counts) / math.sqrt(4000))
+    assert np.std(counts) == pytest.approx(local_count_error(people, epsilon), rel=0.05)
+
+
+@given(st.integers(3, 10**6), st.floats(1e-3, 1))
+def test_from_three_people_on_the_local_count_is_the_worse_one_and_global_noise_does_not_grow(
+    people: int, epsilon: float
+) -> None:
+    table = local_and_global([people, 4 * people], [epsilon])
+    assert table.central == pytest.approx([math.sqrt(2) / epsilon])
+    assert table.local[0] == pytest.approx(math.sqrt(people) * math.exp(epsilon / 2) / math.expm1(epsilon))
+    assert table.local[1, 0] == pytest.approx(2 * table.local[0, 0])
+    assert table.local[0, 0] > table.central[0]
+
+
+def test_the_roll_identifies_no_one_in_k_anonymous_releases_but_one_thing_more_does(rng: np.random.Generator) -> None:
+    table = linkage_table(synthetic_voters(rng), (1, 2, 5))
+    plain, *anonymous = table.rows
+    assert plain.levels == (0, 0, 0)
+    assert 0.25 < plain.identified < 0.45  # 1500 of 3000 equals in 2920 cells: e^(-3000 / 2920) = 0.36
+    for row in anonymous:
+        assert row.identified == 0
+        assert row.suppressed <= 0.05
+        assert row.identified_with_month > 0.02
+    assert table.shown.shape == table.shown_k.shape == (10, 3)
+    assert (table.shown != table.shown_k).any()
 
 
 def corrected(of: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:

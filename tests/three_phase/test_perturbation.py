@@ -11,7 +11,14 @@ from scipy import stats
 
 from edp_lab.corpora.images import load_images
 from edp_lab.errors import UsageError
-from edp_lab.three_phase.perturbation import RESIZED, compare, image_guarantee, image_sensitivity, perturb
+from edp_lab.three_phase.perturbation import (
+    RESIZED,
+    compare,
+    image_guarantee,
+    image_sensitivity,
+    perturb,
+    printed_sigma,
+)
 
 DIGITS = load_images("digits").train
 
@@ -34,6 +41,11 @@ def test_noise_is_normal_independent_not_clipped_and_of_its_own_in_every_block()
     assert not np.array_equal(found[:2000], found[2000:4000])
     assert found.dtype == np.float32
     assert not black.any()
+
+
+def test_the_printed_sigma_goes_on_above_1():
+    assert printed_sigma(0.5, 1e-5) == pytest.approx(math.sqrt(2 * math.log(125000)) / 0.5)
+    assert printed_sigma(7, 1e-5) == pytest.approx(0.6921, abs=1e-4)
 
 
 def test_noise_after_the_resize_would_protect_sixteen_times_less():

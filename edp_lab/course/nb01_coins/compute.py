@@ -3,7 +3,7 @@
     result = poll(epsilon=1.1, people=1000, share=0.3, seed=0)    # pure: the seed is an argument
     print(result.estimate[-1], result.standard_error[-1])
 
-The mechanisms, the accountants and the thesis' figures come from `edp_lab.privacy` and `edp_lab.reproduce`.
+The mechanisms and the accountants come from `edp_lab.privacy`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
 from edp_lab.course.kit.inputs import Array, check_share, check_whole, rng_of
+from edp_lab.course.nb01_coins import chapter2
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_tail
-from edp_lab.reproduce.thesis import thesis_foundations as thesis
 
 LIMIT = 100_000  # people: beyond it a slider would stall
 COUNTABLE = 10**9  # releases: only counted
@@ -80,7 +80,7 @@ def belief(before: Array | float, loss: float) -> Array:
 
 # ---- A table of noisy counts ----------------------------------------------------------------------------------------
 
-TRUE_COUNT = thesis.CREDIT_RATINGS["bad"]  # table 2.1 of the thesis: 3
+TRUE_COUNT = chapter2.CREDIT_RATINGS["bad"]  # table 2.1 of the thesis: 3
 
 
 def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, float]:
@@ -88,8 +88,8 @@ def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, 
 
     The first divides the squares by n - 1, the second by n; Laplace noise of standard deviation 2, as in the thesis.
     """
-    fresh = basic.laplace_release(np.full((tables, answers), TRUE_COUNT), 1.0, thesis.CREDIT_EPSILON, rng_of(seed, 0))
-    both = [(table.interval, table.interval_dividing_by_n) for table in map(thesis.summarise_counts, fresh)]
+    fresh = basic.laplace_release(np.full((tables, answers), TRUE_COUNT), 1.0, chapter2.CREDIT_EPSILON, rng_of(seed, 0))
+    both = [(table.interval, table.interval_dividing_by_n) for table in map(chapter2.summarise_counts, fresh)]
     right, printed = np.mean([[low < TRUE_COUNT < high for low, high in pair] for pair in both], axis=0)
     return float(right), float(printed)
 
@@ -128,16 +128,17 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     mu /= basic.check_positive("the standard deviation sigma", sigma)
     if epsilon == math.inf:
         raise UsageError("epsilon is inf: it must be a finite number, 0 or more")
-    with np.errstate(over="ignore"):  # e^loss, which is not used here
-        figures = thesis.loss_figures(mu**-2, epsilon, points=301)
-    classic = 0 < epsilon < 1 and 0 < figures.delta < 1
-    neighbour = figures.density_neighbour / sensitivity
+    delta = gdp_delta(mu, epsilon)
+    classic = 0 < epsilon < 1 and 0 < delta < 1
+    shift = np.linspace(-4 / mu, 1 + 4 / mu, 301)  # of the noisy count from 1000, over the sensitivity
+    peak = mu / (sensitivity * math.sqrt(2 * math.pi))
+    density, neighbour = (peak * np.exp(-(np.square((shift - more) * mu)) / 2) for more in (0, 1))
     epsilons = np.linspace(0, max(1.25 * epsilon, 4 * mu + mu * mu / 2), POINTS)
     return GaussianCount(
-        epsilon, sigma, sensitivity, mu, figures.delta, figures.tail,
-        basic.classic_gaussian_sigma(sensitivity, epsilon, figures.delta) if classic else None,
-        output=1000 + sensitivity * (figures.output - 1000),
-        density=figures.density / sensitivity,
+        epsilon, sigma, sensitivity, mu, delta, float(gaussian_loss_tail(epsilon, mu)),
+        basic.classic_gaussian_sigma(sensitivity, epsilon, delta) if classic else None,
+        output=1000 + sensitivity * shift,
+        density=density,
         density_neighbour=neighbour,
         raised=neighbour * exp(epsilon),
         epsilons=epsilons,

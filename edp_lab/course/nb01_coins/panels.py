@@ -16,9 +16,9 @@ from edp_lab.course.kit.text import Html, Words, account_command, at_most, count
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb01_coins import compute
+from edp_lab.course.nb01_coins.chapter2 import LinkageTable, LocalAndGlobal
 from edp_lab.course.nb01_coins.compute import ADVANCED, COUNTABLE, GAUSSIAN, HALF, SUM, ZCDP, belief
 from edp_lab.privacy.foundations import truth_probability
-from edp_lab.reproduce.thesis.thesis_foundations import LinkageTable, LocalAndGlobal
 
 
 def counted(releases: int) -> str:

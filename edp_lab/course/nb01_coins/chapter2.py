@@ -1,4 +1,4 @@
-"""The foundations of the thesis (chapter 2) as data for a figure or a table: ours beside what it prints.
+"""Chapter 2 of the thesis: its noisy counts, local and global noise, and a linkage attack, beside what it prints.
 
 Source: Barzegar 2021, A Differential Private Approach for Preserving the Privacy in Deep Learning Algorithms. Each
 function computes one named tuple and draws nothing on a screen; randomness comes from the generator passed.
@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountants import gdp_delta
-from edp_lab.privacy.composition import gaussian_loss_tail
 from edp_lab.privacy.foundations import (
     Hierarchy,
     NoisyCounter,
@@ -80,35 +78,6 @@ def noisy_counts(rng: np.random.Generator, queries: int = 5) -> NoisyCounts:
     ratings = [rating for rating, count in CREDIT_RATINGS.items() for _ in range(count)]
     counter = NoisyCounter(ratings, queries * CREDIT_EPSILON * 2, rng)
     return summarise_counts([counter.count(lambda rating: rating == "bad", CREDIT_EPSILON) for _ in range(queries)])
-
-
-class LossFigures(NamedTuple):
-    """Figures 2.1 to 2.3: a count of 1000 or 1001 under Gaussian noise; arrays (points)."""
-
-    output: Array  # the noisy count
-    density: Array  # of it, where the truth is 1000,
-    density_neighbour: Array  # and 1001
-    probability: Array  # the share of outcomes at 1000 that are smaller: the axis of figures 2.2 and 2.3
-    loss_ratio: Array  # e^loss of the outcome at that share: how much likelier 1000 makes it than 1001
-    epsilon: float
-    tail: float  # P[loss > epsilon], the width that figure 2.3 measures; the thesis prints `printed_delta`
-    delta: float  # the smallest for which the mechanism is (epsilon, delta)-DP
-    printed_delta: float = 0.054  # section 2.2.2, below figure 2.3
-
-
-def loss_figures(variance: float = 2.0, epsilon: float = math.log(3), points: int = 501) -> LossFigures:
-    """Figures 2.1 to 2.3 anew, at sensitivity 1; UsageError for a variance not above 0 and finite, epsilon below 0."""
-    if not 0 < variance < math.inf:
-        raise UsageError(f"the variance is {variance}: it must be a finite number greater than 0")
-    sigma = math.sqrt(variance)
-    output = np.linspace(1000 - 4 * sigma, 1001 + 4 * sigma, points)
-    here, there = ((output - truth) / sigma for truth in (1000, 1001))
-    peak = 1 / (sigma * math.sqrt(2 * math.pi))
-    probability = (np.arange(points) + 0.5) / points
-    loss_ratio = np.exp((0.5 - sigma * ndtri(probability)) / variance)
-    tail, delta = float(gaussian_loss_tail(epsilon, 1 / sigma)), gdp_delta(1 / sigma, epsilon)
-    densities = peak * np.exp(-(here**2) / 2), peak * np.exp(-(there**2) / 2)
-    return LossFigures(output, *densities, probability, loss_ratio, epsilon, tail, delta)
 
 
 class LocalAndGlobal(NamedTuple):

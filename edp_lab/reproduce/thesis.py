@@ -1,0 +1,546 @@
+"""Tables of the thesis trained again: our scores and the guaranteed epsilon beside what it prints.
+
+    lab = Lab(Path("runs/reproduce-thesis"), QUICK)
+    for row in reproduce(lab, ["4.4"]):
+        print(row.name, row.printed, row.ours, row.confusion, row.loss, row.seconds)
+
+Finished networks are kept in the folder: a killed run resumes, and tables share networks. Seeds are published, so that
+a table can be repeated; every epsilon is the one that the same noise has under a secret seed.
+
+Source: Barzegar 2021. Scores are in percent, as printed. Table 2.2 is in notebook 01.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edp_lab.corpora.images import Images, load_images, two_circles
+from edp_lab.errors import UsageError
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.privacy.foundations import gaussian_epsilon
+from edp_lab.three_phase.perturbation import image_guarantee, perturb
+from edp_lab.three_phase.phases import Event, Job, usable_workers
+from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings, Scores, score_labels
+from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
+from edp_lab.training.result_cache import ResultCache, Say, content_key
+
+SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
+PHASE_ONE = (2.5, DELTA)  # sections 3.1.1 and 3.5, for sigma 0.6
+DP_ADAM = (7.0, DELTA)  # captions of figure 4.6; chapter 6
+LABELS = (0.2, 0.0)  # section 4.2, of the labels; nothing is said of how many
+MODELS = {"Simple CNN": "cnn", "Alex-Net": "alexnet", "VGG-Net": "vgg"}
+CNN = "Simple CNN"
+TRAIN_SIZES = (100, 1000, 5000, 10_000, 100_000)
+SCORES = ("accuracy", "F-score", "recall", "precision")
+ABADI_CLIP = 4.0  # Abadi et al. 2016, section 5.2, whom the thesis follows and whose C its eq. 3.3 leaves out
+CIRCLES_TEST = 10_000
+POINT_SENSITIVITY = 2.0  # two points of the unit disc are at most that far apart
+BOX_SIGMA = 0.1  # section 4.1, of figures 4.1 and 4.2
+
+
+# ---- The print -------------------------------------------------------------------------------------------------------
+
+
+class Printed(NamedTuple):
+    """A table as the thesis prints it."""
+
+    title: str
+    place: str  # the section
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[float | None, ...]]  # a value for each column
+    claimed: Mapping[str, tuple[float, float]] = {}  # epsilon and delta as stated, by row; "" for all
+    remark: str = ""  # what is wrong with the print, if anything
+
+    def claim(self, row: str) -> float | None:
+        """The claimed epsilon of a row."""
+        return self.claimed.get(row, self.claimed.get("", (None,)))[0]
+
+
+def _circles(privacy: str, epsilon: float | None, *accuracies: float) -> Printed:
+    rows = {f"{size} points": (value,) for size, value in zip(TRAIN_SIZES, accuracies, strict=True)}
+    claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta: that of section 3.1.1, the table has none
+    return Printed(f"perceptron on two circles, {privacy}", "section 4.1", SCORES[:1], rows, claimed)
+
+
+TABLES = {
+    "4.1": _circles("no privacy", None, 93.89, 94.71, 94.87, 99.99, 99.99),
+    "4.2": _circles("epsilon 0.2", 0.2, 74.033, 83.668, 84.113, 83.953, 84.953),
+    "4.3": _circles("epsilon 0.4", 0.4, 84.900, 84.800, 86.990, 86.209, 87.426),
+    "4.4": Printed(
+        "MNIST without privacy",
+        "section 4.2",
+        SCORES,
+        {"Simple CNN": (98, 97, 98, 97), "Alex-Net": (99, 98, 98, 98), "VGG-Net": (99, 99, 99, 99)},
+    ),
+    "4.5": Printed(
+        "MNIST after phase I, noise on the images",
+        "section 4.2",
+        SCORES,
+        {"Simple CNN": (97, 96, 97, 96), "Alex-Net": (98, 98, 96, 98), "VGG-Net": (98, 98, 98, 98)},
+        {"": PHASE_ONE},
+    ),
+    "4.6": Printed(
+        "MNIST after phases I and II, ten instructors by DPAdam",
+        "section 4.2",
+        SCORES,
+        {"DP-Simple CNN": (95, 95, 94, 95), "DP-Alex-Net": (96, 96, 97, 96), "DP-VGG-Net": (97, 97, 97, 97)},
+        {"": DP_ADAM},
+    ),
+    "4.7": Printed(
+        "MNIST after phases I, II and III, the understudy",
+        "section 4.2",
+        SCORES,
+        {"DP-Simple CNN": (95, 96, 95, 96), "DP-Alex-Net": (96, 96, 96, None), "DP-VGG-Net": (97, 97, 96, 97)},
+        {"": LABELS},
+        "of DP-Alex-Net the text has three values for four columns: the last is left out here",
+    ),
+    "4.8": Printed(
+        "VGG by DPAdam, at delta 1e-6",
+        "section 4.2",
+        SCORES,
+        {
+            "epsilon 1": (90, 91, 90, 90),
+            "epsilon 2": (93, 92, 93, 92),
+            "epsilon 5": (95, 94, 94, 95),
+            "epsilon 10": (98, 98, 98, 98),
+        },
+        {f"epsilon {epsilon}": (epsilon, 1e-6) for epsilon in (1, 2, 5, 10)},
+    ),
+    "6.1": Printed(
+        "MNIST beside other work",
+        "chapter 6",
+        SCORES[:1],
+        {"no privacy, Adam": (99,), "no privacy, SGD": (98,), "DPSGD": (97,), "DPAdam": (97.3,)},
+        {"DPSGD": (10, DELTA), "DPAdam": (10, DELTA)},
+        "a fifth row, 80 % of Shokri et al., has an epsilon per parameter",
+    ),
+    "6.2": Printed(
+        "MNIST, CNN, DPAdam beside Abadi et al., at delta 1e-5",
+        "chapter 6",
+        SCORES[:1],
+        {
+            **{f"DPSGD, epsilon {epsilon}": (value,) for epsilon, value in ((7, 97), (5, 94), (2, 91))},
+            **{f"DPAdam, epsilon {epsilon}": (value,) for epsilon, value in ((7, 97.3), (5, 95), (2, 91.7))},
+        },
+        {f"{name}, epsilon {epsilon}": (epsilon, DELTA) for name in ("DPSGD", "DPAdam") for epsilon in (7, 5, 2)},
+    ),
+    "times": Printed(
+        "seconds to train one instructor on everything, and ten on a tenth each",
+        "section 4.2, after table 4.8",
+        ("seconds",),
+        {"1 instructor": (181_234.21,), "10 instructors": (222_918.07,)},
+        remark="the network is not named; the ratio is printed as 1.2",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: ours beside the print."""
+
+    table: str
+    name: str
+    printed: dict[str, float]  # by column; empty for a row that is ours alone
+    ours: dict[str, float]
+    # 95 % interval of our accuracy by Clopper and Pearson, over the test images of all repeats; on circles, from the
+    # lowest to the highest of the repeats.
+    interval: tuple[float, float] | None = None
+    epsilon_claimed: float | None = None  # by the thesis
+    epsilon: float | None = None  # guaranteed for one example with its label, under a secret seed; None: no guarantee
+    epsilon_image: float | None = None  # likewise, for its image or point alone
+    delta: float | None = None  # of both; None without a guarantee
+    note: str = ""  # the settings that the thesis leaves open (T19, T27), and what else a reader should know
+    seconds: float = 0.0  # of training, of all networks behind this row together
+    confusion: list[list[int]] = field(default_factory=list, repr=False)  # [true][predicted] counts
+    loss: list[float] = field(default_factory=list, repr=False)  # by epoch, the mean over networks;
+    test_loss: list[float] = field(default_factory=list, repr=False)  # on their test examples
+
+
+# ---- Networks --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is trained. Epochs that are None are the classifier's defaults."""
+
+    data: str  # "digits" or "mnist"
+    repeats: int  # of what is trained on images, each with other seeds
+    circle_repeats: int  # and of what is trained on circles
+    circle_steps: int  # of training there, at least
+    sizes: tuple[int, ...] = TRAIN_SIZES  # of the training sets there
+    epochs: int | None = None  # of networks on all training images, without privacy,
+    part_epochs: int | None = None  # on an instructor's part,
+    private_epochs: int | None = None  # and with privacy
+    private_part_epochs: int | None = None
+    instructors: int = 10
+
+
+QUICK = Scale("digits", 1, 3, 300, TRAIN_SIZES, 17, 30, 20, 12)
+FULL = Scale("mnist", 3, 10, 2000, private_part_epochs=30)
+
+
+class Network(NamedTuple):
+    """A trained network, without its weights."""
+
+    predicted: NDArray[np.int64]  # (n) labels of its test examples
+    rows: list[dict[str, Any]]  # see `edp_lab.three_phase.classifier.Trained`
+    epsilon: float | None  # guaranteed
+    record: dict[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        return sum(row["seconds"] for row in self.rows)
+
+    @property
+    def chosen(self) -> str:
+        """The settings that the thesis leaves open."""
+        r = self.record
+        text = f"{r['method']}, {r['activation']}, lr {r['lr']:g}, batch {r['batch_size']}, {r['epochs']} epochs"
+        text += f", weight decay {r['weight_decay']:g}" if r["weight_decay"] else ""
+        if r["mechanism"] is None:
+            return text
+        return f"{text}, C {r['clip_norm']:g}, noise multiplier {r['mechanism']['z0']:.3g}"
+
+
+Repeats = list[Network]  # one for each repeat
+
+
+class Lab:
+    """Trains what the tables ask for, each network once.
+
+    Args:
+        out: folder of finished networks.
+        tell: called with a line, and whether it is worth keeping: one for each network, between them one per epoch.
+
+    A folder that cannot be written, or unknown data, is a UsageError.
+    """
+
+    def __init__(self, out: Path, scale: Scale, seed: int = 0, tell: Callable[[str, bool], None] | None = None) -> None:
+        if scale.data not in ("digits", "mnist"):
+            raise UsageError(f"unknown image data {scale.data!r}: choose digits or mnist")
+        self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
+        self.tell = tell or (lambda line, kept: None)
+        self.known: dict[tuple[int, float], Images] = {}
+        self.cells = ResultCache(out / "cells")
+        self.public = int(PUBLIC_SHARE * len(self.images(0).test))  # the first test images: the vote labels them
+
+    def images(self, repeat: int, sigma: float = 0.0) -> Images:
+        """The data of one repeat, with noise on the pixels of training and test images (phase I)."""
+        if (repeat, sigma) not in self.known:
+            images = load_images(self.scale.data, self.seed + repeat)
+            key = self._key(repeat, f"pixels, sigma {sigma:g}")
+            parts = (images.train, images.test)
+            train, test = (perturb(part, sigma, stream(key, Purpose.NOISE, k)) for k, part in enumerate(parts))
+            self.known[repeat, sigma] = replace(images, train=train, test=test)
+        return self.known[repeat, sigma]
+
+    def image_epsilon(self, sigma: float) -> float:
+        """Epsilon of an image alone, by the noise on its pixels."""
+        return image_guarantee(self.images(0).train.shape[1:], sigma, DELTA).epsilon
+
+    def _key(self, repeat: int, name: str) -> int:
+        return key_from_seed(f"thesis {self.seed + repeat}: {name}")
+
+    def job(self, name: str, repeat: int, data: Images, part: bool = False, method: str = "adam", **given: Any) -> Job:
+        """With tanh if nothing else is given: under noise, networks with the thesis' ReLU may cease to learn."""
+        s, private = self.scale, method in PRIVATE_METHODS
+        epochs = ((s.private_epochs, s.private_part_epochs) if private else (s.epochs, s.part_epochs))[part]
+        defaults = {"epochs": epochs, "classes": data.classes, "seed": self._key(repeat, name) % 2**32}
+        settings = ClassifierSettings(method=method, **{**defaults, **given})
+        return Job(name, settings, data.train, data.train_labels, data.test, data.test_labels)
+
+    def networks(self, name: str, sigma: float = 0.0, **given: Any) -> Repeats:
+        """Networks on all training images; other settings need another name."""
+        named = f"{name}, noise {sigma:g} on the images" if sigma else name
+        return self.train([self.job(named, repeat, self.images(repeat, sigma), **given) for repeat in self.repeats])
+
+    def private(self, model: str, method: str, epsilon: float, delta: float = DELTA, **given: Any) -> Repeats:
+        """Networks on all training images, each (epsilon, delta)-DP, or so by eq. 3.3."""
+        settings = {"model": model, "method": method, "epsilon": epsilon, "delta": delta, **given}
+        return self.networks(", ".join(f"{key} {value}" for key, value in settings.items()), **settings)
+
+    def instructors(self, name: str, repeat: int, **given: Any) -> list[Network]:
+        """Phase II: one network on each part of the noised training images; parts go by place in the set."""
+        data = self.images(repeat, SIGMA)
+        order = stream(self._key(repeat, "parts"), Purpose.SHUFFLE).permutation(len(data.train))
+        jobs = []
+        for k, own in enumerate(np.array_split(order, self.scale.instructors), 1):
+            part = replace(data, train=data.train[own], train_labels=data.train_labels[own])
+            named = f"{name}, noise {SIGMA:g} on the images, instructor {k} of {self.scale.instructors}"
+            jobs.append(self.job(named, repeat, part, True, **given))
+        return self.train(jobs)
+
+    def understudy(
+        self, name: str, repeat: int, voters: Sequence[Network], vote: Aggregator, **given: Any
+    ) -> tuple[Network, float]:
+        """Phase III: trained on the first nine tenths of the noised test images, as `voters` label them.
+
+        Returns: the network, and the share of its labels that are true.
+        """
+        data, public = self.images(repeat, SIGMA), self.public
+        predicted = np.array([voter.predicted[:public] for voter in voters])
+        noise = stream(self._key(repeat, f"{vote.vote} vote, {name}"), Purpose.NOISE)
+        labels = vote.labels(np.eye(data.classes, dtype=np.float32)[predicted], noise)
+        last_tenth = data.test[public:], data.test_labels[public:]
+        seen = Images(data.name, data.test[:public], labels, *last_tenth, data.classes)
+        [network] = self.train([self.job(f"{name}: understudy, {vote.vote} vote", repeat, seen, **given)])
+        return network, float(np.mean(labels == data.test_labels[:public]))
+
+    def perceptrons(self, size: int, sigma: float) -> tuple[Repeats, list[float]]:
+        """Section 4.1: one for each repeat, and their accuracies in percent on points that are noised alike."""
+        batch = min(256, max(16, size // 8))
+        epochs = math.ceil(self.scale.circle_steps / math.ceil(size / batch))
+        given: dict[str, Any] = {"model": "mlp", "activation": "relu", "lr": 0.02}
+        name, jobs = f"perceptron, {size} points with noise {sigma:g}", []
+        for repeat in range(self.scale.circle_repeats):
+            data = two_circles(size, CIRCLES_TEST, self.seed + repeat + 1, sigma)  # the thesis' seed is 1
+            jobs.append(self.job(name, repeat, data, epochs=epochs, batch_size=batch, **given))
+        networks = self.train(jobs)
+        return networks, [100 * float(np.mean(o.predicted == j.test_y)) for o, j in zip(networks, jobs, strict=True)]
+
+    def train(self, jobs: Sequence[Job]) -> list[Network]:
+        """Each job's network: as kept, or trained and kept, as many at a time as pay."""
+        keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # whatever its name
+        missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if self.cells.read(key) is None)
+
+        def listen(done: int, event: Event | None) -> None:
+            if event is not None:
+                accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
+                line = f"{event.part}: epoch {event.epoch} of {event.epochs}  loss {event.loss:.3f}{accuracy}"
+                self.tell(line, event.epoch == event.epochs)
+
+        cure, name = "the same command resumes from here", "a process that trains networks"
+        found = self.cells.results(keys, jobs, _trained, usable_workers(missing), listen, cure, name)
+        return [Network(**{**one, "predicted": np.array(one["predicted"])}) for one in found]
+
+    # ---- Rows
+
+    def scores(self, networks: Repeats, start: int = 0) -> Scores:
+        """Over all repeats' test images from `start` on."""
+        truth = np.concatenate([self.images(repeat).test_labels[start:] for repeat in self.repeats])
+        return score_labels(truth, np.concatenate([one.predicted for one in networks]), self.images(0).classes)
+
+    def vote_scores(self, ensembles: Sequence[Sequence[Network]]) -> Scores:
+        """Scores of a vote without noise among each repeat's networks."""
+        classes = self.images(0).classes
+        votes = [vote_counts([one.predicted for one in ensemble], classes).argmax(axis=1) for ensemble in ensembles]
+        truth = np.concatenate([self.images(repeat).test_labels for repeat in self.repeats])
+        return score_labels(truth, np.concatenate(votes), classes)
+
+
+def _trained(job: Job, say: Say) -> dict[str, Any]:
+    """The fields of `Network`, trained."""
+    one = job.train(say)
+    record = {name: value for name, value in one.record.items() if name != "rows"}
+    predicted = one.model.predict(job.test_x).tolist()
+    return {"predicted": predicted, "rows": one.rows, "epsilon": one.guarantee.epsilon, "record": record}
+
+
+def largest(networks: Sequence[Network]) -> float:
+    """Epsilon of networks on disjoint parts, or of each of several: the largest; inf if one has none."""
+    return max(math.inf if one.epsilon is None else one.epsilon for one in networks)
+
+
+def row(table: str, name: str, ours: Sequence[float], **more: Any) -> Row:
+    """A row beside the print, if it has one of that name; `more` as in `Row`."""
+    print_ = TABLES[table]
+    values = zip(print_.columns, print_.rows.get(name, ()), strict=False)
+    printed = {column: value for column, value in values if value is not None}
+    claimed = {"epsilon_claimed": print_.claim(name)}
+    return Row(table, name, printed, dict(zip(print_.columns, ours, strict=True)), **{**claimed, **more})
+
+
+def score_row(
+    table: str,
+    name: str,
+    scores: Scores,
+    networks: Sequence[Network],
+    note: str = "",
+    epsilon: float | None = None,
+    image: float | None = None,
+    delta: float = DELTA,
+) -> Row:
+    """A row of accuracy, F-score, recall and precision, or of the accuracy alone.
+
+    Args:
+        networks: all that were trained for these scores.
+        epsilon, image, delta: guaranteed for an example, and for its image alone if that is another, at delta.
+    """
+    image = epsilon if image is None else image
+    values = [100 * value for value in (scores.accuracy, scores.f_score, scores.recall, scores.precision)]
+    loss, test_loss = (
+        np.mean([[epoch[name] for epoch in network.rows] for network in networks], axis=0).tolist()
+        for name in ("loss", "test_loss")
+    )
+    return row(
+        table,
+        name,
+        values[: len(TABLES[table].columns)],
+        interval=(100 * scores.interval[0], 100 * scores.interval[1]),
+        epsilon=epsilon,
+        epsilon_image=image,
+        delta=None if image is None else delta,
+        note=f"{note}; {networks[0].chosen}" if note else networks[0].chosen,
+        seconds=sum(network.seconds for network in networks),
+        confusion=scores.confusion,
+        loss=loss,
+        test_loss=test_loss,
+    )
+
+
+# ---- Two circles: section 4.1 ----------------------------------------------------------------------------------------
+
+
+def circle_sigma(epsilon: float | None) -> float:
+    """Noise for a claimed epsilon by the thesis' only pair, sigma 0.6 for epsilon 2.5."""
+    return 0.0 if epsilon is None else SIGMA * PHASE_ONE[0] / epsilon
+
+
+def point_epsilon(sigma: float) -> float | None:
+    """Epsilon of a point anywhere in the unit disc, without its label."""
+    return gaussian_epsilon(POINT_SENSITIVITY, sigma, DELTA) if sigma else None
+
+
+def circles(table: str, lab: Lab) -> Iterator[Row]:
+    """Each private table also at the noise of figures 4.1 and 4.2."""
+    claimed = TABLES[table].claim("")
+    for size in lab.scale.sizes:
+        for sigma in (circle_sigma(claimed), *([BOX_SIGMA] if claimed else [])):
+            networks, hits = lab.perceptrons(size, sigma)
+            name = f"{size} points" if sigma == circle_sigma(claimed) else f"{size} points, sigma {sigma:g}"
+            note = f"sigma {sigma:g} on training and test points, none on labels" if sigma else "no noise"
+            note += f"; mean of {len(networks)}; relu, lr 0.02, {networks[0].record['epochs']} epochs"
+            spent = {"epsilon_image": point_epsilon(sigma), "delta": DELTA if sigma else None}
+            seconds = sum(network.seconds for network in networks)
+            low, high = min(hits), max(hits)
+            yield row(table, name, [float(np.mean(hits))], interval=(low, high), note=note, seconds=seconds, **spent)
+
+
+# ---- MNIST: section 4.2 and chapter 6 --------------------------------------------------------------------------------
+
+
+def without_privacy(table: str, lab: Lab) -> Iterator[Row]:
+    for name, kind in MODELS.items():
+        networks = lab.networks(name, model=kind)
+        yield score_row(table, name, lab.scores(networks), networks, "one network on all training images")
+
+
+def phase_one(table: str, lab: Lab) -> Iterator[Row]:
+    """The vote of ten, which section 4.2 says that all models are, and one network on all noised images."""
+    image = lab.image_epsilon(SIGMA)
+    for name, kind in MODELS.items():
+        ten = _instructors(lab, name, kind, False)
+        note = f"hard vote of {len(ten[0])} instructors; labels are bare"
+        yield score_row(table, name, lab.vote_scores(ten), list(chain(*ten)), note, image=image)
+        one, note = lab.networks(name, SIGMA, model=kind), "on all images; labels are bare"
+        yield score_row(table, f"{name}, one network", lab.scores(one), one, note, image=image)
+
+
+def phase_two(table: str, lab: Lab) -> Iterator[Row]:
+    for name, kind in MODELS.items():
+        ten = _instructors(lab, name, kind, True)
+        networks = list(chain(*ten))
+        note = f"hard vote of {len(ten[0])} instructors: the largest of their epsilons, of one example's slot emptied"
+        epsilon = largest(networks)
+        image = min(epsilon, lab.image_epsilon(SIGMA))
+        yield score_row(table, f"DP-{name}", lab.vote_scores(ten), networks, note, epsilon, image)
+
+
+def phase_three(table: str, lab: Lab) -> Iterator[Row]:
+    """As printed, with DPAdam in phases II and III; and without it, as in the captions of figure 4.4."""
+    for name, kind in MODELS.items():
+        for private in (True, False):
+            ten, training = _instructors(lab, name, kind, private), _training(private)
+            vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA, len(ten[0]))
+            how = {"model": kind, **training}
+            named = f"{name}, {training['method']}"
+            taught = [lab.understudy(named, repeat, voters, vote, **how) for repeat, voters in enumerate(ten)]
+            labels, instructors = account_votes(vote, lab.public, DELTA).epsilon, largest(list(chain(*ten)))
+            right = float(np.mean([share for _, share in taught]))
+            note = f"{right:.0%} of the labels right; by all labels epsilon {labels:.4g}"
+            note += f", by the instructors' DPAdam {instructors:.3g}: the smaller holds" if private else ""
+            networks, epsilon = [network for network, _ in taught], min(labels, instructors)
+            image = min(epsilon, lab.image_epsilon(SIGMA))
+            shown = f"DP-{name}" if private else f"{name}, no DPAdam"
+            yield score_row(table, shown, lab.scores(networks, lab.public), networks, note, epsilon, image)
+
+
+def _training(private: bool) -> dict[str, Any]:
+    return {"method": "dp-adam", "epsilon": DP_ADAM[0], "delta": DP_ADAM[1]} if private else {"method": "adam"}
+
+
+def _instructors(lab: Lab, name: str, kind: str, private: bool) -> list[list[Network]]:
+    """Instructors on noised images, of each repeat."""
+    training = _training(private)
+    named = f"{name}, {training['method']}"
+    return [lab.instructors(named, repeat, model=kind, **training) for repeat in lab.repeats]
+
+
+def vgg_by_epsilon(table: str, lab: Lab) -> Iterator[Row]:
+    note = "one network on clean images: which phases take part is not stated"
+    for name, (epsilon, delta) in TABLES[table].claimed.items():
+        networks = lab.private("vgg", "dp-adam", epsilon, delta)
+        yield score_row(table, name, lab.scores(networks), networks, note, largest(networks), delta=delta)
+
+
+def other_work(table: str, lab: Lab) -> Iterator[Row]:
+    for name, named, method in (("no privacy, Adam", CNN, "adam"), ("no privacy, SGD", f"{CNN}, sgd", "sgd")):
+        networks = lab.networks(named, model="cnn", method=method)
+        yield score_row(table, name, lab.scores(networks), networks, "CNN; the network is not stated")
+    for name, (epsilon, delta) in TABLES[table].claimed.items():
+        networks = lab.private("cnn", _method(name), epsilon, delta)
+        yield score_row(table, name, lab.scores(networks), networks, "CNN", largest(networks))
+
+
+def beside_abadi(table: str, lab: Lab) -> Iterator[Row]:
+    """And DPAdam under eq. 3.3, which has another epsilon: it leaves out C and the number of steps."""
+    claimed = TABLES[table].claimed
+    for name, (epsilon, delta) in claimed.items():
+        networks = lab.private("cnn", _method(name), epsilon, delta)
+        yield score_row(table, name, lab.scores(networks), networks, "", largest(networks))
+    for name in filter(lambda name: name.startswith("DPAdam"), claimed):
+        networks = lab.private("cnn", "dp-adam", *claimed[name], eq33=True, clip_norm=ABADI_CLIP)
+        shown = f"{name}, noise of eq. 3.3, C {ABADI_CLIP:g}"
+        yield score_row(table, shown, lab.scores(networks), networks, "C as in Abadi et al.", largest(networks))
+
+
+def _method(name: str) -> str:
+    """Our name of a method in the thesis' rows: DPSGD, DPAdam."""
+    return "dp-sgd" if name.startswith("DPSGD") else "dp-adam"
+
+
+def times(table: str, lab: Lab) -> Iterator[Row]:
+    """The CNN on noised images: the networks of table 4.5, in the first repeat."""
+    one = lab.networks(CNN, SIGMA, model="cnn")[:1]
+    ten = lab.instructors(f"{CNN}, adam", 0, model="cnn", method="adam")
+    note = f"CNN, {one[0].record['epochs']} epochs, and {ten[0].record['epochs']} of each of {len(ten)}; one by one"
+    for name, networks in zip(TABLES[table].rows, (one, ten), strict=True):
+        seconds = sum(network.seconds for network in networks)
+        yield row(table, name, [seconds], note=note, seconds=seconds)
+
+
+MAKE: dict[str, Callable[[str, Lab], Iterator[Row]]] = {
+    **dict.fromkeys(("4.1", "4.2", "4.3"), circles),
+    "4.4": without_privacy,
+    "4.5": phase_one,
+    "4.6": phase_two,
+    "4.7": phase_three,
+    "4.8": vgg_by_epsilon,
+    "6.1": other_work,
+    "6.2": beside_abadi,
+    "times": times,
+}
+
+
+def reproduce(lab: Lab, tables: Sequence[str] = tuple(TABLES)) -> Iterator[Row]:
+    """The rows of these tables, one by one."""
+    for table in tables:
+        yield from MAKE[table](table, lab)
