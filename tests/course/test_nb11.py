@@ -114,10 +114,16 @@ def test_the_conclusions_are_among_the_claims_and_at_least_15_cells_call_the_lib
     assert sum(map(calls, CLAIMS.values())) >= 15
 
 
-def test_the_prediction_of_how_many_hold_is_settled_by_the_table() -> None:
-    [line] = [line for line in summary().splitlines() if line.startswith("| holds |")]
+def test_the_prediction_and_the_page_of_results_count_as_the_table_does() -> None:
+    lines = [line for line in summary().splitlines() if line.startswith("| ")][1:]
+    holds, conditional, fails, untestable = (len(re.findall("[PT][0-9]+", line)) for line in lines)
     answers = next(cell.source for cell in NOTEBOOK.cells if cell.id == "answers")
-    assert f"hold={len(re.findall('[PT][0-9]+', line))}," in answers
+    assert f"hold={holds}," in answers
+    page = (path_of("11").parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    counts = (
+        f"{holds} hold, {conditional} hold under conditions, {fails} do not hold, and {untestable} are not testable"
+    )
+    assert counts in " ".join(page.split())
 
 
 # ---- Exercises -------------------------------------------------------------------------------------------------------
