@@ -15,15 +15,13 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import (
     Accountant,
     GaussianDP,
-    GroupRenyiDP,
     PrivacyLossDistribution,
-    RenyiDP,
     ReshufflingZCDP,
     SamplingZCDP,
     Schedule,
     gdp_epsilon,
 )
-from edp_lab.privacy.accountants import ORDERS, gdp_delta, log_moments
+from edp_lab.privacy.accountants import ORDERS, GroupRenyiDP, RenyiDP, gdp_delta, log_moments
 
 DELTA = 1e-5
 WHOLE = ORDERS % 1 == 0

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, RenyiDP, Schedule, gdp_epsilon
+from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, Schedule, gdp_epsilon
+from edp_lab.privacy.accountants import RenyiDP
 from edp_lab.privacy.loss_distribution import Losses, _convolved
 
 HERE = [(1.0, 0.01), (0.06, 0.3), (0.4, 1e-6), (30.0, 0.7), (200.0, 1e-9), (2.0, 1 - 1e-9)]
