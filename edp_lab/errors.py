@@ -6,7 +6,9 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, get_args, get_type_hints
 
 # What Rust's writers of weights and tokenizers say of the machine; they raise kinds of their own.
 RUST = re.compile(r"\(os error \d+\)|\bOs \{ code: \d+.*?message: \"(?P<why>[^\"]*)")
@@ -33,6 +35,23 @@ def check_whole(name: str, value: int, least: float, most: float | None = None) 
     if not isinstance(value, Integral) or value < least or (most is not None and value > most):
         bounds = f", at least {least}" if most is None else f" from {least} to {most:,}"
         raise UsageError(f"{name} is {value}: it must be a whole number{bounds}")
+
+
+def check_types(settings: Any) -> None:
+    """UsageError unless each field of a dataclass holds what it declares: text is no boolean, a boolean no number.
+
+    Fields are booleans, numbers or text, or None where they declare it; others are not looked at. Whether a number is
+    whole, and its bounds, are checked elsewhere.
+    """
+    words = {bool: "true or false", int: "a number", float: "a number", str: "text", NoneType: "nothing"}
+    for name, declared in get_type_hints(type(settings)).items():
+        value, kinds = getattr(settings, name), get_args(declared) if isinstance(declared, UnionType) else (declared,)
+        if not all(kind in words for kind in kinds):
+            continue
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        fits = {bool: isinstance(value, bool), str: isinstance(value, str), NoneType: value is None}
+        if not any(fits.get(kind, number) for kind in kinds):
+            raise UsageError(f"{name} is {value!r}: it must be {' or '.join(words[kind] for kind in kinds)}")
 
 
 def sentence(error: BaseException) -> str | None:

@@ -100,7 +100,7 @@ def account(
 
         ledger, record, certified = run_ledger(run), read_record(run), check_certificate(run)
         mechanism, bill = ledger.mechanism, ledger.bill()
-        published = not record["config"].get("private_seed", False)
+        published = record["config"].get("private_seed") is not True
         delta = delta if "delta" in named else record["guarantee"]["delta"]
     else:
         if as_printed and sampling_rate is not None:

@@ -147,7 +147,7 @@ def judge(
         return replace(blank, reason=mechanism.no_guarantee())
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
     held = replace(blank, mu=mu, epsilon=epsilon)
-    if mechanism.exact_noise is not True:  # what is merely truthy, such as "no", is no promise
+    if not mechanism.exact_noise:
         return replace(held, status=IDEAL, reason=f"{FLOATS}; {PUBLISHED}" if seed_published else FLOATS)
     if seed_published is not False:
         return replace(held, status=VOID, reason=PUBLISHED)

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_types
 
 Choice = TypeVar("Choice", bound=StrEnum)
 # Far beyond use; they keep every product of these numbers a float.
@@ -169,6 +169,7 @@ class Mechanism:
         return cls(Variant.SOUND, clip_norm, z0, rate, tau, *settings)
 
     def __post_init__(self) -> None:
+        check_types(self)
         # A mechanism read back from a record holds plain strings, which `is` would misjudge.
         for name, choices in (("variant", Variant), ("decay", Decay), ("alpha", Alpha), ("unit", Unit)):
             object.__setattr__(self, name, _choice(choices, getattr(self, name)))

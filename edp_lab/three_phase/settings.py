@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_types
 from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.calibration import Budget
 from edp_lab.privacy.csprng import key_from_seed
@@ -85,6 +85,7 @@ class ClassifierSettings:
     eq33: bool = False  # take the noise of the thesis' eq. 3.3 for epsilon and delta, not noise that suffices for them
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.method not in METHODS:
             raise UsageError(f"unknown method {self.method!r}: choose {', '.join(METHODS)}")
         of_noise = (self.epsilon, self.noise_multiplier, self.clip_norm, self.eq33 or None)
@@ -152,6 +153,7 @@ class ThreePhaseSettings:
     workers: int | None = None  # processes of one thread that train instructors; None: one, or on large data all cores
 
     def __post_init__(self) -> None:
+        check_types(self)
         object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
             raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")

@@ -45,7 +45,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     """
     ledger, record = run_ledger(folder), read_record(folder)
     mechanism, bill, config = ledger.mechanism, ledger.bill(), record["config"]
-    held = judge(mechanism, bill, config["delta"], not config["private_seed"])
+    held = judge(mechanism, bill, config["delta"], config["private_seed"] is not True)
     if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
     attack, splits = accountant_for(mechanism, bill), record["corpus"]["splits"]

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from edp_lab.errors import UsageError, check_whole
+from edp_lab.errors import UsageError, check_types, check_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,6 +164,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         from edp_lab.privacy import Alpha
 
+        check_types(self)
         for name, value, known in (
             ("model", self.model, ("clc", "bert")),
             ("method", self.method, METHODS),

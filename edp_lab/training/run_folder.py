@@ -141,7 +141,7 @@ def bill(
     Returns epsilons, and the noise of the last of `epochs` epochs.
     """
     config, releases = record["config"], epochs if ledger is None else ledger.bill()
-    published = not config["private_seed"]
+    published = config["private_seed"] is not True
     verdict = asdict(judge(mechanism, releases, config["delta"], published))
     names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
     epsilons = {name: verdict.pop(name) for name in names}

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, PrivacyLossDistribution, Schedule, gdp_epsilon
 from edp_lab.privacy.claimed import check_claim, read_settings, shuffled_at_least
-from edp_lab.training import PrivateStep
+from edp_lab.three_phase.settings import ClassifierSettings, ThreePhaseSettings
+from edp_lab.training import PrivateStep, TrainConfig
 
 
 def step_of(model: nn.Module, micro_batch_size: int = 8, **options) -> PrivateStep:
@@ -224,10 +225,34 @@ def test_what_holds_is_that_of_the_sampler_that_was_used():
     "settings",
     [
         {"max_grad_norm": 1, "poisson_sampling": False, "dataset_size": 60_000, "epochs": 10},
-        {"l2_norm_clip": 1.5, "sampler": "shuffle", "num_examples": 60_000, "iterations": 2350},
+        {"l2_norm_clip": 1.5, "sampler": "shuffle", "num_examples": 60_000, "iterations": 2350, "epochs": 10},
         {"clipping_norm": 1, "poisson_sampling_in_fit": False, "train_size": 60_000, "num_epochs": 10},
     ],
 )  # fmt: skip
 def test_the_same_run_by_the_names_of_other_libraries(settings):
     rest = {"batch_size": 256, "noise_multiplier": 1.0, "micro_batch_size": 1, "target_delta": 1e-5, "epsilon": 1.1}
     assert check_claim(read_settings({**settings, **rest}))[:4] == judged()[:4]
+
+
+GIVEN = {"clip_norm": 1.0, "z0": 1.0, "num_devices": 4, "micro_batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("build", "wrong"),
+    [
+        *((TrainConfig, {"corpus": "smart-home", name: "False"}) for name in ("private_seed", "as_printed", "frozen")),
+        *(
+            (TrainConfig, {"corpus": "smart-home", **wrong})
+            for wrong in ({"z0": True}, {"delta": "1e-5"}, {"noise": 1})
+        ),
+        (TrainConfig, {"corpus": "smart-home", "num_devices": None}),
+        *((Mechanism.sound, {**GIVEN, name: "False"}) for name in ("exact_noise", "shared_noise", "sampling_rate")),
+        *((Mechanism.sound, {**GIVEN, name: True}) for name in ("z0", "num_devices", "sampling_rate")),
+        (ClassifierSettings, {"private_seed": "False"}),
+        (ThreePhaseSettings, {"private_seed": "False"}),
+    ],
+)
+def test_text_of_a_file_is_no_boolean_and_a_boolean_no_number(build, wrong):
+    """Read as true, a private seed of "False" would let epsilon hold."""
+    with pytest.raises(UsageError, match="it must be"):
+        build(**wrong)
