@@ -105,8 +105,13 @@ def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> 
         driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", handle)
         until(lambda h=handle: at_rest(h), SECONDS, "the page does not come to rest")
         before = shown(driver, handle)
-        move(handle)
-        until(lambda h=handle, box=before["box"]: shown(driver, h)["box"] != box, SECONDS, "the box did not follow")
+
+        def followed(handle: WebElement = handle, box: str = before["box"]) -> bool:
+            move(handle)  # once more if the page was busy
+            time.sleep(0.3)
+            return shown(driver, handle)["box"] != box
+
+        until(followed, SECONDS, "the box did not follow")
         with suppress(TimeoutError):
             until(lambda h=handle: not difference(driver, h), SECONDS, "the page does not show what the kernel has")
         assert difference(driver, handle) == []

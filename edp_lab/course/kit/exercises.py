@@ -2,14 +2,13 @@
 
     check = Checks("02", strict=STRICT, seed=seed)
     check("clip", clip)       # a function that the student wrote, or a prediction
-    check.score("score.json")
+    check.score()
 
 The exercises of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sysconfig
 import tomllib
@@ -26,8 +25,7 @@ import numpy as np
 import edp_lab
 from edp_lab.errors import UsageError
 
-STATUSES = ("solved", "wrong", "open", "missing", "timeout", "crashed", "unreadable")  # the first three in a notebook
-
+STATUSES = ("solved", "wrong", "open")
 
 Differences: TypeAlias = Iterable[str | None]
 
@@ -63,10 +61,6 @@ class Mark(NamedTuple):
 
 class WrongAnswerError(Exception):
     """A wrong or missing answer where `strict` asks for right ones."""
-
-
-class Stopped(Exception):  # noqa: N818 (it says what happened)
-    """The student's code stopped in another process; the sentence is what `stopped` has said of it there."""
 
 
 def in_room(notebook: str, name: str) -> Path:
@@ -111,8 +105,6 @@ def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
 
 def stopped(error: BaseException) -> str:
     """What an error says to the student: its type and text, and the last of the student's own lines on its way."""
-    if isinstance(error, Stopped):
-        return str(error)
     if isinstance(error.__cause__, StopIteration):  # which Python turns into a RuntimeError on its way out of a check
         error = error.__cause__
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -131,8 +123,8 @@ class Checks:
 
     Args:
         notebook: its number, "02".
-        strict: raise WrongAnswerError instead of going on; for tests and grading.
-        seed: of the cases an answer is tried on; a seed per student gives each their own.
+        strict: raise WrongAnswerError instead of going on; for tests.
+        seed: of the cases an answer is tried on.
 
     Attributes:
         verdicts: by exercise, the last one.
@@ -157,28 +149,13 @@ class Checks:
         if self.strict and verdict.status != "solved":
             raise WrongAnswerError(f"exercise {self.notebook}.{name}: {verdict.message}")
 
-    def score(self, path: str | Path | None = None) -> None:
-        """Print how many are solved and which are not; write it all as JSON where a path is given."""
-        verdicts = list(self.verdicts.values())
-        print(in_words({verdict.exercise: verdict.status for verdict in verdicts}))
-        if path is not None:
-            from edp_lab.files import write_whole
-
-            score = {
-                "notebook": self.notebook,
-                "seed": self.seed,
-                "solved": sum(verdict.status == "solved" for verdict in verdicts),
-                "exercises": len(verdicts),
-                "verdicts": [verdict._asdict() for verdict in verdicts],
-            }
-            write_whole(Path(path), json.dumps(score, indent=1).encode())
-
-
-def in_words(found: Mapping[str, str]) -> str:
-    """How many are solved, and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
-    of = {status: [name for name in found if found[name] == status] for status in STATUSES}
-    rest = "".join(f"; {status}: {', '.join(of[status])}" for status in STATUSES[1:] if of[status])
-    return f"{len(of['solved'])} of {len(found) - len(of['unreadable'])} exercises solved{rest}"
+    def score(self) -> None:
+        """Print how many are solved and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
+        of = {
+            status: [mark.exercise for mark in self.verdicts.values() if mark.status == status] for status in STATUSES
+        }
+        rest = "".join(f"; {status}: {', '.join(of[status])}" for status in STATUSES[1:] if of[status])
+        print(f"{len(of['solved'])} of {len(self.verdicts)} exercises solved{rest}")
 
 
 NOTHING = "(your function returns None: is there a `return`?)"
