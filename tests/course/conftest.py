@@ -19,8 +19,7 @@ from nbformat.v4 import new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course.kit.panel import Panel
-from edp_lab.course.solutions import exercise_cells, read_notebook, read_solutions, solved
+from edp_lab.course.solutions import read_notebook, read_solutions, solved
 from tests import browser as browsing
 
 ROOT = Path(__file__).parents[2]
@@ -112,38 +111,6 @@ def prediction(number: str, name: str, *words: Any) -> dict[str, Any]:
 def prose(number: str) -> str:
     """The text cells of a notebook."""
     return "\n".join(cell.source for cell in source(number).cells if cell.cell_type == "markdown")
-
-
-@pytest.fixture
-def run_notebook() -> Callable[..., dict[str, Any]]:
-    """From a notebook's number and parameters: what its code cells leave behind, run here and in strict mode.
-
-    All its parameters but ``mode`` are to be given, so that a new one is not forgotten. The cells are run until one
-    fails, and must solve all exercises; at last a fault is put into the first panel, which must make the last cell with
-    ``.check()`` fail.
-    """
-
-    def run(number: str, **values: Any) -> dict[str, Any]:
-        cells = [cell for cell in source(number).cells if cell.cell_type == "code"]
-        space: dict[str, Any] = {}
-        for cell in cells:
-            exec(cell.source, space)
-            if "parameters" in cell.metadata.get("tags", ()):
-                assigned = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
-                assert assigned - {"mode", "STRICT"} == set(values)
-                space.update(values, STRICT=True)
-        panel = next(value for value in space.values() if isinstance(value, Panel))
-        whole, panel.draws[0] = panel.draws[0], lambda result: 1 / 0  # a fault that only a moved slider meets
-        panel.reset()
-        [last] = [cell for cell in cells if ".check()" in cell.source]
-        with pytest.raises(ZeroDivisionError):
-            exec(last.source, space)
-        panel.draws[0] = whole  # pages show all panels that there are
-        solved = {name: verdict.status for name, verdict in space["check"].verdicts.items()}
-        assert solved == dict.fromkeys(exercise_cells(source(number)), "solved")
-        return space
-
-    return run
 
 
 @pytest.fixture

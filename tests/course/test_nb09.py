@@ -154,9 +154,13 @@ def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureF
     assert told == pytest.approx([1000 * r.step[r.here], r.speed_up[r.here], r.ratio[r.here]], rel=0.01)
 
 
-def test_the_notebook_starts_two_ranks_which_train_the_model_of_one(run_notebook: Any) -> None:
-    space = run_notebook("09", C=0.5, z0=0.8, num_devices=4, processes=2, delta=1e-6, seed=3)
-    real = space["real_panel"]
+def test_two_ranks_train_the_model_of_one() -> None:
+    little = TrainConfig("smart-home", size="small", precision="float64", noise="per-device", epochs=1)
+    real = panels.Processes(panels.noise(0.5, 0.8, 4, 10, 1e-6, 0), little)
+    for count in (1, 2):
+        real.processes.value = count
+        real.run(wait=True)
+        real.check()
     assert [run.record["devices"] for run in real.runs] == [
         "4 devices: 1 process, 3 simulated",
         "4 devices: 2 processes, 2 simulated",
