@@ -155,7 +155,7 @@ class Checks:
             status: [mark.exercise for mark in self.verdicts.values() if mark.status == status] for status in STATUSES
         }
         rest = "".join(f"; {status}: {', '.join(of[status])}" for status in STATUSES[1:] if of[status])
-        print(f"{len(of['solved'])} of {len(marks)} exercises solved{rest}")
+        print(f"{len(of['solved'])} of {len(self.verdicts)} exercises solved{rest}")
 
 
 NOTHING = "(your function returns None: is there a `return`?)"
