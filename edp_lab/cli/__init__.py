@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from edp_lab.cli.audit import audit_app
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App
-from edp_lab.cli.output import open_streams, shown
+from edp_lab.cli.output import shown
 from edp_lab.cli.reproduce import reproduce_app
 from edp_lab.cli.thesis import three_phase
 from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
@@ -66,7 +67,9 @@ def main() -> None:
     status: str | int | None = 0
     said = None
     try:
-        open_streams()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         app(prog_name="edp-lab")
     except SystemExit as ended:
         status = ended.code

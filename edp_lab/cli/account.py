@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli import reports
 from edp_lab.cli.options import COUNT, Clip, Gpus, Json, given, neighbours_named
 from edp_lab.cli.output import answer
 from edp_lab.errors import UsageError
@@ -127,7 +128,7 @@ def account(
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
         report["calibration"] = _calibration(mechanism, bill, budget)
     adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
-    answer(as_json, report, "account", report, mechanism, adjacent)
+    answer(as_json, report, reports.account(report, mechanism, adjacent))
 
 
 def _judge_claim(ctx: typer.Context, named: set[str], file: Path | None, as_json: bool) -> None:
@@ -140,7 +141,7 @@ def _judge_claim(ctx: typer.Context, named: set[str], file: Path | None, as_json
     if twice := [name for name in options if settings[name] != options[name]]:
         raise UsageError(f"{flag_of(twice[0])} is {options[twice[0]]}, but {file} says {settings[twice[0]]}: keep one")
     verdict = check_claim(settings)
-    answer(as_json, {**verdict._asdict(), "settings": settings}, "claim", verdict)
+    answer(as_json, {**verdict._asdict(), "settings": settings}, reports.claim(verdict))
     if verdict.status != "holds":
         raise typer.Exit(1)
 

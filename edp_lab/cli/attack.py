@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edp_lab.cli import reports
 from edp_lab.cli.options import (
     COUNT,
     App,
@@ -25,7 +26,7 @@ from edp_lab.cli.options import (
     commas,
     numbers,
 )
-from edp_lab.cli.output import Screen, check_file, echo, number, print_json, telling, words, write_text
+from edp_lab.cli.output import Screen, check_file, echo, number, print_json, telling, write_text
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.training.config import SEED, TrainConfig
 
@@ -37,7 +38,6 @@ attack_app = App(
     no_args_is_help=True,
     help="Attack a trained model: who was in its training set, and what it remembers.",
 )
-PACKED: dict[str, Any] = {"padding": (0, 0, 0, 1)}  # of tables with many columns
 
 # ---- What a model remembers ------------------------------------------------------------------------------------------
 
@@ -96,10 +96,8 @@ def canaries(
         extracted = f"{row.extracted}/{len(row.exposures)}", "{:.2f}-{:.2f}".format(*row.extracted_interval)
         epsilon = number(row.epsilon, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
-    Screen().table(lines, groups=1, **PACKED)
-    by_method = {row.method: row for row in rows}  # one of each, in the table's order
-    by_method |= {row.method: row for row in rows if row.repetitions and row.epsilon is None}
-    echo(words("canaries", config, rows, list(by_method.values()), fillings))
+    Screen().table(lines, groups=1)
+    Screen().report(reports.canaries(config, rows, fillings))
 
 
 # ---- Who was in the training set -------------------------------------------------------------------------------------
@@ -192,6 +190,9 @@ def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any
     changed = None if before is None else change(before, attacked)
     found = attacked.to_json()
     result = json.dumps({**found, "change": changed}, indent=2, allow_nan=False)
-    echo(result if ctx.params["as_json"] else words("membership", found, attacked.title, changed))
+    if ctx.params["as_json"]:
+        echo(result)
+    else:
+        Screen().report(reports.membership(found, attacked.title, changed))
     if out is not None:
         write_text(out, f"{result}\n")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edp_lab.cli import reports
 from edp_lab.cli.account import AlphaMax, AsPrinted, MicroBatchSize, described
 from edp_lab.cli.options import COUNT, App, BatchSize, Clip, Delta, Epochs, Gpus, Json, chosen, numbers
 from edp_lab.cli.output import PATIENCE, answer, bar
@@ -56,7 +57,7 @@ def mechanism(
     tested = described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
         audit = audit_mechanism(tested, delta, key_from_seed(seed), draws, confidence, update)
-    answer(as_json, {**asdict(audit), "seed": seed}, "audited_step", audit)
+    answer(as_json, {**asdict(audit), "seed": seed}, reports.audited_step(audit))
 
 
 @audit_app.command("one-run")
@@ -133,4 +134,4 @@ def one_run(
     one_thread_if_small(size)
     with bar("steps", patience=PATIENCE) as (update, _):
         audit = audit_one_run(config, canaries, kind, linear, confidence, target_epsilon, update, shares)
-    answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, "audited_run", audit, corpus)
+    answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, reports.audited_run(audit, corpus))

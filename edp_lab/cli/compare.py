@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from edp_lab.cli import reports
 from edp_lab.cli.options import Json
 from edp_lab.cli.output import (
     Screen,
@@ -26,7 +27,6 @@ from edp_lab.cli.output import (
     echo,
     html_page,
     print_json,
-    prose,
     shown,
     table,
     write_text,
@@ -180,7 +180,7 @@ def _show(comparison: Comparison) -> None:
         if same:
             console.print(f"{same}\n")
         console.table(rows)
-    console.print(f"\n{prose('compared', comparison)}", style="dim")
+    console.print(f"\n{reports.compared(comparison)}", style="dim")
     for reason in comparison.notes:
         console.print(NOTE(reason))
 
@@ -222,7 +222,7 @@ def csv_of(comparison: Comparison) -> str:
 def latex_of(comparison: Comparison) -> str:
     """A tabular for the package booktabs; what is the same in all runs, and what does not compare, is in comments."""
     kept, same = fold(comparison)
-    comments = ["\\usepackage{booktabs}", same, prose("compared", comparison), *map(NOTE, comparison.notes)]
+    comments = ["\\usepackage{booktabs}", same, reports.compared(comparison), *map(NOTE, comparison.notes)]
     titles = [column.title.replace("\n", " ").translate(LATEX) for column in kept]
     titles = [title.replace("epsilon", r"$\varepsilon$").replace("delta", r"$\delta$") for title in titles]
     rows = [[_latex(column.text(run)) for column in kept] for run in comparison.runs]

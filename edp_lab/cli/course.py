@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from edp_lab.cli.options import CORES, App
-from edp_lab.cli.output import echo, fitted, output_folder, print_json
+from edp_lab.cli.output import echo, output_folder, print_json
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with
 
@@ -72,10 +72,7 @@ def run(
     rows = []
     for row in run_course(notebooks_dir, output_folder(out).resolve(), values, notebooks or (), jobs, timeout):
         rows.append(row)
-        echo(
-            fitted(f"{row['notebook']:<26} {row['status']:<6} {row['seconds']:6.1f} s  {row['error'] or ''}"),
-            error=True,
-        )
+        echo(f"{row['notebook']:<26} {row['status']:<6} {row['seconds']:6.1f} s  {row['error'] or ''}", error=True)
     if as_json:
         print_json(rows)
     else:

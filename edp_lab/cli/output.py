@@ -7,12 +7,9 @@ import io
 import json
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +21,6 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from edp_lab.errors import UsageError, writing
 from edp_lab.files import regular, writable, write_whole
 
 WIDTH = 120  # of what is printed to a file
@@ -34,54 +30,6 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for
 PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
-class _Out(io.TextIOWrapper):
-    """Standard output: its faults name it."""
-
-    guard: Any = staticmethod(partial(writing, "standard output", "send it elsewhere"))
-
-    def write(self, text: str) -> int:
-        with self.guard():
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self.guard():
-            super().flush()
-
-
-class _Aside(_Out):
-    """Standard error: no work ends because nobody can read how far it has come."""
-
-    guard = staticmethod(partial(suppress, OSError))
-
-
-def open_streams() -> None:
-    """Standard output and error take every character, one that they cannot encode as an escape.
-
-    UsageError where standard output is closed, or the working folder is gone.
-    """
-    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # a closed one: else the next file would get its number, and what C prints
-    os.close(free)
-    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115 - as long as the process
-    if (own := sys.__stderr__) and sys.stderr is own:  # else somebody listens
-        sys.stderr = _Aside(own.buffer, encoding=own.encoding, line_buffering=True)
-    if (own := sys.__stdout__) and sys.stdout is own:
-        own.flush()
-        sys.stdout = _Out(own.buffer, own.encoding, line_buffering=own.line_buffering, write_through=own.write_through)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    if sys.stdout is None:
-        raise UsageError("standard output is closed: send it to a file, or to /dev/null")
-    if len(os.environ.get("COLUMNS", "")) > 4:  # no terminal is so wide, and rich would fill its lines with blanks
-        del os.environ["COLUMNS"]
-    try:
-        os.getcwd()
-    except OSError:  # libraries of numbers would die of it
-        raise UsageError("the folder that you are in has been removed: change to one that exists") from None
-
-
 def shown(text: str) -> str:
     """A text from a corpus, a record or a file as a terminal may have it: what would command it is an escape."""
     return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -89,23 +37,8 @@ def shown(text: str) -> str:
 
 def echo(text: object = "", error: bool = False) -> None:
     """What every command prints with, be it people's text or its own."""
-    print(shown(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
-
-
-def columns(most: int) -> int:
-    """Of the terminal or $COLUMNS, at most so many; just so many where there is neither."""
-    return max(20, min(most, shutil.get_terminal_size((most, 0)).columns))
-
-
-def fitted(text: str) -> str:
-    """Lines that go on below, further in, where the terminal is too narrow for them."""
-    width, lines = columns(1000), []
-    for line in text.split("\n"):
-        indent = line[: len(line) - len(line.lstrip())]
-        lines += textwrap.wrap(
-            line, width, subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=len(line) > width
-        ) or [""]
-    return "\n".join(lines)
+    with suppress(OSError) if error else nullcontext():  # no work ends because nobody can read how far it has come
+        print(shown(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_json(value: Any, indent: int = 2, readable: bool = False) -> None:
@@ -114,60 +47,24 @@ def print_json(value: Any, indent: int = 2, readable: bool = False) -> None:
     echo(json.dumps(value, indent=indent, ensure_ascii=plain, allow_nan=False))
 
 
-def filled(text: str, most: int) -> str:
-    """After an empty line, lines of at most so many columns."""
-    return "\n" + textwrap.fill(text, columns(most))
-
-
 def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
 
 
-@cache
-def _template(name: str) -> Any:
-    """Of this folder: ``words.txt.j2`` or ``page.html.j2``."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+class Report(NamedTuple):
+    """What a command prints: a line, values beside their names, and paragraphs below."""
 
-    from edp_lab.privacy.guarantee import CONDITIONS, upward
-
-    def fill(text: str, indent: str = "") -> str:
-        return textwrap.fill(text, columns(100), initial_indent=indent, subsequent_indent=f"{indent}    ")
-
-    look: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    beside = FileSystemLoader(Path(__file__).parent)
-    here = Environment(loader=beside, undefined=StrictUndefined, autoescape=select_autoescape(["html.j2"]), **look)
-
-    def up(bound: float | None, digits: int = 6) -> str:
-        return "none" if bound is None else upward(bound, digits)
-
-    def down(bound: float, digits: int = 3) -> str:  # such as what attacks reach
-        return upward(-bound, digits).lstrip("-")
-
-    here.filters |= {"n": number, "up": up, "down": down, "fill": fill}
-    here.globals["conditions"] = CONDITIONS
-    return here.get_template(name)
+    title: str = ""
+    facts: Sequence[tuple[str, str]] = ()  # a line without a name goes on with what is above it
+    notes: Sequence[str] = ()
 
 
-def words(macro: str, *values: Any) -> str:
-    """A macro of ``words.txt.j2``, filled in."""
-    return fitted(_macro(macro)(*values).removesuffix("\n"))
-
-
-def prose(macro: str, *values: Any) -> str:
-    """A macro's words as one paragraph."""
-    return " ".join(_macro(macro)(*values).split())
-
-
-def _macro(name: str) -> Callable[..., str]:
-    return getattr(_template("words.txt.j2").module, name)  # type: ignore[no-any-return]
-
-
-def answer(as_json: bool, found: Any, macro: str, *values: Any, readable: bool = False) -> None:
-    """What was found: as JSON, or in the words of a macro."""
+def answer(as_json: bool, found: Any, report: Report, readable: bool = False) -> None:
+    """What was found: as JSON, or as a report."""
     if as_json:
         print_json(found, readable=readable)
     else:
-        echo(words(macro, *values))
+        Screen().report(report)
 
 
 class Section(NamedTuple):
@@ -181,63 +78,61 @@ class Section(NamedTuple):
 
 def html_page(title: str, sections: Sequence[Section], names: int = 1) -> str:
     """A page that needs no network; the first so many columns of its tables hold names."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     from edp_lab.course.kit.figure import figure_html
 
     numbers = count(1)
     drawn = [[figure_html(one, next(numbers)) for one in section.figures] for section in sections]
     parts = [section._replace(figures=own) for section, own in zip(sections, drawn, strict=True)]
-    return str(_template("page.html.j2").render(title=title, sections=parts, names=names))
+    here = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True)
+    return here.get_template("page.html.j2").render(title=title, sections=parts, names=names)
 
 
 class Screen(Console):
-    """Standard output for tables and words, in which rich reads no markup."""
+    """A terminal, or `WIDTH` columns of a file, for tables and words; what would command a terminal is escaped."""
 
-    def __init__(self, width: int = WIDTH, markup: bool = False) -> None:
-        super().__init__(highlight=False, markup=markup, emoji=False, width=columns(width))
+    def __init__(self, width: int = WIDTH, markup: bool = False, stderr: bool = False) -> None:
+        super().__init__(highlight=False, markup=markup, emoji=False, stderr=stderr)
+        if not (self.is_terminal or "COLUMNS" in os.environ):
+            self.width = width
 
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(shown(one) if isinstance(one, str) else one for one in objects), **how)
 
-    def fits(self, made: Table, wrap: bool = False) -> bool:
-        needs = Measurement.get(self, self.options.update(max_width=10_000), made)
-        return (needs.minimum if wrap else needs.maximum) <= self.width
+    def fits(self, made: Table) -> bool:
+        return Measurement.get(self, self.options.update(max_width=10_000), made).maximum <= self.width
 
-    def table(
-        self, lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, kept: int = 1, **look: Any
-    ) -> None:
-        """See `table`; where it is too wide, several tables below each other, each with the first columns."""
-        first = max(kept, groups)
+    def table(self, lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> None:
+        """See `table`."""
+        super().print(table(lines, groups, **look))
 
-        def part(places: Sequence[int]) -> Table:
-            return table([[line[place] for place in (*range(first), *places)] for line in lines], groups, wrap, **look)
-
-        parts: list[list[int]] = [[]]
-        for place in range(first, len(lines[0])):
-            if parts[-1] and not self.fits(part([*parts[-1], place]), wrap):
-                parts.append([])
-            parts[-1].append(place)
-        for number, made in enumerate(map(part, parts)):
-            if number:
-                super().print()
-            if not self.fits(made, wrap):
-                for column in made.columns:
-                    column.no_wrap = False
-            super().print(made)
+    def report(self, report: Report) -> None:
+        """The title, then names and values in two columns, then the notes."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column()
+        grid.add_column(overflow="fold")
+        for name, value in report.facts:
+            grid.add_row(shown(name), shown(value))
+        if report.title:
+            self.print(report.title)
+        if report.facts:
+            super().print(grid)
+        for note in report.notes:
+            self.print(note)
 
 
-def table(lines: Sequence[Sequence[str]], groups: int = 0, wrap: bool = False, **look: Any) -> Table:
+def table(lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> Table:
     """The first line holds the headings. The first column stands to the left, the others to the right.
 
     Args:
         groups: rows with the same first cell have a line around them, and their first cells so often only once.
-        wrap: whether all columns but the first may go on in a next line.
         look: of the table, for rich.
     """
-    lines = [[*map(shown, line)] for line in lines]
     made = Table(**{"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, **look})
-    heading, *rows = lines
+    heading, *rows = [[*map(shown, line)] for line in lines]
     for place, name in enumerate(heading):
-        made.add_column(name, justify="right" if place else "left", no_wrap=not (wrap and place))
+        made.add_column(name, justify="right" if place else "left", overflow="fold")
     before = None
     for row in rows:
         again = groups and row[0] == before

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import HEAVY_HEAD
 
+from edp_lab.cli import reports
 from edp_lab.cli.options import CORES, COUNT, App, BatchSize, Corpus, Json, Size, numbers
 from edp_lab.cli.output import (
     Screen,
     echo,
-    filled,
     print_json,
-    prose,
     telling,
-    words,
     write_text,
 )
 from edp_lab.cli.thesis import thesis
@@ -102,9 +100,9 @@ def table1(
         return
     console = Screen(WIDTH)
     for cells in made:
-        console.print(f"\n{words('table1_title', cells[0])}")
-        console.table([HEADINGS1, *map(_line1, cells)], wrap=True, padding=(0, 1, 0, 0))
-    echo(filled(prose("table1_note"), 120))
+        console.print(f"\n{reports.table1_title(cells[0])}")
+        console.table([HEADINGS1, *map(_line1, cells)], padding=(0, 1, 0, 0))
+    console.print(f"\n{reports.TABLE1_NOTE}")
     echo(f"written: {out / 'table.json'}")
 
 
@@ -240,9 +238,9 @@ def epsilons(as_json: Json = False) -> None:
     for start in range(0, len(result.rows), len(Decay)):
         cells = result.rows[start : start + len(Decay)]
         lines.append([cells[0].model, cells[0].corpus, *map(cell, cells)])
-    echo(words("table1_above", result))
-    console.table(lines, kept=2)
-    echo(words("table1_below", result))
+    console.print(reports.TABLE1_EPSILONS)
+    console.table(lines)
+    console.report(reports.table1_epsilons(result))
 
 
 reproduce_app.command()(thesis)

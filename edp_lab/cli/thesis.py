@@ -13,8 +13,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from edp_lab.cli import reports
 from edp_lab.cli.options import CORES, COUNT, Delta, Json, chosen, commas, numbers
-from edp_lab.cli.output import Screen, Tell, bar, number, print_json, prose, telling, words
+from edp_lab.cli.output import Screen, Tell, bar, number, print_json, telling
 from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED
 
@@ -95,7 +96,7 @@ def _show(lab: Lab, rows: Iterable[Row]) -> None:
             console.print(note if len(notes) == 1 else f"{', '.join(names)}: {note}", style="dim")
         if table.remark:
             console.print(f"the print: {table.remark}", style="dim")
-    console.print(f"\n{prose('thesis_note', lab)}")
+    console.print(f"\n{reports.thesis_note(lab)}")
 
 
 def _both(row: Row) -> list[str]:
@@ -169,10 +170,9 @@ def _show_run(record: ThreePhaseRecord) -> None:
         for part in parts:
             reasons.setdefault(part.why, {})[name] = None
     alone = f"the {ONE if 1 in settings.phases else PLAIN}"
-    console.print(words("three_phases", record))
-    console.table(_scores(rows, settings.model), show_edge=True, pad_edge=True)
+    console.table(_scores(rows, settings.model))
     voters = of_instructors(settings.voters) if 2 in settings.phases else alone
-    console.print(words("three_phases_cost", record, reasons, voters))
+    console.report(reports.three_phases(record, reasons, voters))
     beside = Table("", "the thesis says", "here", box=SIMPLE_HEAD)
     for row in record.comparisons:
         beside.add_row(row.row, row.thesis, row.here)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
+from edp_lab.cli import reports
 from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, commas, given, options_of
-from edp_lab.cli.output import answer, bar, echo, output_folder, telling, words
+from edp_lab.cli.output import Screen, answer, bar, echo, output_folder, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import SEED, SIZES, Bounds, TrainConfig, flag_of, option_name
@@ -46,7 +47,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON and n
     from edp_lab.corpora import list_corpora
 
     rows = [row._asdict() | {"where": row.where and str(row.where)} for row in list_corpora()]
-    answer(as_json, rows, "corpora", rows, max(len(row["name"]) for row in rows))
+    answer(as_json, rows, reports.corpora(rows))
 
 
 @data_app.command()
@@ -132,7 +133,7 @@ def train(
         folder, size, start = resume, before["config"]["size"], partial(take_up, resume)
     elif dry_run and corpus is not None and epsilon is not None:
         made = _planned(ctx, corpus, epsilon)
-        answer(as_json, asdict(made), "plan", made)
+        answer(as_json, asdict(made), reports.plan(made))
         return
     elif dry_run and epsilon is None:
         raise UsageError("a dry run shows what --epsilon would do: give --epsilon, or drop --dry-run")
@@ -144,7 +145,7 @@ def train(
             new_run_folder(out)  # refused before the noise is sought
         made = _planned(ctx, corpus, epsilon)
         if rank() == 0:
-            echo(words("plan", made), error=True)
+            Screen(stderr=True).report(reports.plan(made))
         folder, size, start = out, made.config.size, partial(run, made.config, out)
     elif not given(ctx) & {"z0", "method", "as_printed"}:
         raise UsageError(
@@ -253,7 +254,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
     """Rank 0 speaks for all."""
     if rank() == 0:
         try:
-            answer(as_json, record, "trained", record, out)
+            answer(as_json, record, reports.trained(record, out))
         except UsageError as error:
             raise UsageError(f"{error}; the run in {out} is whole, and edp-lab compare {out} shows it") from None
         if record["status"] == "interrupted":
@@ -281,7 +282,7 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
     from edp_lab.training import evaluate_run
 
     scores = evaluate_run(run)
-    answer(as_json, scores, "evaluated", scores)
+    answer(as_json, scores, reports.evaluated(scores))
 
 
 def predict(
@@ -297,7 +298,7 @@ def predict(
     answers = predict_texts(run, text)
     if len(text) > 1 and not any(" " in one for one in text):
         echo("each word was taken for a sentence: if that was one sentence, put quotes around it", error=True)
-    answer(as_json, answers, "predicted", answers, readable=True)
+    answer(as_json, answers, reports.predicted(answers), readable=True)
 
 
 # ---- Pretraining -----------------------------------------------------------------------------------------------------

@@ -135,11 +135,18 @@ def test_noise_that_is_told_is_that_of_training_not_of_the_layer_scales(account)
 def test_a_person_reads_both_epsilons_and_their_scope(output_of):
     out, err = output_of("account", *ONE_STEP, "--as-printed", "--target-epsilon", "8")
     assert err == ""
-    for said in ("Algorithm 1 as printed", "paper's", "5.2", "holds", "none", "public text: epsilon 39.3", "adversary"):
-        assert said in out
+    for said in (
+        "Algorithm 1 as printed",
+        "claimed epsilon 5.2",
+        "guaranteed epsilon none",
+        "39.3",
+        "if alpha were public",
+        "adversary",
+    ):
+        assert said in " ".join(out.split())
     out, _ = output_of("account", *ONE_STEP, "--decay", "linear", "--epochs", "5", "--target-epsilon", "8")
-    for said in ("sound eDP-SGD", "noise over sensitivity: 1 in the first epoch", "no tau does", "epoch(s) at this z0"):
-        assert said in out
+    for said in ("sound eDP-SGD", "noise over sensitivity 1 in the first epoch", "no tau does", "epoch(s) at this z0"):
+        assert said in " ".join(out.split())
 
 
 # A run's ledger
@@ -197,7 +204,7 @@ def test_a_run_with_poisson_sampling_is_judged_as_its_certificate_says(account, 
 @pytest.mark.parametrize("z0", ["0.7", "1.3", "2.1", "3.3", "5.9"])
 def test_what_holds_is_printed_no_smaller_than_it_is(cli, account, z0):
     options = ("--z0", z0, "--epochs", "7")
-    printed = float(re.search(r"what holds +epsilon (\S+)", cli("account", *options)[1])[1])
+    printed = float(re.search(r"guaranteed epsilon +(\S+)", cli("account", *options)[1])[1])
     epsilon = account(*options)["holds"]["epsilon"]
     assert epsilon <= printed <= epsilon * 1.00001
 
@@ -213,7 +220,7 @@ def test_a_claim_is_judged_from_options_and_file_and_its_verdict_is_the_exit_sta
     status, out, err = cli(*options, "1.1")
     assert (status, err) == (1, "")
     for said in ("claimed epsilon 1.1: false", "guaranteed epsilon 17.8", "measured epsilon at least 4.4", "zero-out"):
-        assert said in out
+        assert said in " ".join(out.split())
     status, out, _ = cli(*options, "17.9", "--json")
     assert (status, json.loads(out)["status"]) == (0, "holds")
     assert "shuffle" in cli(*options, "17.9", "--sampler", "poisson")[2]

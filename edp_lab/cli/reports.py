@@ -1,0 +1,439 @@
+"""What commands print for people: a title, names beside values, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edp_lab.cli.output import Report, number
+
+if TYPE_CHECKING:
+    from edp_lab.attacks.audit.one_run import OneRunAudit
+    from edp_lab.attacks.audit.step_audit import MechanismAudit
+    from edp_lab.attacks.memorisation import Memorisation
+    from edp_lab.privacy import Mechanism
+    from edp_lab.privacy.claimed import Verdict
+    from edp_lab.reproduce.epsilons import Table1Epsilon
+    from edp_lab.three_phase.phases import ThreePhaseRecord
+    from edp_lab.training.recipe import Plan
+
+Facts = list[tuple[str, str]]  # names and values; a line without a name goes on with what is above it
+
+
+def up(bound: float | None, digits: int = 6) -> str:
+    """An upper bound, rounded up."""
+    from edp_lab.privacy.guarantee import upward
+
+    return "none" if bound is None else upward(bound, digits)
+
+
+def down(bound: float, digits: int = 3) -> str:
+    """A lower bound, rounded down."""
+    from edp_lab.privacy.guarantee import upward
+
+    return upward(-bound, digits).lstrip("-")
+
+
+def _span(ends: Sequence[float]) -> str:
+    return f"{ends[0]:.4f} to {ends[1]:.4f}"
+
+
+def _name(mechanism: Mechanism) -> str:
+    if mechanism.variant == "as-printed":
+        return "Algorithm 1 as printed"
+    return "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"
+
+
+# ---- Epsilon ---------------------------------------------------------------------------------------------------------
+
+
+def account(report: Mapping[str, Any], mechanism: Mechanism, neighbours: str) -> Report:
+    """Report of ``edp-lab account``."""
+    m, holds, claimed = mechanism, report["holds"], report["claimed"]
+    devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
+    length = f"{report['releases']} steps" if m.sampling_rate else f"{report['epochs']} epoch(s)"
+    title = f"{_name(m)}: z0 {number(m.z0)}, C {number(m.clip_norm)}, {length}, {devices}delta {up(holds['delta'], 3)}"
+    facts = [
+        ("claimed epsilon", f"{number(claimed['epsilon'])} ({claimed['method']}; {claimed['reason']})"),
+        (
+            "guaranteed epsilon",
+            f"{up(holds['epsilon'])} ({holds['method']}; neighbours: {neighbours}; batches: {holds['sampling']})",
+        ),
+        *[("", line) for line in _unless(holds)],
+    ]
+    if holds["status"] == "holds" and claimed["epsilon"] is not None and claimed["epsilon"] > holds["epsilon"]:
+        facts.append(("", "the claimed epsilon is an upper bound here"))
+    facts += [*_noise(report), *_limits(report.get("attack")), *_calibrated(report.get("calibration"), m.decay)]
+    if report.get("certificate"):
+        facts.append(("certificate", "every number of the run's certificate was recomputed, and is right"))
+    notes = holds["scope"].split("; ")
+    if holds["delta"] >= 0.01:  # a corpus of a hundred utterances would have it for 1/n
+        notes.insert(0, f"delta is large: publishing everything with probability {number(holds['delta'], 3)} meets it")
+    return Report(title, facts, notes)
+
+
+def _unless(holds: Mapping[str, Any]) -> list[str]:
+    """Why there is no guarantee, and under which condition there would be one."""
+    if holds["status"] == "holds":
+        return []
+    conditions = {
+        "epsilon_if_seed_secret": "with a secret seed (edp-lab train --private-seed)",
+        "epsilon_in_real_numbers": "in real numbers",
+        "epsilon_if_alpha_public": "if alpha were public",
+    }
+    first = next((name for name in conditions if holds[name] is not None), None)
+    return [holds["reason"], *([f"{up(holds[first])} {conditions[first]}"] if first else [])]
+
+
+def _noise(report: Mapping[str, Any]) -> Facts:
+    z, std = report["noise_multiplier"], report["noise_std"]
+    if not z or z[0] is None:
+        return []
+    last = z[-1] != z[0]
+    return [
+        (
+            "noise over sensitivity",
+            f"{number(z[0])} in the first epoch, {number(z[-1])} in the last" if last else number(z[0]),
+        ),
+        (
+            "sensitivity",
+            f"{number(report['sensitivity'])}; noise on the sum {number(std[0])}{' at first' if last else ''}",
+        ),
+    ]
+
+
+def _limits(attack: Mapping[str, float] | None) -> Facts:
+    if attack is None:
+        return []
+    if attack["best_auc"] > 0.9999:
+        return [("any membership attack", "no limit to speak of (AUC at most 1)")]
+    share = attack["best_tpr_at_fpr_0.01"]
+    return [("any membership attack", f"AUC at most {attack['best_auc']:.4f}; finds at most {share:.1%} at 1 % FPR")]
+
+
+def _calibrated(found: Mapping[str, Any] | None, decay: str) -> Facts:
+    if found is None:
+        return []
+    name = f"to meet epsilon {number(found['epsilon'])}"
+    if "reason" in found:
+        return [(name, f"no setting does: {found['reason']}")]
+    steps = f" or {found['steps']} steps" if found["steps"] else ""
+    more = ", perhaps more" if found["more_epochs_not_tried"] else ""
+    facts = [
+        (name, f"z0 {up(found['z0'])}, or"),
+        ("", f"{found['epochs'] or 'not even one'} epoch(s){steps}{more} at this z0"),
+    ]
+    if decay != "none":
+        facts.append(("", "no tau does" if found["tau"] is None else f"or tau {down(found['tau'], 6)} at this z0"))
+    return facts
+
+
+ASSUMED = (
+    "assumed: fresh secret noise on the sum of clipped gradients, a divisor that does not depend on the batch, real "
+    "numbers, nothing else released"
+)
+
+
+def claim(verdict: Verdict) -> Report:
+    """Verdict on a claim made with another library."""
+    guaranteed = f"none: {verdict.method}"
+    if verdict.guaranteed is not None:
+        guaranteed = f"{up(verdict.guaranteed)} ({verdict.method}; neighbours: {verdict.neighbours})"
+    facts = [
+        ("claimed epsilon", f"{number(verdict.claimed)}: {verdict.status}"),
+        ("guaranteed epsilon", guaranteed),
+    ]
+    if verdict.measured:
+        facts.append(("measured epsilon", f"at least {down(verdict.measured)}, whatever the accountant"))
+    return Report(facts=facts, notes=[ASSUMED])
+
+
+TABLE1_EPSILONS = (
+    "log10 epsilon in Table 1: as printed -> true (rounded up) if alpha were public, and a setting that explains the "
+    "printed value: z0, tau, number of epochs T"
+)
+
+
+def table1_epsilons(result: Table1Epsilon) -> Report:
+    """What the table of explained epsilons shows."""
+    explained = [(row, *row.epochs_range) for row in result.rows if row.epochs_range is not None]
+    high, low = max(explained, key=lambda row: row[1]), min(explained, key=lambda row: row[2])
+    needs = [
+        f"{row.log10_epsilon} ({row.model}, {row.corpus}, {row.decay}) needs T {sign} {epochs}"
+        for row, sign, epochs in ((high[0], ">=", high[1]), (low[0], "<=", low[2]))
+    ]
+    count = f"{len(explained)} of the {len(result.rows)} values can be explained, each with a T of its own"
+    common = " or ".join(map(str, result.common_epochs))
+    return Report(
+        notes=[
+            f"{count}; all of them with one T only if T = {common}: {', '.join(needs)}.",
+            result.note,
+            "With alpha from private gradients, as in the paper, no epsilon is guaranteed.",
+            "* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch.",
+        ]
+    )
+
+
+# ---- Runs ------------------------------------------------------------------------------------------------------------
+
+
+def plan(made: Plan) -> Report:
+    """What ``edp-lab train --epsilon`` is about to do."""
+    config, unit = made.config, made.config.unit or "utterance"
+    time = f"{made.seconds:.0f} s" if made.seconds < 120 else f"{made.seconds / 60:.0f} min"
+    title = f"epsilon {number(made.epsilon)} for each of n = {made.protected:,} {unit}s, at delta {up(made.delta, 3)}"
+    facts = [
+        ("delta times n", up(made.delta * made.protected, 2)),
+        ("training", f"{made.steps} steps, about {time} here; noise multiplier {number(config.z0, 4)}"),
+        *(("assumed public", f"the start, trained without privacy on {one}") for one in made.public),
+        *((line.setting, f"{line.value}: {line.why}") for line in made.lines),
+    ]
+    notes = [f"note: {warning}" for warning in made.warnings]
+    if made.delta >= 0.01:
+        notes.append(f"note: delta is large: publishing everything with probability {up(made.delta, 3)} meets it")
+    return Report(title, facts, notes)
+
+
+def trained(record: Mapping[str, Any], out: Path) -> Report:
+    """The record of a run."""
+    final, held, config, splits = (record[name] for name in ("final", "guarantee", "config", "corpus"))
+    splits, warnings = splits["splits"], [*splits["warnings"]]
+    speakers = splits.get("speakers")
+    if splits["validation"] < 30:
+        warnings.append("so few validation utterances say little about how good the model is")
+    if config["batch_size"] > (speakers or splits["train"]):
+        warnings.append(f"a batch of {config['batch_size']} takes all of them, so an epoch is a single step")
+    of = f" of {speakers} speakers" if speakers else ""
+    slots = "no slot annotation" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
+    facts = [
+        (
+            "split",
+            f"{splits['train']} utterances{of} to train, {splits['validation']} to validate, {splits['test']} to test",
+        ),
+        ("test", f"SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}"),
+    ]
+    if config["method"] == "sgd":
+        facts.append(("guaranteed epsilon", "none (plain training)"))
+    else:
+        facts += _promised(final, held, "a speaker" if speakers else "an utterance")
+        if held["status"] == "holds" and record["status"] == "finished":
+            facts.append(("certificate", f"{out}/certificate.html; edp-lab account --run {out} recomputes it"))
+    if final["noise_multiplier"] is not None:
+        z = f"{number(final['noise_multiplier'], 4)} times the sensitivity of what is released"
+        devices = f"; {record['devices']}" if config["method"] == "edp-sgd" else ""
+        facts.append(("noise, last epoch", f"{z}{devices}"))
+    facts += [("not private", ", ".join(record["not_private"])), ("run", str(out))]
+    return Report(facts=facts, notes=[f"note: {warning}" for warning in warnings])
+
+
+def _promised(final: Mapping[str, Any], held: Mapping[str, Any], unit: str) -> Facts:
+    from edp_lab.privacy.guarantee import CONDITIONS
+
+    at, reason = f"for {unit}, at delta {up(held['delta'], 3)}", held["reason"]
+    facts = []
+    if final["epsilon_claimed"] is not None:
+        facts.append(("claimed epsilon", f"{number(final['epsilon_claimed'], 4)} (the paper's accounting)"))
+    if held["status"] == "holds":
+        return [*facts, ("guaranteed epsilon", f"{up(final['epsilon'], 4)} {at} ({reason})")]
+    facts.append(("guaranteed epsilon", f"none: {held['status']} ({reason})"))
+    if final["epsilon"] is not None:
+        facts.append(("", f"{up(final['epsilon'], 4)} {CONDITIONS[held['status']]}, {at}"))
+    elif final["epsilon_if_alpha_public"] is not None:
+        facts.append(("", f"{up(final['epsilon_if_alpha_public'], 4)} if alpha and words were public, {at}"))
+    return facts
+
+
+def corpora(rows: Iterable[Mapping[str, Any]]) -> Report:
+    facts = []
+    for row in rows:
+        size = "" if row["utterances"] is None else f"{row['utterances']:,} utterances; "
+        facts += [(row["name"], f"{size}{row['description']}")]
+        facts += [("", f"{row['licence']}; {row['where'] or 'not here: edp-lab data fetch ' + row['name']}")]
+    return Report(facts=facts)
+
+
+def predicted(answers: Iterable[Mapping[str, Any]]) -> Report:
+    facts = []
+    for answer in answers:
+        slots = [f"{slot['slot']} = {slot['value']} ({slot['probability']:.2f})" for slot in answer["slots"]]
+        facts += [("", answer["text"]), ("intent", f"{answer['intent']} ({answer['intent_probability']:.2f})")]
+        facts += [("slots", ", ".join(slots) or "none")]
+    return Report(facts=facts)
+
+
+def evaluated(scores: Mapping[str, float | None]) -> Report:
+    return Report(facts=[(name, number(score, 4, "-")) for name, score in scores.items()])
+
+
+# ---- Attacks and audits ----------------------------------------------------------------------------------------------
+
+
+def membership(found: Mapping[str, Any], title: str, changed: Mapping[str, Any] | None) -> Report:
+    """A membership attack, as its JSON has it, and how its AUC differs from that on another run."""
+    sure, bound = f"{100 * found['confidence']:g} %", found["bound"]
+    facts = [("AUC", f"{found['auc']:.4f} ({sure}: {_span(found['auc_interval'])}); 0.5 is guessing")]
+    for rate, at in found["tpr_at_fpr"].items():
+        text = f"no number: {at['why']}"
+        if at["value"] is not None:
+            guess = at["guessing"]
+            text = f"{at['value']:.4f} ({sure}: {_span(at['interval'])})"
+            text += f"; guessing there {guess['value']:.4f} ({_span(guess['interval'])})"
+        facts.append((f"TPR at {100 * float(rate):g} %", text))
+    facts += [("advantage", f"{found['advantage']:.4f}"), ("guarantee", found["bound_said"])]
+    if bound is not None:
+        rates = [f"TPR at most {most:.4f} at {100 * float(rate):g} % FPR" for rate, most in bound["tpr_at_fpr"].items()]
+        facts.append(("", ", ".join([*rates, f"advantage at most {bound['advantage']:.4f}"])))
+    facts += [("guards", found["guards"]["said"]), ("verdict", found["verdict"])]
+    if changed is not None:
+        low, high = (100 * end for end in changed["interval"])
+        change = f"{100 * changed['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %)"
+        facts.append((f"AUC against {changed['against']}", change))
+    return Report(f"{title}: {found['members']} members, {found['non_members']} non-members", facts)
+
+
+def canaries(config: Any, rows: Sequence[Memorisation], fillings: int) -> Report:
+    """What canaries show, below their table."""
+    c, scores = config, {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
+    facts = [
+        ("settings", f"{c.corpus}, {c.size} {c.model}, {c.epochs} epochs, z0 {c.z0:g}, seed {c.seed}"),
+        ("exposure", f"mean bits; about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
+        ("extracted", "canaries with rank 1; 0 copies: the control, never inserted"),
+        ("test SER", ", ".join(scores.values())),
+    ]
+    if held := [row for row in rows if row.epsilon is not None]:
+        facts.append(("epsilon", f"of all copies together, at delta {held[0].delta:.2g}, if the seed were secret"))
+    for row in {row.method: row for row in rows if row.repetitions and row.epsilon is None}.values():
+        claimed = "" if row.epsilon_claimed is None else f"; claimed epsilon {row.epsilon_claimed:.3g}"
+        facts.append((row.method, f"no guarantee: {row.reason}{claimed}"))
+    for row in rows:
+        if row.extraction_limit is not None and row.extraction_limit < 0.995:
+            copies = "1 copy" if row.repetitions == 1 else f"{row.repetitions} copies"
+            limit = f"the guarantee allows {100 * row.extraction_limit:.2g} % of canaries to be extracted on average"
+            facts.append((f"{row.method}, {copies}", limit))
+    return Report(facts=facts)
+
+
+def _three_epsilons(a: Any, neighbours: str, held: str, what: str, digits: int) -> Facts:
+    how = "the sound epsilon itself" if a.mechanism.variant == "sound" else "zCDP, z at face value"
+    free = f"{number(a.bounds.distribution_free, digits)} without assuming Gaussian noise"
+    return [
+        (
+            "noise over sensitivity",
+            f"{number(a.noise_multiplier)}; neighbours: {neighbours}, delta {number(a.delta, 3)}",
+        ),
+        ("claimed epsilon", f"{number(a.epsilon_claimed)} ({how})"),
+        ("guaranteed epsilon", f"{up(a.epsilon_holds)} ({held})"),
+        (
+            "measured epsilon",
+            f"at least {number(a.epsilon_lower_bound, digits)}"
+            f" ({'for any mechanism' if a.bounds.gaussian is None else free});"
+            f" so many {what} could show at most {number(a.ceiling, digits)}",
+        ),
+    ]
+
+
+def audited_step(a: MechanismAudit) -> Report:
+    m, public = a.mechanism, a.epsilon_if_alpha_public
+    largest = "" if m.alpha_max == 1 else f" up to {m.alpha_max:g}"
+    title = f"{_name(m)}, one step: {m.num_devices} devices, micro-batches of {m.micro_batch_size}, "
+    title += f"alpha {m.alpha}{largest}, C {m.clip_norm:g}, z0 {m.z0:g}"
+    held = "no guarantee" if public is None else f"no guarantee; {number(public)} if alpha were public"
+    facts = _three_epsilons(a, "zero-out", held if a.epsilon_holds is None else "exact", "draws", 6)
+    facts.append(("canary", "an utterance with a gradient as large as the clip allows; was it there?"))
+    for name, rate in (("false alarms", a.false_positive_rate), ("missed", a.false_negative_rate)):
+        facts.append((name, f"{rate.errors:,} of {a.draws:,} (probability at most {rate.upper_limit:.3g})"))
+    return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])
+
+
+def audited_run(a: OneRunAudit, corpus: str | None) -> Report:
+    m = a.mechanism
+    sampled = m.sampling_rate is not None
+    held = "no guarantee" if a.epsilon_holds is None else "upper bound" if sampled else "exact"
+    epochs = "one epoch" if a.epochs == 1 else f"{a.epochs} epochs"
+    title = f"{_name(m)}, {epochs} of {a.steps // a.epochs} steps, "
+    title += "one layer" if corpus is None else f"{a.model} on {corpus}"
+    sampling = ", Poisson sampling" if sampled else ""
+    size = f"{m.num_devices} devices, micro-batches of {m.micro_batch_size}{sampling}, C {m.clip_norm:g}, z0 {m.z0:.4g}"
+    kind = "gradients of their own direction" if a.kind == "gradient" else f"{m.unit}s with a wrong intent"
+    neighbours = f"add or remove one {m.unit}" if sampled else "zero-out"
+    facts = [("setting", size), *_three_epsilons(a, neighbours, held, "canaries", 4)]
+    facts.append(("canaries", f"{a.canaries:,} ({kind}), {a.included:,} of them in"))
+    for tally in a.tallies:
+        facts.append(("", f"{tally.correct:,} of {tally.guesses:,} guesses right"))
+    if a.last_model:
+        facts.append(("from the last model alone", f"at least {a.last_model.distribution_free:.4g}, for any mechanism"))
+    return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])
+
+
+# ---- Tables of the sources -------------------------------------------------------------------------------------------
+
+TABLE1_NOTE = (
+    "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed. AUC: the paper's attack; by "
+    "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
+    "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
+    "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
+    "has), found in so many trials, which no epsilon covers. docs/results.md says what this table does not show."
+)
+
+
+def table1_title(cell: Mapping[str, Any]) -> str:
+    """Heading of one model on one corpus."""
+    about, paper, corpus = cell["about"], cell["paper"], cell["stands_for"]
+    if corpus.lower() != cell["corpus"].lower():
+        corpus = f"{cell['corpus']} (in place of the paper's internal {corpus})"
+    theirs = "" if paper["ser"] is None else f" (the paper's SGD: SER {paper['ser']}, AUC {paper['auc']})"
+    runs = f"{cell['seeds']} seed{'' if cell['seeds'] == 1 else 's'}, n = {about['examples']}, {about['device']}"
+    size = f"{about['size']} size, {about['epochs']} epochs of batches of {about['batch_size']}"
+    return f"{cell['model'].upper()} on {corpus}{theirs}: {size}, {runs}, shadow {', '.join(about['shadow_corpora'])}"
+
+
+def compared(comparison: Any) -> str:
+    """What the headings of runs side by side mean."""
+    runs, reference = comparison.runs, comparison.reference
+    parts = ["scores are on the test set"]
+    if reference is not None and len(runs) > 1:
+        parts.append(f"time: seconds per epoch over those of {reference['name']}")
+    if any(run["epsilon_claimed"] is not None for run in runs):
+        parts.append("epsilon claimed: by the paper's accounting")
+    if any(run["epsilon_if_alpha_public"] is not None for run in runs):
+        parts.append("epsilon if alpha public: if alpha and words came from public text, and the seed were secret")
+    return "; ".join(parts)
+
+
+def thesis_note(lab: Any) -> str:
+    return (
+        f"On {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or the range of the "
+        "repeats on circles. Epsilon: of one example with its label, and of its image alone, if the seeds were secret. "
+        "The thesis has 60,000 training images of 28 x 28 pixels; digits are 1,197 of 8 x 8."
+    )
+
+
+# ---- The three phases ------------------------------------------------------------------------------------------------
+
+
+def three_phases(record: ThreePhaseRecord, reasons: Mapping[str, Iterable[str]], voters: str) -> Report:
+    """What a run of the three phases trained on, and what its labels cost; `reasons`: why, and of whom."""
+    data, settings, labels, account = record.data, record.settings, record.labels, record.privacy
+    released = "none"
+    if labels is not None and account is not None and account.composed:
+        ways = ", ".join(f"{way} {up(epsilon, 4)}" for way, epsilon in account.composed.items())
+        unless = "" if record.status == "holds" else f" ({record.status})"
+        released = f"{labels.queries:,} asked, {labels.answered:,} answered, {labels.right:.1%} right; epsilon "
+        released += (
+            f"{up(account.epsilon, 4)} at delta {account.delta:g}, one training example replaced{unless}: {ways}"
+        )
+    elif labels is not None:
+        released = f"{labels.queries:,} without noise, no guarantee"
+    return Report(
+        facts=[
+            (
+                "data",
+                f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test",
+            ),
+            ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
+            ("seed", "secret" if settings.private_seed else f"{settings.seed}, published: no epsilon holds"),
+            *((f"epsilon of {', '.join(names)}", why) for why, names in reasons.items()),
+            (f"labels by {settings.vote} vote of {voters}", released),
+        ]
+    )
