@@ -4,9 +4,7 @@ A published corpus lies under a data folder, the first of `data_folders` that ho
 else is a user's own corpus, given by its path.
 
 `edp-lab data fetch` brings the files of a published corpus, each checked against its pinned digest. A file grows beside
-its target as ``<name>.part`` and takes the target's name, in one step, only once its digest is right: whatever
-interrupts a fetch, a file under its own name is whole. The next fetch takes the ``.part`` up where it ended. Only https
-is used, but for http to this machine (a mirror, a test).
+its target as ``<name>.part`` and takes the target's name, in one step, only once its digest is right.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import readers
@@ -263,105 +261,56 @@ class FetchProgress(NamedTuple):
     size: int | None
 
 
-def fetch(
-    name: str,
-    target: Path | None = None,
-    base_url: str | None = None,
-    progress: Callable[[FetchProgress], None] = lambda _: None,
-) -> Path:
+def fetch(name: str, target: Path | None = None, progress: Callable[[FetchProgress], None] = lambda _: None) -> Path:
     """Fetch a corpus into a data folder and return that folder. Files already there and right are left alone.
 
     Args:
         name: a corpus of ``sources.tsv``.
         target: the data folder; by default the first of `data_folders` that can be written.
-        base_url: a mirror, which serves a data folder: file p is ``<base_url>/<p>``.
         progress: called after every piece of a download, and once for a file that is already there.
 
-    UsageError for an unknown name; no connection, a server's refusal or a full disk (the part so far is kept, and the
-    next fetch goes on from there); wrong content twice (nothing of that file is kept).
+    UsageError for an unknown name, no connection, a server's refusal, wrong content or a full disk; nothing is kept of
+    a file that is not whole.
     """
     files = sources(name)
     folder = target or _writable_folder()
     for number, source in enumerate(files, start=1):
-        url = f"{base_url.rstrip('/')}/{source.path}" if base_url else source.url
         try:
-            for done in _fetched(source, url, folder / source.path):
+            for done in _fetched(source, folder / source.path):
                 progress(FetchProgress(source.path, number, len(files), done, source.size))
         except urllib.error.HTTPError as error:
             error.close()
-            raise UsageError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from None
+            raise UsageError(f"cannot fetch {source.url}: the server answered {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
             why = str(error)
             if isinstance(error, urllib.error.URLError):  # before a server answered
                 cause = getattr(error.reason, "strerror", None) or error.reason
-                why = f"{urlsplit(url).hostname} cannot be reached ({cause})"
+                why = f"{urlsplit(source.url).hostname} cannot be reached ({cause})"
             elif isinstance(error, OSError) and error.filename:
                 why = f"{error.filename}: {error.strerror}"
-            cure = "once that is mended, the same command goes on from here"
-            raise UsageError(f"cannot fetch {source.path}: {why}; {cure}") from None
+            raise UsageError(f"cannot fetch {source.path}: {why}; run the same command again") from None
     return folder
 
 
-def _fetched(source: Source, url: str, target: Path) -> Iterator[int]:
+def _fetched(source: Source, target: Path) -> Iterator[int]:
     """Bring one file; yields how many bytes are there, after every piece."""
     if _is_right(target, source):
         yield target.stat().st_size
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
-    for _ in range(2):  # a resumed part may have been wrong from its start: once more, from nothing
-        if not _is_right(part, source):
-            yield from _download(url, part, source.size)
-        if _is_right(part, source):
-            os.replace(part, target)
-            return
-        part.unlink()
-    raise UsageError(f"{url} does not have the pinned checksum of {source.path}: nothing of it was kept")
-
-
-def _download(url: str, part: Path, size: int | None) -> Iterator[int]:
-    """Complete `part`: from where it stands if the server serves ranges, else from the beginning."""
-    start = part.stat().st_size if part.exists() else 0
     try:
-        response = _open(url, start)
-    except urllib.error.HTTPError as error:
-        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
-            raise
-        error.close()
-        response, start = _open(url, 0), 0  # the part is already as long as the file, but not the file
-    with response:
-        done = start if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
-        length = response.headers["Content-Length"]
-        end = done + int(length) if length else size
-        with part.open("ab" if done else "wb") as file:
+        with urllib.request.urlopen(source.url, timeout=TIMEOUT) as response, part.open("wb") as file:
             while piece := response.read(PIECE):
                 file.write(piece)
-                done += len(piece)
-                yield done
-                if size is not None and done > size:
-                    return  # not the pinned file; its checksum will say so
-            file.flush()
-            os.fsync(file.fileno())
-    if end is not None and done < end:
-        raise ConnectionError(f"the connection broke off after {done} of {end} bytes")
-
-
-def _open(url: str, start: int) -> Any:
-    request = urllib.request.Request(_https(url), headers={"Range": f"bytes={start}-"} if start else {})
-    return urllib.request.build_opener(_CheckedRedirects).open(request, timeout=TIMEOUT)
-
-
-class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
-        return super().redirect_request(req, fp, code, msg, headers, _https(newurl))
-
-
-def _https(url: str) -> str:
-    parts = urlsplit(url)
-    local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.scheme != "https" and not local:
-        raise UsageError(f"{url} is not an https address: corpora are fetched over https only")
-    return url
+                yield file.tell()
+                if source.size is not None and file.tell() > source.size:
+                    break  # not the pinned file; its checksum will say so
+        if not _is_right(part, source):
+            raise UsageError(f"{source.url} came incomplete or changed: it does not have the pinned checksum")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _is_right(path: Path, source: Source) -> bool:

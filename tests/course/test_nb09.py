@@ -24,7 +24,6 @@ from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn
-from tests.course.test_contract import assert_readable
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NOISE: dict[str, Any] = {
@@ -104,10 +103,9 @@ def test_committed_rows_say_when_and_where_and_stand_beside_the_papers(model: st
     }
 
 
-def test_a_row_says_device_and_date_and_the_figure_can_be_read() -> None:
+def test_a_row_says_device_and_date() -> None:
     row = {"machine": "2 cores", "device": "cuda", "versions": {"torch": "9"}, "date": "1 May 2027"}
     assert compute.where(row) == "2 cores, cuda, 1 May 2027, torch 9"
-    assert_readable(panels.table2_figure({model: compute.table2(model) for model in ("clc", "bert")}))
 
 
 @pytest.mark.parametrize("model", ["clc", "bert"])

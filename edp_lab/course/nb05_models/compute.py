@@ -105,76 +105,39 @@ def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Sc
 # ---- Networks ------------------------------------------------------------------------------------------------------
 
 
-class Layer(NamedTuple):
-    """A part of a network: what it is, what comes out of it, and how many numbers it learns."""
-
-    name: str
-    what: str
-    out: str
-    parameters: int
-
-
-class Architecture(NamedTuple):
-    """A network of the paper's size: the layers of its encoder from input to output, then its heads."""
-
-    name: str
-    encoder: tuple[Layer, ...]
-    heads: tuple[Layer, ...]
-    parameters: int
-
-
 WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
 POSITIONS = ("bert.embeddings.position", "bert.embeddings.token_type", "bert.embeddings.LayerNorm")
-Part = tuple[str, str, str, tuple[str, ...]]  # name, what it is, what comes out, and how its parameters' names begin
-ENCODERS: dict[str, tuple[str, list[Part]]] = {
-    "clc": (
-        "CLC",
-        [
-            ("word vectors", "a row for each word", "100 per word", ("words.",)),
-            ("character CNN", "letters, windows of 3, maximum", "50 per word", ("characters.", "convolution.")),
-            ("bi-LSTM 1", "reads both ways", "2 x 384 per word", ("lstm.0.",)),
-            ("bi-LSTM 2", "reads what the first made", "2 x 384 per word", ("lstm.1.",)),
-        ],
-    ),
-    "bert": (
-        "BERT, 4 layers",
-        [
-            ("word pieces", f"a row for each of {WORD_PIECES:,}", "312 per piece", ("bert.embeddings.word",)),
-            ("positions", "where a piece stands", "312 per piece", POSITIONS),
-            *(
-                (f"layer {k + 1}", "attention (12 heads), then dense", "312 per piece", (f"bert.encoder.layer.{k}.",))
-                for k in range(4)
-            ),
-        ],
-    ),
+Parts = dict[str, tuple[str, ...]]  # by name, how the names of its parameters begin
+ENCODERS: dict[str, Parts] = {
+    "clc": {
+        "word vectors": ("words.",),
+        "character CNN": ("characters.", "convolution."),
+        "bi-LSTM 1": ("lstm.0.",),
+        "bi-LSTM 2": ("lstm.1.",),
+    },
+    "bert": {
+        "word pieces": ("bert.embeddings.word",),
+        "positions": POSITIONS,
+        **{f"layer {k + 1}": (f"bert.encoder.layer.{k}.",) for k in range(4)},
+    },
 }
+HEADS: Parts = {"intent head": ("intent.",), "slot head": ("slots.",), "CRF": ("crf.",)}
 
 
-def architecture(kind: str, corpus: Corpus) -> Architecture:
-    """The "clc" or the "bert" of the paper's size, for the labels of a corpus.
+def layers(kind: str, corpus: Corpus) -> dict[str, int]:
+    """Parameters of each part of the paper's "clc" or "bert", from input to output, for the labels of a corpus.
 
     Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary read off private text.
     UsageError: another kind.
     """
-    require(kind in ENCODERS, f"unknown model {kind!r}: choose clc or bert")
-    labels, (name, encoder) = Labels.of(corpus), ENCODERS[kind]
-    heads: list[Part] = [("intent head", "one linear map, softmax", f"{len(labels.intents)} intents", ("intent.",))]
-    if labels.tags:
-        heads += [
-            ("slot head", "one linear map per word", f"{len(labels.tags)} tag scores", ("slots.",)),
-            ("CRF", "scores of neighbouring tags", "one path of tags", ("crf.",)),
-        ]
+    check_option("model", kind, ENCODERS)
+    labels = Labels.of(corpus)
     with torch.device("meta"), Undrawn():  # shapes only
         model: IntentSlotModel = CLC(labels, WordFeatures()) if kind == "clc" else _bert(labels)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-
-    def counted(parts: list[Part]) -> tuple[Layer, ...]:
-        return tuple(
-            Layer(name, what, out, sum(size for parameter, size in sizes.items() if parameter.startswith(prefixes)))
-            for name, what, out, prefixes in parts
-        )
-
-    return Architecture(name, counted(encoder), counted(heads), sum(sizes.values()))
+    parts = (ENCODERS[kind] | HEADS).items()
+    counts = {name: sum(n for of, n in sizes.items() if of.startswith(begins)) for name, begins in parts}
+    return {name: n for name, n in counts.items() if n}  # without tags there is no slot head
 
 
 def _bert(labels: Labels) -> IntentSlotModel:

@@ -21,7 +21,7 @@ from edp_lab.models import Prediction
 GIVEN = ("PAPER_DELTA", "REFERENCE", "TAGS", "TRUE_TAGS", "WORDS")
 words = Words(__file__, **{name: getattr(compute, name) for name in GIVEN})
 corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
-network_table = words.network  # an `Architecture` from input to output, with a bar for the parameters of each layer
+network_table = words.network  # name and parts of a network from input to output, with a bar for the parameters of each
 ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}  # of an axis with names, from top to bottom
 WIDE = {**ROWS, "ticklabelstandoff": 4}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
-from edp_lab.course.kit.figure import Figure, Trace, axis, figure, line, log_axis, points, positive
+from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, positive
 from edp_lab.course.kit.inputs import AS_PRINTED, DEVICES, SOUND
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
 from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
@@ -224,47 +224,6 @@ def run_command(config: TrainConfig) -> str:
 
 
 # ---- Table 2 -------------------------------------------------------------------------------------------------------
-
-SHORT = {"dp-sgd": "book-keeping", "dp-sgd-naive": "one by one", "opacus": "Opacus"}  # of DP-SGD
-TIME = {"title": "time of a step (× SGD's)", "type": "log", "tickvals": [1, 2, 5, 10]}
-BY_METHOD = "method (DP-SGD, unless named)"
-
-
-def table2_figure(tables: Mapping[str, Sequence[Row]]) -> fig.Still:
-    """Steps as a ratio to SGD's: ours with quartiles, and the paper's on eight GPUs."""
-    order = [_row("edp-sgd", n) for n in (1, 2, 4, 8)] + [_row(m, 1) for m in ("dp-sgd-naive", "dp-sgd", "opacus")]
-    axes = (
-        {**TIME, "range": [-0.1, 1.4], "tickvals": [1, 2, 5, 10, 20], "showgrid": True},
-        {"categoryorder": "array", "categoryarray": order[::-1]},
-    )
-    layout = fig.plots(1, len(tables), axes=[axes] * len(tables), shared_yaxes=True, horizontal_spacing=0.04)
-    marks = []
-    for plot, (model, rows) in enumerate(tables.items(), 1):
-        at, paper = fig.at(plot), printed(model)
-        factors = {"x": [paper.edp_sgd_factor, paper.dp_sgd_factor], "y": [_row("edp-sgd", 8), _row("dp-sgd-naive", 1)]}
-        place = {"xref": f"{at['xaxis']} domain", "yref": f"{at['yaxis']} domain", "x": 0.98, "y": 1}
-        marks += [
-            _ratios("ours, median and quartiles", PLAIN, "circle", rows, showlegend=plot == 1, **at),
-            points("the paper, 8 GPUs", CLAIMED, "square-open", 12, edge=3, showlegend=plot == 1, **factors, **at),
-            fig.note(fig.bold(f"{model.upper()}, ATIS"), **place, xanchor="right", yanchor="top"),
-        ]
-    layout = fig.merged(layout, {"yaxis": {"title": BY_METHOD}})
-    where = compute.where(next(iter(tables.values()))[0])
-    caption = f"ours: {where}, batches of 64;\none process, further devices simulated; no ε"
-    return fig.still("Table 2: how much slower than SGD?", *marks, caption=caption, height=430, top=120, **layout)
-
-
-def _ratios(name: str, color: str, symbol: str, rows: Sequence[Row], **more: Any) -> Trace:
-    """Of all rows but SGD's, with quartiles."""
-    others = [row for row in rows if row["method"] != "sgd"]
-    ratios = [row["ratio_to_sgd"] for row in others]
-    error = fig.error_bars(ratios, [row["ratio_spread"] for row in others], thickness=1.5)
-    y = [_row(row["method"], row["gpus"]) for row in others]
-    return points(name, color, symbol, 11, edge=0, x=ratios, y=y, error_x=error, hover="%{y}: × %{x:.2f}", **more)
-
-
-def _row(method: str, gpus: int) -> str:
-    return f"eDP-SGD, N = {gpus}" if method == "edp-sgd" else SHORT[method]
 
 
 def table2_table(rows: Sequence[Row]) -> Html:
