@@ -23,7 +23,7 @@ from rich.text import Text
 
 from edp_lab.files import regular, writable, write_whole
 
-WIDTH = 120  # of what is printed to a file
+WIDTH = 120  # columns, at most
 # Characters that command a terminal, and those that turn the direction of writing.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the beginning of one
@@ -90,12 +90,12 @@ def html_page(title: str, sections: Sequence[Section], names: int = 1) -> str:
 
 
 class Screen(Console):
-    """A terminal, or `WIDTH` columns of a file, for tables and words; what would command a terminal is escaped."""
+    """At most `width` columns of a terminal or a file, for tables and words; what would command a terminal is escaped."""
 
     def __init__(self, width: int = WIDTH, markup: bool = False, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=markup, emoji=False, stderr=stderr)
-        if not (self.is_terminal or "COLUMNS" in os.environ):
-            self.width = width
+        known = self.is_terminal or "COLUMNS" in os.environ
+        self.width = min(self.width, width) if known else width
 
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(shown(one) if isinstance(one, str) else one for one in objects), **how)

@@ -80,7 +80,7 @@ def test_json_is_the_record_and_nothing_else(output_of):
 
 @pytest.mark.parametrize(
     ("phases", "cost"),
-    [("3", "hard vote of the plain model: 540 labels without noise, no guarantee."), ("1", "No label was released")],
+    [("3", "vote of the plain model 540 without noise, no guarantee"), ("1", "none")],
 )
 def test_a_vote_without_noise_promises_nothing(output_of, phases, cost):
-    assert cost in output_of(*RUN, "--phases", phases, "--vote", "hard")[0]
+    assert cost in " ".join(output_of(*RUN, "--phases", phases, "--vote", "hard")[0].split())

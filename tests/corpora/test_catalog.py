@@ -338,6 +338,7 @@ def test_real_corpora_can_be_fetched_from_a_mirror_and_hold_what_is_catalogued(r
     assert {p for p in files_below(tmp_path)} == {source.path for source in catalog.sources(name)}
     assert all((tmp_path / s.path).stat().st_size == s.size for s in catalog.sources(name))
     if name != "mnist":
+        monkeypatch.undo()
         monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path))
         corpus, info = load_corpus(name), next(info for info in list_corpora() if info.name == name)
         assert (info.utterances, info.where is not None) == (len(corpus.utterances), True)
