@@ -10,7 +10,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -163,23 +162,26 @@ def fold(comparison: Comparison) -> tuple[list[Column], str]:
 
 
 def _show(comparison: Comparison) -> None:
-    """One row per run if that fits into a line, else one column per run, else several tables of rows."""
+    """One row per run if that fits into a line, else one column per run, as many beside each other as fit."""
     console, (kept, same) = Screen(shutil.get_terminal_size((80, 0)).columns), fold(comparison)
-
-    def lines(some: Sequence[Column]) -> list[list[str]]:
-        cells = [[textwrap.fill(column.text(run), LONGEST) for column in some] for run in comparison.runs]
-        return [[column.title for column in some], *cells]
-
-    rows, turned = lines(kept), []
-    for _, members in groupby(columns(comparison), lambda column: column.group):
-        turned += [[title.replace("\n", " "), *values] for title, *values in zip(*lines([*members]), strict=True)]
-        turned.append([""] * (1 + len(comparison.runs)))
-    if not console.fits(table(rows)) and console.fits(table(turned)):
-        console.table(turned[:-1])
-    else:
-        if same:
-            console.print(f"{same}\n")
+    names = [textwrap.fill(column.text(run), LONGEST) for run in comparison.runs for column in kept[:1]]
+    cells = [
+        [name, *(column.text(run) for column in kept[1:])] for name, run in zip(names, comparison.runs, strict=True)
+    ]
+    rows = [[column.title for column in kept], *cells]
+    if console.fits(table(rows)):
+        console.print(f"{same}\n" if same else "")
         console.table(rows)
+    else:
+        turned = [
+            [column.title.replace("\n", " "), *(textwrap.fill(column.text(run), LONGEST) for run in comparison.runs)]
+            for column in columns(comparison)
+        ]
+        title = max(len(name) for name, *_ in turned)
+        cell = max(len(line) for _, *texts in turned for text in texts for line in text.split("\n"))
+        beside = max(1, (console.width - title) // (cell + 2))
+        for start in range(0, len(comparison.runs), beside):
+            console.table([[name, *texts[start : start + beside]] for name, *texts in turned])
     console.print(f"\n{reports.compared(comparison)}", style="dim")
     for reason in comparison.notes:
         console.print(NOTE(reason))

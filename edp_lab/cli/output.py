@@ -90,7 +90,7 @@ def html_page(title: str, sections: Sequence[Section], names: int = 1) -> str:
 
 
 class Screen(Console):
-    """At most `width` columns of a terminal or a file, for tables and words; what would command a terminal is escaped."""
+    """A terminal or a file, at most `width` columns of it; what would command a terminal is escaped."""
 
     def __init__(self, width: int = WIDTH, markup: bool = False, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=markup, emoji=False, stderr=stderr)

@@ -57,7 +57,7 @@ def test_few_runs_stand_side_by_side_on_a_narrow_terminal(compare, trained):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_many_runs_stand_in_rows_of_tables_that_fit(compare, tmp_path):
+def test_many_runs_stand_in_tables_that_fit(compare, tmp_path):
     names = []
     for k in range(12):
         one = read_record("noised")
@@ -70,7 +70,6 @@ def test_many_runs_stand_in_rows_of_tables_that_fit(compare, tmp_path):
         names.append(str(folder))
     out = compare(*names)
     assert max(map(len, out.splitlines())) <= 80
-    assert "method edp-sgd, epochs 2, guarantee void: seed published" in out.replace("\n", "")
     assert "note: seeds 0 and 1 make different splits" in out
     for k in set(range(12)) - {5}:
         assert f"{k + 0.123}" in out
