@@ -177,9 +177,9 @@ def _show(comparison: Comparison) -> None:
             [column.title.replace("\n", " "), *(textwrap.fill(column.text(run), LONGEST) for run in comparison.runs)]
             for column in columns(comparison)
         ]
-        title = max(len(name) for name, *_ in turned)
-        cell = max(len(line) for _, *texts in turned for text in texts for line in text.split("\n"))
-        beside = max(1, (console.width - title) // (cell + 2))
+        beside = len(comparison.runs)
+        while beside > 1 and not console.fits(table([line[: 1 + beside] for line in turned])):
+            beside -= 1
         for start in range(0, len(comparison.runs), beside):
             console.table([[name, *texts[start : start + beside]] for name, *texts in turned])
     console.print(f"\n{reports.compared(comparison)}", style="dim")

@@ -58,7 +58,7 @@ def test_a_run_says_what_the_thesis_says_and_what_holds(output_of):
     out, err = output_of(*RUN)
     assert max(map(len, out.splitlines())) <= 120
     for expected in (
-        "phases 1, 2, 3 on digits: 1,197 private training images, 540 public, 60 to test on; cnn, seed 0",
+        "digits: 1,197 private images, 540 public, 60 test",
         "epsilon of one label 0.2, of 540 31.73",
         "void: seed published",
     ):
