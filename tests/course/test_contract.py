@@ -198,7 +198,7 @@ def parse(words: list[str]) -> None:
 
 
 @every_panel
-def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence_and_pages_show_telling_settings(
+def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence(
     panel: Any,
 ) -> None:
     controls = panel.controls if isinstance(panel, Panel) else getattr(panel, "inputs", {})
@@ -206,11 +206,6 @@ def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence_and_pa
     if isinstance(panel, Panel):
         assert len(panel.tiles.tiles) == 2
         assert panel.tiles.sentence.endswith((".", "?", "”"))
-        assert 2 <= len(panel.views) <= 4
-        for moved, values in panel.views.items():  # pages leave out one that the panel refuses
-            panel.reset()
-            panel.set(**values)
-            assert not said(panel), moved
 
 
 RUNNING = [name for name, make in PANELS.items() if issubclass(made_by(make), RunPanel)]

@@ -133,7 +133,7 @@ class Fold(anywidget.AnyWidget):
 class Frame(widgets.VBox):
     """What all panels have: a border, a heading that says in one line what one is looking at, and a place for errors.
 
-    `edp-lab course run` fails where an error is shown (class ``edp-lab-error``).
+    A notebook's last cell calls `check`, which raises an error that a callback has met.
 
     Attributes:
         errors: every error that a callback of this panel raised, bad input included, oldest first.
@@ -220,8 +220,6 @@ class Panel(Frame):
         account: without a command, from a result the call of `edp-lab account` below that, "" for none.
         tiles: from a result the two numbers that it is about and one sentence.
         idle: from a result, the names of controls that change nothing at present.
-        views: telling settings, each by what was moved: "eight GPUs instead of one": {"num_devices": 8}. Pages without
-            a kernel show these.
         controls: by name; `compute` gets their values as keyword arguments. Six at most at first sight.
 
     Attributes:
@@ -244,11 +242,10 @@ class Panel(Frame):
         account: Callable[[Any], str] = lambda result: "",
         tiles: Callable[[Any], tuple[Tile, Tile, str]] | None = None,
         idle: Callable[[Any], Collection[str]] = lambda result: (),
-        views: Mapping[str, Mapping[str, Any]] | None = None,
         **controls: Control,
     ) -> None:
         self.controls, self._compute, self._held = controls, compute, False
-        self._words, self._idle, self._tiles, self.views = words, idle, tiles, views or {}
+        self._words, self._idle, self._tiles = words, idle, tiles
         self._command = command or (lambda result, **to: f"{python(compute, **to)}\n{account(result)}".rstrip())
         places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]
         self.draws = [draw for draw, _ in places]
@@ -307,14 +304,6 @@ class Panel(Frame):
     def reset(self) -> None:
         """Back to the values the panel started with."""
         self.set(**self.start)
-
-    def view(self, **moved: Any) -> View:
-        """What it shows at its start but for the controls that are `moved`; nothing moves in the live panel.
-
-        UsageError: `compute` refuses the values.
-        """
-        values = {**self.start, **moved}
-        return self._seen(self._compute(**values), values)
 
     def _changed(self, change: Mapping[str, Any]) -> None:
         if not self._held:

@@ -51,12 +51,6 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
         lambda result, **_: train_command(result.config),
         tiles=tell_step,
         idle=lambda result: ("tau",) if result.config.decay == Decay.NONE else (),
-        views={
-            "one GPU": {"num_devices": 1},
-            "32 GPUs": {"num_devices": 32},
-            "the sound step": {"as_printed": False},
-            "the sound step with noise that hides": {"as_printed": False, "z0": 3.0},
-        },
         as_printed=variant(start.as_printed),
         clip_norm=number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
         z0=number("noise multiplier z0", start.z0, decades(-6, 1)),
@@ -150,7 +144,6 @@ def read(model: SmallModel) -> Panel:
         words.secret,
         lambda result, **_: "edp-lab attack canaries --methods sgd --repetitions 0,1,4,16 --canaries 2",
         tiles=tell_secret,
-        views={f"{count(value, 'time')} in the training set": {"times": value} for value in times.values()},
         times=choice("times in the data", 16, times),
     )
 
@@ -265,12 +258,6 @@ def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Pa
         words.refute,
         step_command,
         tiles=tell_refute,
-        views={
-            "as printed, 1 GPU": {"num_devices": 1},
-            "as printed, 8 GPUs": {"num_devices": 8},
-            "as printed, 32 GPUs": {"num_devices": 32},
-            "sound, 8 GPUs": {"as_printed": False, "num_devices": 8},
-        },
         as_printed=variant(as_printed),
         z0=number("noise multiplier z0", z0, decades(-1, 1)),
         num_devices=devices(num_devices),

@@ -48,12 +48,6 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
         words.roc,
         lambda result, attack, **_: roc_command(result, attacks[attack]),
         tiles=tell_roc,
-        views={
-            "the loss alone": {"attack": "loss"},
-            f"{sizes[0]} members": {"people": sizes[0]},
-            "lines for z0 = 10": {"z0": 10.0},
-            "lines of the sound step": {"as_printed": False},
-        },
         attack=choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
         called=number("called members", 10.0, called, unit="top % of all"),
         people=number("members", most, sizes, unit="a side"),
@@ -174,7 +168,6 @@ def guards_table(found: Mapping[str, Guards]) -> str:
 @panel("07")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
     """What models have stored of canaries; `result` is a `Remembered`."""
-    printed = {"method": "edp-sgd-as-printed", "z0": 0.1}
     return Panel(
         "What does it remember?",
         "How far up a hidden number ranks among ten thousand others, and how sure the model is of the number's odd "
@@ -184,11 +177,6 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
         lambda result: words.canaries(result, METHODS[result.method], compute.CANARIES),
         lambda result, **_: canaries_command(result),
         tiles=tell_canaries,
-        views={
-            "one copy": {"repetitions": 1},
-            "sixteen copies": {"repetitions": 16},
-            "sixteen copies, trained as printed, z0 = 0.1": {**printed, "repetitions": 16},
-        },
         method=choice("method", method, {label: name for name, label in METHODS.items()}),
         z0=number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
         repetitions=number("copies of a canary", repetitions, compute.REPETITIONS, unit="times"),

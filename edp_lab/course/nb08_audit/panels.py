@@ -60,12 +60,6 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         step_command,
         tiles=tell_step,
         idle=lambda result: ("alpha_max",) if result.audit.mechanism.variant is Variant.SOUND else (),
-        views={
-            "the sound step": {"as_printed": False},
-            "1 GPU": {"num_devices": 1},
-            "32 GPUs": {"num_devices": 32},
-            "ten draws, and less noise": {"draws": 10, "z0": 0.3},
-        },
         as_printed=choice("variant", as_printed, VARIANTS),
         num_devices=devices(num_devices, [*DEVICES, 64]),
         z0=number("noise multiplier z0", z0, decades(-2, 1)),

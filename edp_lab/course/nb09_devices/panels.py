@@ -69,11 +69,6 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
         words.noise,
         lambda result, **_: account_of(result.mechanism, epochs=result.guarantee.epochs, delta=result.guarantee.delta),
         tiles=tell_noise,
-        views={
-            "1 device": {"num_devices": 1},
-            "32 devices": {"num_devices": 32},
-            "32 devices, sound": {"num_devices": 32, "variant": SOUND},
-        },
         variant=choice("variant", AS_PRINTED, (AS_PRINTED, SOUND)),
         num_devices=devices(num_devices),
         clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
@@ -255,11 +250,6 @@ def scaling(num_devices: int = 8) -> Panel:
         words.scaling,
         scaling_command,
         tiles=tell_scaling,
-        views={
-            "slow links: 0.1 GB/s": {"bandwidth": 0.1},
-            "devices 100 times as fast": {"speed": 100.0},
-            "BERT": {"model": "bert"},
-        },
         model=choice("model", "clc", {"CLC": "clc", "BERT": "bert"}),
         devices=devices(num_devices, [*DEVICES, 64]),
         batch=number("batch", 64, [16, 32, 64, 128, 256, 512, 1024], unit="utterances"),

@@ -92,7 +92,6 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
         words.pixels,
         lambda result, **_: command(result.settings, (1,)),
         tiles=tell_pixels,
-        views={"no noise": {"sigma": 0.0}, "noise σ = 2": {"sigma": 2.0}, "noise σ = 30": {"sigma": 30.0}},
         **_controls(start, "sigma", "delta"),
     )
 
@@ -186,11 +185,6 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
         words.votes,
         lambda result, **_: command(result.settings, (1, 2)),
         tiles=tell_votes,
-        views={
-            "100 instructors": {"instructors": 100},
-            "ε = 5 for one label": {"vote_epsilon": 5.0},
-            "no noise on the pixels": {"sigma": 0.0},
-        },
         **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
         image=number("public image", 0, range(sketch.public), unit="number", rare=True),
         draw=number("draw of the noise", 0, range(21), unit="number"),
