@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -26,7 +23,6 @@ from edp_lab.files import regular, writable, write_whole
 WIDTH = 120  # columns, at most
 # Characters that command a terminal, and those that turn the direction of writing.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the beginning of one
 PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
@@ -65,28 +61,6 @@ def answer(as_json: bool, found: Any, report: Report, readable: bool = False) ->
         print_json(found, readable=readable)
     else:
         Screen().report(report)
-
-
-class Section(NamedTuple):
-    """Part of a page: a table, whose first line holds the headings, notes and figures; all of it text."""
-
-    title: str = ""
-    lines: Sequence[Sequence[str]] = ()
-    notes: Sequence[str] = ()
-    figures: Sequence[Any] = ()  # see `edp_lab.course.kit.figure`
-
-
-def html_page(title: str, sections: Sequence[Section], names: int = 1) -> str:
-    """A page that needs no network; the first so many columns of its tables hold names."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from edp_lab.course.kit.figure import figure_html
-
-    numbers = count(1)
-    drawn = [[figure_html(one, next(numbers)) for one in section.figures] for section in sections]
-    parts = [section._replace(figures=own) for section, own in zip(sections, drawn, strict=True)]
-    here = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True)
-    return here.get_template("page.html.j2").render(title=title, sections=parts, names=names)
 
 
 class Screen(Console):
@@ -143,16 +117,6 @@ def table(lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> Table
     return made
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A column for each name that any row has, in the order of their appearance."""
-    lines = io.StringIO()
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(map(csv_cell, names))
-    writer.writerows([csv_cell(row.get(name, "")) for name in names] for row in rows)
-    return lines.getvalue()
-
-
 def check_file(out: Path | None, option: str = "--out") -> None:
     """UsageError where no such file can be written; told before the work."""
     if out is not None:
@@ -167,25 +131,6 @@ def output_folder(out: Path, option: str = "--out") -> Path:
 def write_text(path: Path, text: str, option: str = "--out") -> None:
     """See `write_whole`."""
     write_whole(path.resolve(), text.encode(), f"choose another {option}")
-
-
-def write_table(place: Path, content: Any, rows: Sequence[Mapping[str, Any]], page: str) -> str:
-    """``place.json``, these rows as ``place.csv``, and ``place.html``; says where they are."""
-    texts = {".json": json.dumps(content, indent=1, allow_nan=False), ".csv": as_csv(rows), ".html": page}
-    for suffix, text in texts.items():
-        write_text(place.with_suffix(suffix), text)
-    return f"written: {', '.join(str(place.with_suffix(suffix)) for suffix in texts)}"
-
-
-def csv_cell(value: Any) -> Any:
-    """What a spreadsheet would take for a formula gets an apostrophe before it; numbers stay."""
-    if not isinstance(value, str) or not value.startswith(FORMULA):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
 
 
 # ---- How far the work has come ---------------------------------------------------------------------------------------

@@ -395,7 +395,7 @@ def compared(comparison: Any) -> str:
     if reference is not None and len(runs) > 1:
         parts.append(f"time: seconds per epoch over those of {reference['name']}")
     if any(run["epsilon_claimed"] is not None for run in runs):
-        parts.append("epsilon claimed: by the paper's accounting")
+        parts.append("claimed epsilon: by the paper's accounting")
     if any(run["epsilon_if_alpha_public"] is not None for run in runs):
         parts.append("epsilon if alpha public: if alpha and words came from public text, and the seed were secret")
     return "; ".join(parts)

@@ -156,7 +156,6 @@ def _row(folder: Path, record: dict[str, Any], billed: Mapping[str, Any] | None)
         "neighbours": NEIGHBOURS.get(neighbours, neighbours) + (" speaker" if config.speakers else ""),
         "batches": guarantee["sampling"],
         "hardware": f"{record['device'].partition(':')[0]} with {threads} thread{'' if threads == 1 else 's'}",
-        "validation_ser": [row["ser"] for row in epochs],
     }
 
 

@@ -1,11 +1,9 @@
 """The command line as a person uses it: results, and how its options are declared."""
 
 import ast
-import csv
 import dataclasses
 import importlib.util
 import inspect
-import io
 import json
 import re
 import subprocess
@@ -151,14 +149,6 @@ def test_all_that_is_printed_goes_through_what_escapes_it():
         called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         direct = [one for one in called if isinstance(one, ast.Name) and one.id == "print"]
         assert len(direct) == {"output.py": 1, "__init__.py": 1}.get(path.name, 0), path.name
-
-
-def test_no_cell_is_a_formula_and_numbers_stay_numbers():
-    texts = ["=1+1", "+a", "-cmd", "@sum", "\t=1", "-1.5", "+2", "-inf", "plain", 'a,"b', "=1,2"]
-    rows = [*csv.reader(io.StringIO(output.as_csv([{"=name": text, "n": -1.5} for text in texts]), newline=""))]
-    assert rows[0] == ["'=name", "n"]
-    cells = ["'=1+1", "'+a", "'-cmd", "'@sum", "'\t=1", "-1.5", "+2", "-inf", "plain", 'a,"b', "'=1,2"]
-    assert rows[1:] == [[cell, "-1.5"] for cell in cells]
 
 
 @pytest.mark.parametrize("columns", [60, 80])
