@@ -45,6 +45,7 @@ COUNTER: dict[str, dict[Any, Any]] = {  # by claim, numbers of its evidence; eac
     "T24": {"copy agrees (at least)": 0.1, "recognised (at least)": 0.1},
     "T25": {"epochs saved": 3.0, "half-width of its 95 % interval": 0.5},
 }
+IMPORTS = ("versions", "thesis-imports")
 each_claim = pytest.mark.parametrize("name", CLAIMS)
 
 
@@ -53,7 +54,7 @@ def prepared() -> dict[str, Any]:
     """The names that the notebook's imports, parameters and helper define."""
     space: dict[str, Any] = {}
     for cell in NOTEBOOK.cells:
-        if cell.id in ("versions", "parameters", "results"):
+        if cell.id in (*IMPORTS, "parameters", "results"):
             exec(cell.source, space)
     return space
 
@@ -98,7 +99,7 @@ def summary() -> str:
 def test_the_conclusions_are_among_the_claims_and_at_least_15_cells_call_the_library() -> None:
     assert CLAIMS.keys() == COUNTER.keys() >= CONCLUSIONS
     assert len(CLAIMS) == 25
-    imports = next(cell.source for cell in NOTEBOOK.cells if cell.id == "versions")
+    imports = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.id in IMPORTS)
     library = {
         name.asname or name.name
         for node in ast.walk(ast.parse(imports))
