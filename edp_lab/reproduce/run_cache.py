@@ -1,6 +1,6 @@
 """Training runs and attacks behind a table: each done once, kept by content, shared out over processes.
 
-    OUT/cells/<key>.json    what one run, and the attack on it, came to (see `edp_lab.training.result_cache`)
+    OUT/cells/<key>.json    what one run, and the attack on it, came to (see `edp_lab.jobs`)
     OUT/runs/<key>/         the run itself: its record, its model, and while it is going on its state
     OUT/shadows, public     shadow models of the attacks; what the networks start from
 
@@ -42,11 +42,11 @@ from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, new_folder, read_json, writable
+from edp_lab.jobs import content_key, content_of, kept_results, read_result
 from edp_lab.models.vectors import WordVectors
 from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training import TrainConfig, resume, train
 from edp_lab.training.checkpoint import digest
-from edp_lab.training.result_cache import ResultCache, Say, content_key, content_of, read_result
 from edp_lab.training.run_folder import RECORD
 
 COMMITTED = RESULTS / "cells"
@@ -94,14 +94,14 @@ class TableRuns:
         self._joined: set[str] = set()
 
     @cached_property
-    def cells(self) -> ResultCache:
+    def cells(self) -> Path:
         """What is finished; only now, as no call that is refused should take it away, an older one makes room."""
         if self.fresh:
             for folder in ("cells", "runs", "shadows", "public"):
                 shutil.rmtree(self.out / folder, ignore_errors=True)
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / "fresh").touch()
-        return ResultCache(self.out / "cells")
+        return writable(self.out / "cells", "choose another --out")
 
     def key(self, job: Job, inputs: Inputs) -> str:
         """Of what the job comes to, if it is made from these."""
@@ -121,7 +121,7 @@ class TableRuns:
 
     def known(self, job: Job) -> dict[str, Any] | None:
         """What the job came to, if it has been done."""
-        return self.committed(self.key(job, self.inputs)) or self.cells.read(self.key(job, self.at_hand))
+        return self.committed(self.key(job, self.inputs)) or read_result(self.cells, self.key(job, self.at_hand))
 
     def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
         """What each job comes to, in order; those that are missing are done now."""
@@ -130,27 +130,23 @@ class TableRuns:
         self._joined |= {job.config.corpus for job in found}
         came = f", {len(found)} of them came with the checkout" if found else ""
         keys = {job: self.key(job, self.at_hand) for job in unique if job not in found}
-        found |= {job: one for job, key in keys.items() if (one := self.cells.read(key)) is not None}
+        found |= {job: one for job, key in keys.items() if (one := read_result(self.cells, key)) is not None}
         todo = {job: self._work(job) for job in unique if job not in found}
         if todo or came:
             self.tell(f"{what}: {len(found)} of {len(unique)} runs are done{came}", True)
-        start, already, before = time.perf_counter(), len(found), 0
+        start, already = time.perf_counter(), len(found)
 
         def gone(share: float = 1.0) -> str:
             seconds = (time.perf_counter() - start) * share
             return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
-        def said(done: int, line: str | None) -> None:
-            nonlocal before
-            if line is not None:
-                left = f", about {gone((len(todo) - done) / done)} left" if done else ""
-                count = f"{already + done} of {len(unique)} runs"
-                self.tell(f"{what}: {count} after {gone()}{left}; {line}", done > before)
-                before = done
+        def progress(done: int) -> None:
+            if 0 < done < len(todo):
+                left = gone((len(todo) - done) / done)
+                self.tell(f"{what}: {already + done} of {len(unique)} runs after {gone()}, about {left} left", True)
 
-        cure, name = "the same command goes on from here", "a process that does runs"
         made_of = [keys[job] for job in todo], list(todo.values())
-        done = self.cells.results(*made_of, do, self.workers, said, cure, name)
+        done = kept_results(self.cells, *made_of, do, self.workers, progress)
         if todo:
             self.tell(f"{what}: all {len(unique)} runs are done, after {gone()}", True)
         found |= dict(zip(todo, done, strict=True))
@@ -184,20 +180,14 @@ class TableRuns:
 # ---- In a process that does a share of the jobs --------------------------------------------------------------------
 
 
-def do(work: Work, say: Say) -> dict[str, Any]:
+def do(work: Work) -> dict[str, Any]:
     """What a job comes to; a run that was cut off goes on."""
     config, folder = work.config, work.folder
-    name = f"{config.corpus}, {config.method}, seed {config.seed}"
-
-    def listen(event: Any) -> None:
-        if hasattr(event, "row"):
-            say(f"{name}: epoch {event.epoch + 1} of {event.epochs}")
-
     if (folder / RECORD).is_file():
-        record = resume(folder, listen)
+        record = resume(folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it began
-        record = train(config, folder, listen)
+        record = train(config, folder)
     if record["status"] != "finished":  # Ctrl-C, where the run is this process's
         raise KeyboardInterrupt
     final = record["final"]
@@ -220,7 +210,6 @@ def do(work: Work, say: Say) -> dict[str, Any]:
     if not work.attack:
         return found
     # The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone.
-    say(f"{name}: membership inference")
     start = time.perf_counter()
     by_shadow = attack_shadow(folder, seed=config.seed, cache=work.shadows, plain=True).to_json()
     by_loss = attack_loss(folder).to_json()

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from edp_lab.corpora.images import Images
 from edp_lab.errors import UsageError
+from edp_lab.jobs import parallel, usable_cores
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.guarantee import IDEAL, VOID, upward
@@ -46,8 +47,6 @@ from edp_lab.three_phase.votes import (
     label_probabilities,
     vote_counts,
 )
-from edp_lab.training.processes import usable_cores
-from edp_lab.training.result_cache import run_jobs
 from edp_lab.training.run_folder import versions
 
 Rows = list[dict[str, Any]]
@@ -163,7 +162,7 @@ class Job:
     test_x: NDArray[np.float32]
     test_y: Classes
 
-    def train(self, listener: Listener) -> Trained:
+    def train(self, listener: Listener = lambda event: None) -> Trained:
         epochs = self.settings.resolved(len(self.x)).epochs or 0
 
         def tell(row: dict[str, Any]) -> None:
@@ -188,7 +187,7 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
     and from a generator that is not cryptographic: see `edp_lab.privacy.foundations`.
 
     Args:
-        listener: told of every epoch; of those in other processes, only of the first one's.
+        listener: called after every epoch; of instructors, after the last one.
     """
     run = _Run(settings, images, listener or (lambda event: None))
     run.train_one(PLAIN, "trained without noise")
@@ -253,8 +252,14 @@ class _Run:
         ]
         workers = min(self.settings.workers or usable_workers(len(order)), len(jobs))
         start = time.perf_counter()
-        cure, name = "train the instructors with fewer workers", "a process that trains instructors"
-        trained = run_jobs(Job.train, jobs, workers, self.listener, cure=cure, name=name)
+        done = {}
+        for place, one in parallel(
+            Job.train, dict(enumerate(jobs)), workers, "train the instructors with fewer workers"
+        ):
+            done[place] = one
+            last = one.rows[-1]
+            self.listener(Event(jobs[place].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
+        trained = [done[place] for place in range(len(jobs))]
         seconds = time.perf_counter() - start
         self.record.seconds |= {"instructors": seconds, "processes": workers}
         for job, done in zip(jobs, trained, strict=True):

@@ -28,6 +28,7 @@ from typing import NoReturn
 import psutil
 
 from edp_lab.errors import UsageError, sentence
+from edp_lab.jobs import usable_cores
 
 LOOK_AGAIN = 0.1  # seconds between two looks at a stop event or a process
 WATCH = 1.0  # seconds between a rank's looks at its parent
@@ -258,11 +259,6 @@ def launched() -> tuple[int, int]:
 def rank() -> int:
     """The rank of this process; 0 writes files and speaks for all."""
     return launched()[0]
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may use; in a container that can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

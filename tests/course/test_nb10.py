@@ -30,11 +30,11 @@ def sketch() -> Sketch:
 
 
 def test_sketch_has_the_images_noise_and_parts_of_a_real_run(sketch: Sketch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "run_jobs", run := Mock(side_effect=EOFError))
+    monkeypatch.setattr(pipeline, "parallel", run := Mock(side_effect=EOFError))
     with pytest.raises(EOFError):
         run_three_phase(replace(THESIS, instructors=3), sketch.images)
     train, test = sketch.noised(0.6)
-    for job, part in zip(run.call_args.args[1], np.array_split(sketch.order, 3), strict=True):
+    for job, part in zip(run.call_args.args[1].values(), np.array_split(sketch.order, 3), strict=True):
         assert (job.x == train[part]).all()
         assert (job.y == sketch.images.train_labels[part]).all()
         assert (job.test_x == test[sketch.public :]).all()

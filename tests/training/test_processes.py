@@ -20,7 +20,7 @@ from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.training import TrainConfig, read_record, run_ledger, run_session, train
+from edp_lab.training import TrainConfig, read_record, run_ledger, train
 from edp_lab.training.launch import Ranks
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import write_corpus, write_encoder
@@ -123,18 +123,6 @@ def test_another_number_of_processes_than_asked_for_is_refused_in_one_sentence(f
     with pytest.raises(UsageError, match=f"take part: {started}, asked for: {asked}; start as many"):
         train(config(folder, asked), folder / "run")
     assert not (folder / "run").exists()
-
-
-def test_a_process_of_a_launcher_says_in_one_sentence_that_another_is_gone(folder, monkeypatch):
-    def cut_off(*_: object) -> None:
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:16547: Connection reset by peer.")
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(run_session, "train_here", cut_off)
-    with pytest.raises(UsageError, match=r"^another process is gone: go on with edp-lab train --resume "):
-        train(config(folder, 2), folder / "run")
-    with pytest.raises(RuntimeError, match="Connection reset"):
-        train(config(folder, 1), folder / "run")
 
 
 def test_a_launcher_may_start_the_processes_and_hears_one_summary(folder, simulated):
