@@ -142,7 +142,7 @@ def test_bad_input_is_told_in_the_jobs_words_and_finished_results_are_kept(worke
 
 def workers_of(folder: Path) -> list[int]:
     """The two workers of `NAPS`, once both sleep for long."""
-    assert wait_for(lambda: len(list(folder.glob("pid-*"))) == 2 and (folder / "a.json").exists(), 60)
+    assert wait_for(lambda: len(list(folder.glob("pid-*"))) == 2 and (folder / "a.json").exists(), 120)
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
@@ -160,7 +160,7 @@ def test_a_killed_worker_or_parent_leaves_no_worker_and_what_was_finished(how, t
             os.kill(workers[0], signal.SIGKILL)
         else:
             parent.send_signal(how)
-        _, errors = parent.communicate(timeout=60)
+        _, errors = parent.communicate(timeout=120)
     assert wait_for(lambda: not any(map(runs, workers)), 10)
     assert only_the_first_is_kept(tmp_path)
     if how == "worker":

@@ -28,9 +28,8 @@ from edp_lab.attacks.target import Attacked, judged, load_checked
 from edp_lab.corpora import Corpus, Utterance
 from edp_lab.corpora.corpus import group_ids
 from edp_lab.errors import UsageError
+from edp_lab.jobs import content_key, kept_results, usable_cores
 from edp_lab.training import TrainConfig
-from edp_lab.training.processes import usable_cores
-from edp_lab.training.result_cache import Say, content_key
 
 MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
 MANY = 64  # shadow models, from which on an utterance's own variance is known well enough (Carlini et al., ablation)
@@ -160,13 +159,13 @@ def shadow_signals(
     jobs = [(replace(base, seed=draw), own, train) for draw, train in zip(drawn, trained_on, strict=True)]
     cores = usable_cores()
     workers = workers or (min(cores, MOST_ON_GPU) if torch.cuda.is_available() else cores)
-    cure = f"finished shadow models are kept in {kept.folder}, so that the same attack goes on from there"
+    cure = f"finished shadow models are kept in {kept}, so that the same attack goes on from there"
 
-    def said(done: int, what: Any) -> None:
-        progress(done, shadows)
+    def done(count: int) -> None:
+        progress(count, shadows)
 
     try:
-        found = kept.results(keys, jobs, _signals, workers, said, cure, "a process that trains shadow models")
+        found = kept_results(kept, keys, jobs, _signals, workers, done, cure)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {cure}") from None
     loss, intents = (np.array([one[name] for one in found]) for name in ("loss", "intent_logit"))
@@ -174,7 +173,7 @@ def shadow_signals(
     return ShadowSignals(Signals(loss, intents, tags), inside)
 
 
-def _signals(shadow: tuple[TrainConfig, Corpus, list[int]], say: Say) -> dict[str, Any]:
+def _signals(shadow: tuple[TrainConfig, Corpus, list[int]]) -> dict[str, Any]:
     """In a worker: train one, by its settings, on those of the pool; its signals as lists, by name."""
     config, corpus, train = shadow
     model = shadow_model(config, corpus, [corpus.utterances[k] for k in train])

@@ -10,7 +10,7 @@ Shadow models are trained as the target was, on training sets that the attacker 
     CACHE/<key>.json     the signals of one of LiRA's, about 60 bytes an utterance
 
 The key is a digest of everything that the entry is a function of: settings, labels, training set, seed and pretrained
-weights (see `edp_lab.training.result_cache`). Entries may be deleted at any time. Unknown corpora and classifiers, and
+weights (see `edp_lab.jobs`). Entries may be deleted at any time. Unknown corpora and classifiers, and
 a cache that cannot be written, are refused by `UsageError`.
 """
 
@@ -32,10 +32,10 @@ from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.catalog import find
 from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
 from edp_lab.errors import UsageError
-from edp_lab.files import user_cache
+from edp_lab.files import user_cache, writable
+from edp_lab.jobs import content_key, content_of
 from edp_lab.models import IntentSlotModel, load_model, save_model
 from edp_lab.training import TrainConfig
-from edp_lab.training.result_cache import ResultCache, content_key, content_of
 from edp_lab.training.trainer import Trainer
 
 INTENT_WIDTH, SLOT_WIDTH = 8, 16  # sorted scores used: more are zero, or as good as zero, in most utterances
@@ -194,7 +194,7 @@ def train_shadow(
         cache: where trained shadow models are kept; None is `user_cache`.
     """
     own = settled(config, seed)
-    entry = shadow_cache(cache).folder / training_key(own, corpus, train)
+    entry = shadow_cache(cache) / training_key(own, corpus, train)
     with suppress(UsageError):  # not there, or damaged
         return load_model(entry).eval()
     model = shadow_model(own, corpus, train)
@@ -218,9 +218,9 @@ def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]
     return run.model.cpu().eval()
 
 
-def shadow_cache(folder: Path | None) -> ResultCache:
+def shadow_cache(folder: Path | None) -> Path:
     """Where trained shadow models are kept; None is the user's cache."""
-    return ResultCache(user_cache() / "shadows" if folder is None else folder, "choose another --cache")
+    return writable(user_cache() / "shadows" if folder is None else folder, "choose another --cache")
 
 
 def training_key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:

@@ -28,9 +28,9 @@ import torch
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
+from edp_lab.jobs import usable_cores
 from edp_lab.reproduce.printed import TABLE_2
 from edp_lab.training import TrainConfig
-from edp_lab.training.processes import usable_cores
 from edp_lab.training.run_session import start_accelerator
 from edp_lab.training.trainer import Trainer
 

@@ -22,10 +22,10 @@ from edp_lab.corpora import Corpus, Utterance, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
+from edp_lab.jobs import NUMERICS
 from edp_lab.models import load_model
 from edp_lab.models.clc import CLC, CLCSize
-from edp_lab.training import TrainConfig, result_cache, train
-from edp_lab.training.result_cache import NUMERICS
+from edp_lab.training import TrainConfig, train
 from tests.models.test_crf import enumerate_paths
 
 SIZE = CLCSize(hidden=5, layers=1, word=4, character=3, filters=3)
@@ -290,7 +290,7 @@ def test_signals_are_kept_and_are_those_of_models_of_the_rows_halves(tmp_path, m
     assert told == [(done, 4) for done in range(5)]
     assert first.signals.logits.shape == (4, len(PEOPLE), 2)
     assert sum(entry.stat().st_size for entry in tmp_path.iterdir()) < 8 * (1000 + 80 * len(PEOPLE))
-    monkeypatch.setattr(result_cache, "Ranks", no_training)
+    monkeypatch.setattr(lira_module, "_signals", no_training)
     again = attack(CORPUS)
     assert told == [(4, 4)]
     for one, other in zip(first.signals, again.signals, strict=True):
@@ -316,7 +316,7 @@ def test_whatever_ends_the_work_one_sentence_says_what_is_kept(tmp_path: Path, m
     with pytest.raises(KeyboardInterrupt, match=f"^interrupted; {kept}"):
         shadow_signals(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, progress=Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr(lira_module, "_signals", die)
-    with pytest.raises(UsageError, match=f"^a process that trains shadow models was killed by signal SIGKILL .*{kept}"):
+    with pytest.raises(UsageError, match=f"^a worker process was killed .*{kept}"):
         shadow_signals(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, workers=2)
 
 

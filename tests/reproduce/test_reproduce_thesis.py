@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from edp_lab.jobs import NUMERICS
 from edp_lab.privacy.accountants import gdp_delta
 from edp_lab.reproduce.thesis import (
     MODELS,
@@ -31,7 +32,6 @@ from edp_lab.reproduce.thesis import (
 from edp_lab.three_phase.phases import Job
 from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY, score_labels
 from edp_lab.three_phase.votes import Aggregator, Vote, account_votes
-from edp_lab.training.result_cache import NUMERICS
 
 TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)
 Rows = dict[tuple[str, str], Row]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from edp_lab.errors import UsageError
+from edp_lab.jobs import NUMERICS, write_result
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.vectors import load_vectors
 from edp_lab.reproduce import run_cache, table1
@@ -29,7 +30,6 @@ from edp_lab.reproduce.run_cache import (
 )
 from edp_lab.training import TrainConfig, pretraining, train
 from edp_lab.training.pretraining import pretrain_bert
-from edp_lab.training.result_cache import NUMERICS, ResultCache
 from tests.training.own_corpus import write_corpus
 
 
@@ -89,11 +89,11 @@ def test_the_key_of_an_attack_follows_the_corpus_of_its_shadow_model(corpus, tmp
 @pytest.fixture
 def committed(corpus, tmp_path, monkeypatch) -> list[Job]:
     """The first of these jobs is finished in a checkout, and the corpus is gone."""
-    folder, made_of = ResultCache(tmp_path / "committed"), Inputs()
+    made_of = Inputs()
     index = {"corpora": {"own.jsonl": {"sha256": made_of.corpus(corpus), "train": {"0": 72}}}}
-    folder.write(TableRuns(tmp_path / "out").key(jobs(corpus)[0], made_of), {"ser": 1})
-    (folder.folder / run_cache.INDEX).write_text(json.dumps(index))
-    monkeypatch.setattr(run_cache, "COMMITTED", folder.folder)
+    write_result(tmp_path / "committed", TableRuns(tmp_path / "out").key(jobs(corpus)[0], made_of), {"ser": 1})
+    (tmp_path / "committed" / run_cache.INDEX).write_text(json.dumps(index))
+    monkeypatch.setattr(run_cache, "COMMITTED", tmp_path / "committed")
     Path(corpus).rename(f"{corpus}.gone")
     return jobs(corpus)
 
@@ -110,7 +110,7 @@ def test_committed_runs_are_joined_without_their_corpus_unless_fresh(committed, 
     with pytest.raises(UsageError, match="no corpus at"):
         TableRuns(tmp_path / "out", fresh=True).results([job], "test")
     assert not (tmp_path / "out").exists()  # what is refused begins nothing
-    assert TableRuns(tmp_path / "out", fresh=True).cells.folder.parent == tmp_path / "out"
+    assert TableRuns(tmp_path / "out", fresh=True).cells.parent == tmp_path / "out"
     with pytest.raises(UsageError, match="no corpus at"):  # a folder that was begun afresh stays so
         TableRuns(tmp_path / "out").results([job], "test")
 
@@ -129,7 +129,7 @@ def test_new_runs_are_not_set_beside_committed_ones_that_were_made_of_something_
     (tmp_path / "committed" / run_cache.INDEX).write_text(json.dumps({"corpora": {"snips": {"sha256": "then"}}}))
     monkeypatch.setattr(run_cache, "corpus_at_hand", lambda name: name == job.config.corpus)
     runs = TableRuns(tmp_path / "out")
-    ResultCache(tmp_path / "committed").write(runs.key(job, runs.inputs), {"ser": 1})
+    write_result(tmp_path / "committed", runs.key(job, runs.inputs), {"ser": 1})
     assert runs.results([job], "test") == [{"ser": 1}]
     with pytest.raises(UsageError, match="bring those, or give --fresh"):
         runs.results([job, other], "test")
@@ -161,7 +161,7 @@ def test_the_committed_table_1_is_that_of_the_committed_runs_found_without_corpo
 
 def test_fresh_forgets_all_that_is_finished(corpus, tmp_path):
     runs, [job, *_] = TableRuns(tmp_path), jobs(corpus)
-    runs.cells.write(runs.key(job, Inputs()), {"ser": 1})
+    write_result(runs.cells, runs.key(job, Inputs()), {"ser": 1})
     (tmp_path / "public").mkdir()
     assert runs.known(job) == {"ser": 1}
     assert TableRuns(tmp_path, fresh=True).known(job) is None
