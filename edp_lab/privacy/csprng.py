@@ -2,10 +2,10 @@
 
 torch's CPU generator keeps 32 bits of its seed, so streams seeded per step would collide within one long run
 and a secret seed could be searched. What hides a gradient is drawn from AES-128 in counter mode, the fastest source at
-hand. Normal numbers as floats (`fill_normal`) betray what they are added to (Mironov 2012): a sound step's release goes
-through `edp_lab.privacy.exact_noise` instead. Under a secret key, order, sampling and the seeds of dropout come from
-AES, too. Under a published one they come, as initial weights do, from numpy's SFC64, seeded through `SeedSequence` with
-all 128 bits of the key: not cryptographic, where there is nothing to hide.
+hand, and released through `edp_lab.privacy.exact_noise`. Under a secret key, order, sampling and the seeds of dropout
+come from AES, too. Under a published one they come, as initial weights do, from numpy's SFC64, seeded through
+`SeedSequence` with all 128 bits of the key: not cryptographic. Float noise comes from there under any key: as floats,
+normal numbers betray what they are added to anyway (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -89,33 +89,6 @@ class SecretStream:
         counters[:, 1] = numbers
         drawn = self._one_by_one.update(counters.tobytes())
         return np.frombuffer(bytearray(drawn), dtype=np.uint64).reshape(-1, 2)
-
-
-def fill_normal(bits: SecretStream, out: np.ndarray) -> None:
-    """Fill `out` (n), float32 or float64, with standard normal numbers, in its precision.
-
-    A float64 gradient must not get float32 noise: its last bits would show through. Box and Muller 1958, with fresh
-    bits for each radius and each angle: 32 of them in float32, where no number exceeds 6.8 (a normal one does so once
-    in 10^11 draws), 53 in float64 (8.7, once in 10^17).
-    """
-    from edp_lab.privacy.csprng_numba import (  # their compiler takes a third of a second to load
-        normal_double,
-        normal_single,
-    )
-
-    pairs, word = (normal_single, np.uint32) if out.dtype == np.float32 else (normal_double, np.uint64)
-    everything = (0.0, np.inf) if pairs is normal_single else ()
-    even = len(out) // 2 * 2
-    for start in range(0, even, PIECE):
-        piece = out[start : min(start + PIECE, even)]
-        half = len(piece) // 2
-        raw = own_memory("bits of floats", 2 * half, word)
-        bits.fill(raw)
-        pairs(raw[:half], raw[half:], *everything, piece[:half], piece[half:])
-    if even < len(out):
-        pair = np.empty(2, dtype=out.dtype)
-        fill_normal(bits, pair)
-        out[even] = pair[0]
 
 
 def _check_place(key: int, path: tuple[int, ...]) -> None:

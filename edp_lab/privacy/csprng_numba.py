@@ -90,23 +90,6 @@ def normal_single(
         second[i] = np.uint32(np.float32(right).view(np.uint32) ^ u32((turned >> u32(1)) << u32(31))).view(np.float32)
 
 
-@compiled("void(uint64[::1], uint64[::1], float64[::1], float64[::1])")
-def normal_double(radii: np.ndarray, angles: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
-    """The same in float64, from 53 of 64 bits each."""
-    for i in range(len(first)):
-        radius = math.sqrt(-2 * math.log(((radii[i] >> u64(11)) + 0.5) * 2.0**-53))
-        angle = (angles[i] >> u64(11)) * (2 * math.pi * 2.0**-53)
-        first[i] = radius * math.cos(angle)
-        second[i] = radius * math.sin(angle)
-
-
-@compiled("void(float32[::1], float32, float32[::1], float32)", "void(float64[::1], float64, float64[::1], float64)")
-def scale_and_add(gradient: np.ndarray, scale: float, noise: np.ndarray, std: float) -> None:
-    """gradient (n) becomes scale times itself plus std times the noise (n), all of one precision."""
-    for i in range(len(gradient)):
-        gradient[i] = scale * gradient[i] + std * noise[i]
-
-
 @compiled(
     "void(float32[::1], float32, float32[::1], float32, float32, float32, float32, float32, uint8[::1])",
     "void(float64[::1], float64, float32[::1], float64, float64, float64, float64, float64, uint8[::1])",

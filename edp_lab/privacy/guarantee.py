@@ -50,7 +50,7 @@ EXACT_NOISE = (
     "several or a frozen network has read many utterances at once, under the assumption that floats move two "
     "neighbours' sums apart by less than C / 2,200; order and sampling: from the same cipher, where the seed is secret"
 )
-FLOAT_NOISE = "a float, whose last bits may tell more than epsilon says"
+FLOAT_NOISE = "a float of a generator that is not cryptographic: its bits may tell more than epsilon says"
 SCOPE = (
     "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
     "aggregate and model but not the devices' messages; public by assumption: "

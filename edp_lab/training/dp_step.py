@@ -375,8 +375,8 @@ class PrivateStep(FlatGradient):
                 "noise of each device is a float, and this mechanism promises exact noise: drop one of them"
             )
         share = None if self.rounded else self.share
-        threads, on_gpu = min(4, torch.get_num_threads()), self.gradient.device.type != "cpu"
-        self._noise = NoiseSource(key, self.layout.size, share, self.gradient.dtype, threads, on_gpu)
+        threads = min(4, torch.get_num_threads())
+        self._noise = NoiseSource(key, self.layout.size, share, self.gradient.dtype, threads)
 
     def clip_and_noise(
         self,
@@ -391,7 +391,7 @@ class PrivateStep(FlatGradient):
         `counts`: further numbers of this process, asked for once the gradients are there, of which to give the sums.
         """
         self._count(epoch)
-        noise = self._noise.of(step, entry)  # for a GPU float noise is drawn from now on
+        noise = self._noise.of(step, entry)
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
         clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient, self.world)

@@ -1,29 +1,29 @@
-"""A step's noise, and how it is drawn: by one process or many, block by block, on as many threads as there are.
+"""A step's noise, and how it is drawn: by one process or many.
 
-`edp_lab.training.dp_step.add_noise` says by how much to scale it. The vector of P numbers is cut into blocks with a
-stream each, a function of (key, step, block), so that threads and ranks can share the work:
+`edp_lab.training.dp_step.add_noise` says by how much to scale it.
 
-* rounded: the sound step's. It comes after the sum over devices and ranks, of which every rank releases all blocks for
+* rounded: the sound step's. It comes after the sum over devices and ranks, and every rank releases all P numbers for
   itself; sum and noise are rounded together, so that the bits released are those of an ideal normal and nothing else
-  (`edp_lab.privacy.exact_noise`).
-* aggregate: float noise, as one draw for the sum over all devices. Each rank draws its part of the blocks, and zeros
-  elsewhere.
-* per-device: every device draws all P numbers from streams of its own; their sum over sqrt(N) is distributed alike.
-  Each device has only its share to round with, whose errors would add up to more than a rounding: it stays float noise.
-* shared: all devices add one common secret draw, which every rank makes for itself.
+  (`edp_lab.privacy.exact_noise`). The vector is cut into blocks with a stream each, which threads share.
+* float noise, as printed and for teaching: numpy's normals, from streams of (key, step, device).
+  aggregate: one draw for the sum over all devices, by rank 0.
+  per-device: every device draws all P numbers; their sum over sqrt(N) is distributed alike.
+  shared: all devices add one common draw, which every rank makes for itself.
 
-Guarantee: of float noise, the sum over ranks is one fresh vector for each step, standard normal up to rounding, and
-with one key the numbers are the same whatever the number of ranks (per device, up to the order of a sum).
+Guarantee: the sum over ranks is one fresh vector for each step, standard normal up to rounding, and with one key the
+numbers are the same whatever the number of ranks (per device, up to the order of a sum). Float noise comes from a
+generator that is not cryptographic, and its last bits betray what it is added to: it promises nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.csprng import Purpose, SecretStream, fill_normal, own_memory
+from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.privacy.exact_noise import Piece, release
 
-BLOCK = 2**19  # to begin a stream takes time, and keeps all threads waiting
+BLOCK = 2**19  # of rounded noise: to begin a stream takes time, and keeps all threads waiting
 
 
 class Rows(NamedTuple):
@@ -99,11 +99,6 @@ class Share:
         """The devices that live on this rank, as evenly spread as can be."""
         return part(self.num_devices, self.rank, self.world)
 
-    def blocks(self, size: int) -> range:
-        """The blocks that this rank fills."""
-        blocks = -(-size // BLOCK)
-        return part(blocks, self.rank, self.world) if self.kind == "aggregate" else range(blocks)
-
 
 def part(count: int, rank: int, world: int) -> range:
     """Of `count` things in a row, those of one rank: consecutive, and evenly spread."""
@@ -111,11 +106,17 @@ def part(count: int, rank: int, world: int) -> range:
 
 
 def standard_noise(key: int, step: int, size: int, share: Share, dtype: torch.dtype = torch.float32) -> Tensor:
-    """This rank's share of a step's noise: (size). Summed over ranks, standard normal."""
-    noise = torch.zeros(size, dtype=dtype)
-    for block in share.blocks(size):
-        _fill(noise[columns_of(block, size)].numpy(), key, step, block, share)
-    return noise
+    """This rank's share of a step's float noise: (size). Summed over ranks, standard normal."""
+    kind = np.dtype(str(dtype).removeprefix("torch."))
+    if share.kind == "per-device":
+        total = np.zeros(size, dtype=kind)
+        for device in share.devices:
+            total += stream(key, Purpose.DEVICE_NOISE, step, device).standard_normal(size, dtype=kind)
+        return torch.from_numpy(total / kind.type(math.sqrt(share.num_devices)))
+    if share.kind == "aggregate" and share.rank:
+        return torch.zeros(size, dtype=dtype)
+    noise = torch.from_numpy(stream(key, Purpose.NOISE, step).standard_normal(size, dtype=kind))
+    return noise * (len(share.devices) / share.num_devices) if share.kind == "shared" else noise
 
 
 def scaled_(span: Span) -> Span:
@@ -129,31 +130,18 @@ def scaled_(span: Span) -> Span:
 class NoiseSource:
     """The noise of one step after the other.
 
-    On a CPU a block is drawn and added while it lies in the cache, once the gradient is done: drawn during the
-    backward pass, which keeps all cores busy itself, it would cost more time than it hides. For a GPU, which leaves the
-    CPU idle, it is drawn `ahead`: in the background, as soon as a step's noise is asked for.
-
     Args:
         key: 128 bits, see `edp_lab.privacy.csprng`.
         size: P.
         share: of float noise, what this rank draws; None for noise that is rounded with the sum, on every rank alike.
-        threads: how many draw at a time.
-        ahead: of float noise, whether to draw it in the background.
+        threads: how many round at a time.
     """
 
     def __init__(
-        self,
-        key: int,
-        size: int,
-        share: Share | None,
-        dtype: torch.dtype = torch.float32,
-        threads: int = 1,
-        ahead: bool = False,
+        self, key: int, size: int, share: Share | None, dtype: torch.dtype = torch.float32, threads: int = 1
     ) -> None:
-        self.key, self.share, self.size, self.threads = key, share, size, threads
-        self._ahead = torch.zeros(size, dtype=dtype) if ahead and share is not None else None
-        self._dtype = np.dtype(str(dtype).removeprefix("torch."))
-        self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="noise")
+        self.key, self.size, self.share, self.dtype, self.threads = key, size, share, dtype, threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="noise")
         self._last = -1
 
     def of(self, step: int, entry: Future[None] | None = None) -> Noise:
@@ -168,27 +156,7 @@ class NoiseSource:
         if step <= self._last:
             raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
         self._last = step
-        ahead = None if self._ahead is None else self._pool.submit(self._draw_ahead, self._ahead, step, entry)
-        return _StepNoise(self, step, entry, ahead)
-
-    def _draw_ahead(self, out: Tensor, step: int, entry: Future[None] | None) -> Tensor:
-        if entry is not None:
-            entry.result()
-        self.draw(step, out.numpy().__setitem__)
-        return out
-
-    def draw(self, step: int, use: Callable[[slice, np.ndarray], None]) -> None:
-        """Call `use` with every block of this rank's float noise: its columns, and numbers valid until it returns."""
-        share = self.share
-        assert share is not None
-
-        def draw_block(block: int) -> None:
-            columns = columns_of(block, self.size)
-            noise = own_memory("noise", columns.stop - columns.start, self._dtype)
-            _fill(noise, self.key, step, block, share)
-            use(columns, noise)
-
-        self.share_out(share.blocks(self.size), draw_block)
+        return _StepNoise(self, step, entry)
 
     def round(self, step: int, spans: Sequence[Span], stds: Sequence[float]) -> None:
         """Round sum and noise together, on the CPU: a GPU's sum comes there and goes back."""
@@ -211,7 +179,7 @@ class NoiseSource:
             for block in left:
                 work(block)
 
-        if self.threads > 1 and self._ahead is None:
+        if self.threads > 1:
             release_cores()
         helpers = [self._pool.submit(help_out) for _ in range(self.threads - 1)]
         help_out()
@@ -226,23 +194,19 @@ class _StepNoise:
     source: NoiseSource
     step: int
     entry: Future[None] | None
-    ahead: Future[Tensor] | None  # where it is drawn in the background
     used: bool = field(default=False, init=False)
 
     def add_to(self, spans: Sequence[Span], stds: Sequence[float]) -> None:
         if self.used:
             raise RuntimeError(f"the noise of step {self.step} has been used")
-        self.used = True
+        self.used, source = True, self.source
         if self.entry is not None:
             self.entry.result()
-        share = self.source.share
-        if share is None:
-            self.source.round(self.step, spans, stds)
-        elif self.ahead is not None:
-            DrawnNoise(self.ahead.result().to(spans[0].numbers.device)).add_to(spans, stds)
+        if source.share is None:
+            source.round(self.step, spans, stds)
         else:
-            own = [scaled_(span) for span in spans] if share.world > 1 else spans  # some blocks are others' to draw
-            self.source.draw(self.step, partial(_add, own, stds))
+            noise = standard_noise(source.key, self.step, source.size, source.share, source.dtype)
+            DrawnNoise(noise.to(spans[0].numbers.device)).add_to(spans, stds)
 
 
 @cache
@@ -286,32 +250,6 @@ def _pieces(spans: Sequence[Span], stds: Sequence[float], own: slice) -> Iterato
         yield Piece(numbers, scale, std)
 
 
-def _add(spans: Sequence[Span], stds: Sequence[float], own: slice, noise: np.ndarray) -> None:
-    """Add the noise of the columns `own` to the numbers of all spans that it meets."""
-    from edp_lab.privacy.csprng_numba import scale_and_add
-
-    start = 0
-    for numbers, scale, std in _pieces(spans, stds, own):
-        of, stop = numbers.dtype.type, start + len(numbers)
-        scale_and_add(numbers, of(scale), noise[start:stop], of(std))
-        start = stop
-
-
 def _round(pieces: Sequence[Piece], key: int, step: int, block: int) -> None:
     """The sum in one block becomes what is released of it."""
     release(pieces, key, Purpose.NOISE, step, block)
-
-
-def _fill(out: np.ndarray, key: int, step: int, block: int, share: Share) -> None:
-    """The numbers of one block."""
-    if share.kind == "per-device":
-        out[:] = 0
-        own = np.empty_like(out)
-        for device in share.devices:
-            fill_normal(SecretStream(key, Purpose.DEVICE_NOISE, step, device, block), own)
-            out += own
-        out /= np.sqrt(share.num_devices).astype(out.dtype)
-        return
-    fill_normal(SecretStream(key, Purpose.NOISE, step, block), out)
-    if share.kind == "shared":
-        out *= out.dtype.type(len(share.devices) / share.num_devices)

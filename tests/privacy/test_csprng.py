@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from edp_lab.privacy import csprng
-from edp_lab.privacy.csprng import PIECE, Purpose, SecretStream, fill_normal, key_from_seed, stream, uniform_hash
+from edp_lab.privacy.csprng import PIECE, Purpose, SecretStream, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.csprng_numba import normal_single
 
 
@@ -29,13 +29,6 @@ def first_secret(key: int, purpose: Purpose, *path: int) -> int:
 
 
 both = pytest.mark.parametrize("first_draw", [first_public, first_secret])
-
-
-def normal(size: int, key: int, *path: int) -> np.ndarray:
-    """Standard normal numbers in float32, as a training step draws them."""
-    out = np.full(size, np.nan, dtype=np.float32)
-    fill_normal(SecretStream(key, Purpose.NOISE, *path), out)
-    return out
 
 
 @both
@@ -100,8 +93,9 @@ def test_seeds_that_torch_would_confuse_give_different_keys():
 REPEATED = """
 import hashlib, numpy as np
 from edp_lab.privacy.csprng import *
-key, out = key_from_seed(5), np.empty(100_001, np.float32)
-fill_normal(SecretStream(key, Purpose.NOISE, 3, 1), out)
+from edp_lab.privacy.exact_noise import Piece, release
+key, out = key_from_seed(5), np.zeros(100_001, np.float32)
+release([Piece(out, 1.0, 1.0)], key, Purpose.NOISE, 3, 1)
 drawn = [out, uniform_hash(key, 2, np.arange(2), 2), stream(key, Purpose.SHUFFLE, 1).random(5)]
 told = [hashlib.sha256(part).hexdigest() for part in drawn]
 """
@@ -131,65 +125,6 @@ def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path)
     assert len(told.stdout.split()) == 2
 
 
-# The normals: float32, as the training step draws them
-
-
-@pytest.fixture(scope="module")
-def normals() -> np.ndarray:
-    """A long stream, and the starts of many short ones, where bad seeding would show."""
-    long = normal(1_000_000, key_from_seed(0), 0)
-    starts = [normal(50, key_from_seed(0), s, 1) for s in range(4000)]
-    return np.concatenate([long, *starts]).astype(np.float64)
-
-
-def test_normals_fit_and_their_tails_are_neither_cut_nor_fat(normals):
-    assert stats.kstest(normals, "norm").pvalue > 1e-3
-    assert stats.kstest(normals[-200_000:], "norm").pvalue > 1e-3
-    n = len(normals)
-    assert abs(normals.mean()) < 4 / n**0.5
-    assert abs(normals.var() - 1) < 4 * (2 / n) ** 0.5
-    assert abs(stats.skew(normals)) < 4 * (6 / n) ** 0.5
-    assert abs(stats.kurtosis(normals)) < 4 * (24 / n) ** 0.5
-    # Tails are where epsilon lives; sums of uniforms or a clipped generator would fail here. Of twenty million, 68
-    # are expected beyond 4.5 on each side, 6 beyond 5.
-    for draws, cuts in ((normals, (1.0, 2.0, 3.0, 4.0)), (normal(20_000_000, key_from_seed(3), 0), (4.5, 5.0))):
-        for cut in cuts:
-            for count in ((draws > cut).sum(), (draws < -cut).sum()):
-                assert stats.binomtest(int(count), len(draws), stats.norm.sf(cut)).pvalue > 1e-3, cut
-
-
-def test_goodness_of_fit_is_itself_uniform_over_50_keys():
-    """Second level: the 50 p-values are uniform, so no key is worse, and none suspiciously better, than chance."""
-    pvalues = [stats.kstest(normal(20_000, key_from_seed(k), 0), "norm").pvalue for k in range(50)]
-    assert stats.kstest(pvalues, "uniform").pvalue > 1e-3
-
-
-def test_no_two_of_keys_steps_and_devices_are_correlated():
-    places = [(k, s, d) for k in range(3) for s in range(3) for d in range(3)]
-    draws = np.array([normal(50_000, key_from_seed(k), s, d) for k, s, d in places])
-    correlation = np.corrcoef(draws) - np.eye(len(places))
-    assert np.abs(correlation).max() < 5 / 50_000**0.5  # 351 pairs
-    lagged = np.corrcoef(draws[:, 1:], draws[:, :-1])[: len(places), len(places) :]
-    assert np.abs(lagged).max() < 5 / 50_000**0.5
-    first = np.array([[normal(1, key_from_seed(2), s, d)[0] for d in range(8)] for s in range(4000)])
-    assert stats.kstest(first.ravel(), "norm").pvalue > 1e-3
-    assert np.abs(np.corrcoef(first.T) - np.eye(8)).max() < 5 / 4000**0.5
-    assert abs(np.corrcoef(first[1:].ravel(), first[:-1].ravel())[0, 1]) < 5 / 32000**0.5
-
-
-def test_the_two_numbers_of_a_pair_and_pairs_behind_one_another_are_independent():
-    """Two share a radius, two an angle's neighbourhood: neither values nor sizes may know of each other."""
-    pieces = normal(100 * PIECE, key_from_seed(4), 0).reshape(100, PIECE).astype(np.float64)
-    first, second = pieces[:, : PIECE // 2], pieces[:, PIECE // 2 :]
-    behind = [(first[:, 1:], first[:, :-1]), (first[1:], first[:-1]), (first[1:], second[:-1])]
-    for left, right in [(first, second), *behind]:
-        for shape in (np.positive, np.abs, np.square, np.sign):
-            assert abs(np.corrcoef(shape(left).ravel(), shape(right).ravel())[0, 1]) < 4 / left.size**0.5
-    angle = np.arctan2(second, first).ravel() / (2 * np.pi) + 0.5
-    assert stats.kstest(angle, "uniform").pvalue > 1e-3
-    assert stats.kstest((first**2 + second**2).ravel() / 2, "expon").pvalue > 1e-3
-
-
 def test_a_pair_of_normals_is_what_its_bits_say_even_at_both_ends_of_a_logarithm():
     """The first bits are the radius, the others the angle within 90 degrees and two signs."""
     corners = np.array([0, 1, 2, 2**31 - 1, 2**31, 3037000499, 3037000500, 2**32 - 2, 2**32 - 1], dtype=np.uint32)
@@ -203,19 +138,6 @@ def test_a_pair_of_normals_is_what_its_bits_say_even_at_both_ends_of_a_logarithm
     for drawn, exact, sign in ((first, np.cos(turn), angles & 1), (second, np.sin(turn), angles >> 1 & 1)):
         np.testing.assert_allclose(drawn, radius * exact * (1 - 2.0 * sign), rtol=0, atol=2e-6)
     np.testing.assert_allclose(np.hypot(first, second), radius, rtol=1e-6)
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 3])
-def test_every_number_is_filled_whatever_the_size_and_the_precision(size):
-    single = normal(size, 9, 1)
-    assert np.isfinite(single).all()
-    assert len(np.unique(single)) > 0.99 * size - 1
-    double = np.full(size, np.nan)
-    fill_normal(SecretStream(9, Purpose.NOISE, 1), double)
-    assert np.isfinite(double).all()
-    if size > 100:  # float64 noise has bits of its own down to the last, or a float64 gradient would show through
-        assert (double * 2.0**48 % 1 != 0).mean() > 0.9
-        assert stats.kstest(double, "norm").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("key", [0, 1, 2**64, key_from_seed(1)])
