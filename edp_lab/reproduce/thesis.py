@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 
 from edp_lab.corpora.images import Images, load_images, two_circles
 from edp_lab.errors import UsageError
+from edp_lab.files import writable
+from edp_lab.jobs import content_key, kept_results, read_result
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_epsilon
 from edp_lab.three_phase.perturbation import image_guarantee, perturb
-from edp_lab.three_phase.phases import Event, Job, usable_workers
+from edp_lab.three_phase.phases import Job, usable_workers
 from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings, Scores, score_labels
 from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
-from edp_lab.training.result_cache import ResultCache, Say, content_key
 
 SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
 PHASE_ONE = (2.5, DELTA)  # sections 3.1.1 and 3.5, for sigma 0.6
@@ -229,7 +230,7 @@ class Lab:
         self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
         self.tell = tell or (lambda line, kept: None)
         self.known: dict[tuple[int, float], Images] = {}
-        self.cells = ResultCache(out / "cells")
+        self.cells = writable(out / "cells", "choose another --out")
         self.public = int(PUBLIC_SHARE * len(self.images(0).test))  # the first test images: the vote labels them
 
     def images(self, repeat: int, sigma: float = 0.0) -> Images:
@@ -309,16 +310,13 @@ class Lab:
     def train(self, jobs: Sequence[Job]) -> list[Network]:
         """Each job's network: as kept, or trained and kept, as many at a time as pay."""
         keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # whatever its name
-        missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if self.cells.read(key) is None)
+        missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if read_result(self.cells, key) is None)
 
-        def listen(done: int, event: Event | None) -> None:
-            if event is not None:
-                accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
-                line = f"{event.part}: epoch {event.epoch} of {event.epochs}  loss {event.loss:.3f}{accuracy}"
-                self.tell(line, event.epoch == event.epochs)
+        def progress(done: int) -> None:
+            if missing:
+                self.tell(f"{jobs[0].name}: {done} of {len(jobs)} networks are trained", True)
 
-        cure, name = "the same command resumes from here", "a process that trains networks"
-        found = self.cells.results(keys, jobs, _trained, usable_workers(missing), listen, cure, name)
+        found = kept_results(self.cells, keys, jobs, _trained, usable_workers(missing), progress)
         return [Network(**{**one, "predicted": np.array(one["predicted"])}) for one in found]
 
     # ---- Rows
@@ -336,9 +334,9 @@ class Lab:
         return score_labels(truth, np.concatenate(votes), classes)
 
 
-def _trained(job: Job, say: Say) -> dict[str, Any]:
+def _trained(job: Job) -> dict[str, Any]:
     """The fields of `Network`, trained."""
-    one = job.train(say)
+    one = job.train()
     record = {name: value for name, value in one.record.items() if name != "rows"}
     predicted = one.model.predict(job.test_x).tolist()
     return {"predicted": predicted, "rows": one.rows, "epsilon": one.guarantee.epsilon, "record": record}
