@@ -189,7 +189,7 @@ def test_repeats_have_seeds_and_test_images_of_their_own(tmp_path, monkeypatch):
 
 def test_whatever_a_network_depends_on_is_in_its_key(tmp_path, monkeypatch):
     trained: list[Job] = []
-    monkeypatch.setattr(Job, "train", lambda job, say: trained.append(job) or guess(job))
+    monkeypatch.setattr(Job, "train", lambda job: trained.append(job) or guess(job))
     lab = Lab(tmp_path, TINY)
     data = lab.images(0)
     job = lab.job("a", 0, data, model="cnn")
