@@ -1,4 +1,4 @@
-"""Draws promise.svg: N goes from 1 to 32, the claimed epsilon stands still, the one that holds grows.
+"""Draw promise.svg: N goes from 1 to 32, the claimed epsilon stays, the guaranteed one grows.
 
 python docs/images/promise.py [FILE]
 """
@@ -9,16 +9,16 @@ from pathlib import Path
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.guarantee import upward
 
-TITLE = "The claimed ε stands still. The ε that holds grows."
+TITLE = "The claimed ε stays. The guaranteed ε grows."
 FRAMES = [1] * 5 + list(range(1, 33)) + [32] * 11  # the first and the last stay for a while
-COLUMNS = {"claimed": 510, "holds": 640}
+COLUMNS = {"claimed": 510, "guaranteed": 640}
 SECONDS = 0.25 * len(FRAMES)
-# The card has a ground of its own, so it can be read on any page; whoever asks for less motion sees the last frame.
+# The card has a ground of its own, so it can be read on any page; readers who ask for less motion see the last frame.
 STYLE = f"""
 text {{ font: 16px system-ui, sans-serif; fill: #222 }} .title {{ font-size: 22px; font-weight: 600 }}
 .large {{ font-size: 42px; font-weight: 600 }} .card {{ fill: #fff; stroke: #bbb }} .axis {{ stroke: #888 }}
-polyline, path {{ fill: none }} circle {{ stroke-dasharray: 0 !important }} .claimed, .holds {{ stroke-width: 4 }}
-.claimed {{ stroke: #e69f00; stroke-dasharray: 9 5 }} .holds {{ stroke: #d55e00 }}
+polyline, path {{ fill: none }} circle {{ stroke-dasharray: 0 !important }} .claimed, .guaranteed {{ stroke-width: 4 }}
+.claimed {{ stroke: #e69f00; stroke-dasharray: 9 5 }} .guaranteed {{ stroke: #d55e00 }}
 .frame {{ opacity: 0 }} .frame:last-of-type {{ opacity: 1 }}
 @media (prefers-color-scheme: dark) {{ text {{ fill: #eee }} .card {{ fill: #161b22; stroke: #444 }} }}
 @media (prefers-reduced-motion: no-preference) {{ .frame {{ animation: show {SECONDS}s steps(1) infinite }} }}
@@ -36,17 +36,17 @@ def line(look: str, *points: tuple[float, float]) -> str:
 
 
 def draw() -> str:
-    """One epoch of Algorithm 1 as printed, had its layer scales come from public text: the picture, as text."""
+    """The picture of one epoch of Algorithm 1 as printed, with layer scales from public text."""
     bills = [judge(Mechanism.as_printed(1.0, 1.0, n, 8, alpha="public"), 1, delta=1e-5) for n in range(1, 33)]
-    bounds = {"claimed": [bill.epsilon_claimed or 0 for bill in bills], "holds": [bill.epsilon or 0 for bill in bills]}
+    bounds = {"claimed": [bill.epsilon_claimed or 0 for bill in bills], "guaranteed": [bill.epsilon or 0 for bill in bills]}
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 340"><title>{TITLE}</title>']
     parts += [f'<style>{STYLE}</style><rect class="card" x="1" y="1" width="778" height="338" rx="10"/>']
     parts += [text(24, 40, TITLE, "title"), '<path class="axis" d="M 64 70 V 274 H 460"/>']
     parts += [text(56, 279 - 1.7 * epsilon, epsilon, anchor="end") for epsilon in range(0, 121, 40)]
     parts += [text(64 + 12 * n, 296, n, anchor="middle") for n in (1, 8, 16, 24, 32)]
     parts += [text(76, 80, "ε after one epoch"), text(262, 322, "number of devices N", anchor="middle")]
-    parts += ['<path class="claimed" d="M 510 156 h 50"/><path class="holds" d="M 640 156 h 50"/>']
-    parts += [text(510, 182, "ε claimed"), text(640, 182, "ε that holds")]
+    parts += ['<path class="claimed" d="M 510 156 h 50"/><path class="guaranteed" d="M 640 156 h 50"/>']
+    parts += [text(510, 182, "claimed ε"), text(640, 182, "guaranteed ε")]
     parts += [text(510, 282, "z0 = 1, δ = 0.00001,"), text(510, 304, "layer scales public, seed secret")]
     for number, devices in enumerate(FRAMES):
         drawn = [line(look, *enumerate(bound[:devices], 1)) for look, bound in bounds.items()]
