@@ -255,8 +255,11 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
     if rank() == 0:
         try:
             answer(as_json, record, reports.trained(record, out))
-        except UsageError as error:
-            raise UsageError(f"{error}; the run in {out} is whole, and edp-lab compare {out} shows it") from None
+        except BrokenPipeError:  # no fault: the reader has read enough
+            raise
+        except OSError as error:
+            whole = f"the run in {out} is whole, and edp-lab compare {out} shows it"
+            raise UsageError(f"standard output cannot be written ({error.strerror}): {whole}") from None
         if record["status"] == "interrupted":
             echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
             if record["final"]["epsilon"] is not None:
