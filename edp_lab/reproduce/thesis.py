@@ -61,8 +61,8 @@ class Printed(NamedTuple):
     remark: str = ""  # what is wrong with the print, if anything
 
     def claim(self, row: str) -> float | None:
-        """The claimed epsilon of a row."""
-        return self.claimed.get(row, self.claimed.get("", (None,)))[0]
+        """The claimed epsilon of a printed row."""
+        return self.claimed.get(row, self.claimed.get("", (None,)))[0] if row in self.rows else None
 
 
 def _circles(privacy: str, epsilon: float | None, *accuracies: float) -> Printed:
@@ -409,13 +409,13 @@ def point_epsilon(sigma: float) -> float | None:
 
 def circles(table: str, lab: Lab) -> Iterator[Row]:
     """Each private table also at the noise of figures 4.1 and 4.2."""
-    claimed = TABLES[table].claim("")
     for size in lab.scale.sizes:
+        claimed = TABLES[table].claim(f"{size} points")
         for sigma in (circle_sigma(claimed), *([BOX_SIGMA] if claimed else [])):
             networks, hits = lab.perceptrons(size, sigma)
             name = f"{size} points" if sigma == circle_sigma(claimed) else f"{size} points, sigma {sigma:g}"
             note = f"sigma {sigma:g} on training and test points, none on labels" if sigma else "no noise"
-            note += f"; mean of {len(networks)}; relu, lr 0.02, {networks[0].record['epochs']} epochs"
+            note += f"; mean of {len(networks)}; relu, lr 0.02, epochs that make {lab.scale.circle_steps} steps"
             spent = {"epsilon_image": point_epsilon(sigma), "delta": DELTA if sigma else None}
             seconds = sum(network.seconds for network in networks)
             low, high = min(hits), max(hits)

@@ -108,16 +108,13 @@ class ThreePhaseRecord:
     versions: dict[str, str] = field(default_factory=dict)
     not_private: str = asked.NOT_PRIVATE  # what of this record must not be published together with the understudy
     digest: str = ""  # of all this but times, versions and workers: equal for equal runs on one machine
-    models: dict[str, ImageClassifier] = field(default_factory=dict, repr=False, compare=False)  # by part; not in JSON
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; infinity, which JSON does not have, is null."""
-        fields = asdict(replace(self, models={}))
-        del fields["models"]
-        return _plain(fields)  # type: ignore[no-any-return]
+        return _plain(asdict(self))  # type: ignore[no-any-return]
 
     def own_digest(self) -> str:
         untimed = [replace(p, seconds=0.0, rows=[{**row, "seconds": 0.0} for row in p.rows]) for p in self.parts]
@@ -329,7 +326,6 @@ class _Run:
         return np.array([voter.probabilities(self.images.test[queries]) for voter in self.voters])
 
     def _keep(self, job: Job, trained: Trained, epsilon: float | None, why: str) -> None:
-        self.record.models[job.name] = trained.model
         seconds = sum(row["seconds"] for row in trained.rows)
         self._add(job.name, len(job.x), trained.model.predict(job.test_x), epsilon, why, trained.rows, seconds)
 

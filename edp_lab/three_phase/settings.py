@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
+from scipy.special import betaincinv
 
 from edp_lab.errors import UsageError, check_types
 from edp_lab.privacy.accountants import check_delta
@@ -211,6 +211,7 @@ def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
     recall = right / np.maximum(confusion.sum(axis=1), 1)
     f_score = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
     hits = int(right.sum())
-    ends = binomtest(hits, total).proportion_ci(0.95, "exact")
+    low = float(betaincinv(hits, total - hits + 1, 0.025)) if hits else 0.0
+    high = float(betaincinv(hits + 1, total - hits, 0.975)) if hits < total else 1.0
     means = [float(values.mean()) for values in (precision, recall, f_score)]
-    return Scores(hits / total, (float(ends.low), float(ends.high)), *means, confusion.tolist())
+    return Scores(hits / total, (low, high), means[0], means[1], means[2], confusion.tolist())
