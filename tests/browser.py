@@ -68,7 +68,7 @@ def jupyterlab(notebooks: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder, tempfile.TemporaryFile("w+") as log:
         own = {f"JUPYTER_{name}_DIR": f"{folder}/.{name}" for name in ("CONFIG", "DATA", "RUNTIME")}
-        command = [sys.executable, "-m", "edp_lab", "course", "lab", "--notebooks", str(notebooks)]
+        command = [sys.executable, "-m", "edp_lab", "course", "lab", "--notebooks", str(notebooks.resolve())]
         command += ["--allow-root", "--no-browser", f"--port={port}", f"--IdentityProvider.token={TOKEN}"]
         environment = {**os.environ, **own, "HOME": folder, "PYTHONPATH": str(ROOT)}
         whole = [*command, "--LabApp.expose_app_in_browser=True"]
