@@ -61,10 +61,9 @@ def test_every_parameter_is_used_and_the_last_cell_checks_every_panel(path: Path
         for node in nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in calls
     }
-    assert made
-    last = cells[-1].source
-    assert ".check()" in last
+    [last] = [cell.source for cell in cells if ".check()" in cell.source] or [""]
     assert made <= {node.id for node in ast.walk(ast.parse(last)) if isinstance(node, ast.Name)}
+    assert made or path.stem == "11_claims"  # which has no panel
 
 
 @pytest.fixture(scope="module")
