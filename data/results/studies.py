@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edp_lab.reproduce.run_cache import ENCODER, Inputs, layers_of, made
+from edp_lab.reproduce.table1_runs import ENCODER, LAYERS, make_start
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.recipe import plan
 
@@ -31,8 +31,10 @@ def configs(name: str, row: dict[str, Any], corpus: str, shared: dict[str, Any],
             shuffled = {"method": "edp-sgd", "micro_batch_size": 8}
             settings |= {"method": "dp-sgd"} if row["method"] == "DP-SGD" else shuffled
         if row["method"] != "SGD" or row["model"] == "bert":
-            start = layers_of(ENCODER, 4 if row["model"] == "bert" else 6)
-            settings["pretrained"] = made(start, corpus, folder, Inputs())
+            layers = 4 if row["model"] == "bert" else 6
+            settings["pretrained"] = str(folder / f"encoder-{layers}")
+            if not Path(settings["pretrained"]).exists():
+                make_start(f"{LAYERS}{layers}", ENCODER, [], Path(settings["pretrained"]))
         yield from (TrainConfig(corpus, seed=seed, **settings) for seed in (3, 4, 5))
     elif row["target"] is None:
         yield TrainConfig(corpus, method="sgd", seed=row["seed"], **row["settings"])

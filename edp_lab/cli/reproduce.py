@@ -60,23 +60,19 @@ def table1(
         {**COUNT, "min": 2},
     ] = None,
     workers: Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume/--fresh", help="Use finished runs in --out and of the checkout, or repeat all."),
-    ] = True,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore finished runs that come with the checkout.")] = False,
     out: Annotated[Path, "Folder for table.json, finished runs and the run in progress."] = Path("runs/table1"),
     as_json: Json = False,
 ) -> None:
     """Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
 
-    Finished runs are kept in the folder: after a kill, the same command (without --fresh) resumes and gives the same
-    table.
+    Finished runs are kept in the folder: after a kill, the same command resumes and gives the same table.
     """
     with telling() as tell:
         from edp_lab.jobs import usable_cores
-        from edp_lab.reproduce.run_cache import ENCODER, TableRuns
         from edp_lab.reproduce.table1 import FULL, MODELS, QUICK
         from edp_lab.reproduce.table1 import table1 as rows_of
+        from edp_lab.reproduce.table1_runs import ENCODER, TableRuns
 
         if epochs is not None and epochs % 2:
             raise UsageError(f"--epochs is {epochs}: give an even number, as a control takes half of them")
@@ -86,14 +82,14 @@ def table1(
         scale = replace(scale, seeds=scale.seeds if seeds is None else seeds)
         if epochs is not None:
             scale = replace(scale, most_epochs=dict.fromkeys(MODELS, epochs))
-        runs = TableRuns(out, workers or usable_cores(), tell, fresh=not resume)
+        runs = TableRuns(out, workers or usable_cores(), tell, fresh, encoder or ENCODER)
         made: list[list[Row]] = []
         try:
-            for cells in rows_of(runs, scale, models.split(","), corpora.split(","), encoder or ENCODER):
+            for cells in rows_of(runs, scale, models.split(","), corpora.split(",")):
                 made.append(cells)
                 write_text(out / "table.json", json.dumps([cell for row in made for cell in row], indent=1) + "\n")
         except KeyboardInterrupt:
-            tell(f"interrupted; finished runs are kept in {out}: the same command without --fresh resumes", True)
+            tell(f"interrupted; finished runs are kept in {out}: the same command resumes", True)
             raise
     if as_json:
         print_json([cell for row in made for cell in row], indent=1)

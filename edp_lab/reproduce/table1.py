@@ -28,12 +28,13 @@ import numpy as np
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1, Table1Row
-from edp_lab.reproduce.run_cache import ENCODER, FINE_TUNING, VECTORS, Job, TableRuns, layers_of, measured_on, words_of
+from edp_lab.reproduce.table1_runs import LAYERS, VECTORS, WORDS, Result, TableRuns
 from edp_lab.training import TrainConfig
 
 TOLERANCE = 1.15  # of SGD's error on the validation split
 SGD, HALF, PRINTED, SOUND = "sgd", "sgd, half the epochs", "as printed", "sound"
 VARIANTS = (PRINTED, SOUND)
+FINE_TUNING = 2e-4  # BERT's learning rate
 TAU = {Decay.LINEAR: 0.3, Decay.EXPONENTIAL: 0.2}  # from the middle of the paper's grids
 # Corpora by our names; the paper's internal ones are stood for by domains of the synthetic smart-home corpus.
 CORPORA = {
@@ -48,7 +49,6 @@ MODELS = ("clc", "bert")
 
 
 Cell = dict[str, Any]  # of the table, by the names in `_cell`
-Result = Mapping[str, Any]  # of a run and the attacks on it
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,14 @@ def estimate(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
-def table1(
-    runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str], encoder: str = ENCODER
-) -> Iterator[list[Cell]]:
+def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str]) -> Iterator[list[Cell]]:
     """The cells of one model on one corpus after the other: SGD, its control, then each variant under each decay.
 
-    `encoder`: hub name or folder of the encoder whose words the CLC reads and whose first layers BERT starts from.
-
-    UsageError for an unknown model or corpus, and as in `run_cache`.
+    UsageError for an unknown model or corpus, and as `TableRuns`.
     """
     check_names(models, corpora)
-    plains = [_plain(runs, scale, model, corpus, encoder) for model in models for corpus in corpora]
-    runs.prepare([_job(plain) for plain in plains])
+    plains = [_plain(runs, scale, model, corpus) for model in models for corpus in corpora]
+    runs.prepare(plains)
     return (_row(runs, scale, plain) for plain in plains)
 
 
@@ -117,10 +113,10 @@ def check_names(models: Sequence[str], corpora: Sequence[str] = ()) -> None:
                 raise UsageError(f"unknown {name} {one!r}: choose {', '.join(known)}")
 
 
-def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str) -> TrainConfig:
-    words = words_of(encoder) if scale.published else VECTORS
+def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str) -> TrainConfig:
+    words = WORDS if scale.published else VECTORS
     steps, most = scale.steps[model] // 2, scale.most_epochs[model] // 2
-    half = whole_epochs(steps, scale.batch_size, runs.inputs.examples(corpus, 0), most)
+    half = whole_epochs(steps, scale.batch_size, runs.examples(corpus), most)
     return TrainConfig(
         corpus,
         model,
@@ -130,25 +126,21 @@ def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str, encoder: str)
         batch_size=scale.batch_size,
         dropout=0.0,
         epochs=2 * half,  # an even number, for the control
-        pretrained=layers_of(encoder, scale.layers) if model == "bert" else words,
+        pretrained=f"{LAYERS}{scale.layers}" if model == "bert" else words,
         lr=FINE_TUNING if model == "bert" else None,
     )
-
-
-def _job(config: TrainConfig, seed: int = 0) -> Job:
-    return Job(replace(config, seed=seed), attack=True)
 
 
 def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
     what, half = f"{plain.model.upper()} on {plain.corpus}", replace(plain, epochs=plain.epochs // 2)
     # All seeds of SGD and of its control go first, as they are needed anyway, and keep all processes busy.
-    first = [_job(config, seed) for config in (plain, half) for seed in range(scale.seeds)]
+    first = [replace(config, seed=seed) for config in (plain, half) for seed in range(scale.seeds)]
     sgd, tried = _tune(runs, scale, plain, first, f"{what}: SGD and tuning")
     arms: dict[tuple[str, Decay | None], TrainConfig] = {(SGD, None): plain, (HALF, None): half}
     for variant, own in tried.items():
         arms |= {(variant, decay): under(decay, _choose(own, sgd)) for decay in Decay}
-    jobs = [_job(config, seed) for config in arms.values() for seed in range(scale.seeds)]
-    done = runs.results(jobs, f"{what}: seeds")
+    every = [replace(config, seed=seed) for config in arms.values() for seed in range(scale.seeds)]
+    done = runs.results(every, f"{what}: seeds")
     results = {arm: done[place * scale.seeds :][: scale.seeds] for place, arm in enumerate(arms)}
     return [
         _cell(*arm, config, results[arm], results[SGD, None], len(tried.get(arm[0], (plain,))))
@@ -157,7 +149,7 @@ def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
 
 
 def _tune(
-    runs: TableRuns, scale: Scale, plain: TrainConfig, first: Sequence[Job], what: str
+    runs: TableRuns, scale: Scale, plain: TrainConfig, first: Sequence[TrainConfig], what: str
 ) -> tuple[Result, dict[str, dict[TrainConfig, Result]]]:
     """SGD's result, and by variant what was tried: each run rules out half of the levels of noise that are left."""
     noised = {name: replace(plain, method="edp-sgd", as_printed=name == PRINTED, clip_norm=1.0) for name in VARIANTS}
@@ -165,7 +157,7 @@ def _tune(
     tried: dict[str, dict[TrainConfig, Result]] = {name: {} for name in VARIANTS}
     while any(left.values()):
         middle = {name: trials[len(trials) // 2] for name, trials in left.items() if trials}
-        sgd, *done = runs.results([*first, *map(_job, middle.values())], what)
+        sgd, *done = runs.results([*first, *middle.values()], what)
         for (name, config), result in zip(middle.items(), done[len(first) - 1 :], strict=True):
             tried[name][config] = result
             at = left[name].index(config)
@@ -245,7 +237,9 @@ def _cell(
         "paper": _printed(printed, variant, decay),
         "runs": tuple(one["run"] for one in own),  # their keys
         "about": {
-            **measured_on(own),
+            **{name: ", ".join(sorted({one[name] for one in own})) for name in ("device", "machine")},
+            "threads": first["threads"],
+            "versions": first["versions"],
             "examples": first["examples"],
             "shadow_corpora": first["shadow_corpora"],
             "size": config.size,

@@ -205,7 +205,8 @@ def _measured(
 def main(job: str) -> None:
     """One rank of the benchmark; the first prints a line of JSON after each turn."""
     told, given, pretrained, memory = json.loads(job)
-    task = Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    task = Task(**fields)
     contestants = [Contestant(*each) for each in given]
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     for turn in turns(task, contestants, pretrained, memory):

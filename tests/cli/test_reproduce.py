@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edp_lab.course.nb11_claims.table1 import table1_figure
-from edp_lab.reproduce import run_cache as table_runs
+from edp_lab.reproduce import table1_runs as table_runs
 from edp_lab.reproduce import table2 as table2_study
 
 
@@ -13,8 +13,8 @@ from edp_lab.reproduce import table2 as table2_study
 def reproduce(output_of, monkeypatch, tmp_path):
     """``edp-lab reproduce ARGS`` with invented measurements: (stdout, stderr)."""
 
-    def result(job):
-        config, plain = job.config, job.config.method == "sgd"
+    def result(config):
+        plain = config.method == "sgd"
         return {
             "validation_ser": 0.1, "ser": 0.1 + 0.01 * config.seed + (0 if plain else 0.02),
             "run": f"run-{config.seed}",
@@ -24,8 +24,8 @@ def reproduce(output_of, monkeypatch, tmp_path):
             "shadow_corpora": ["generated"],
         }  # fmt: skip
 
-    monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, jobs, what: list(map(result, jobs)))
-    monkeypatch.setattr(table_runs.TableRuns, "prepare", lambda self, jobs: None)
+    monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, configs, what: list(map(result, configs)))
+    monkeypatch.setattr(table_runs.TableRuns, "prepare", lambda self, configs: None)
     return lambda *arguments: output_of("reproduce", *arguments, "--out", str(tmp_path / "out"))
 
 

@@ -12,8 +12,8 @@ import pytest
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce import table1 as study
 from edp_lab.reproduce.printed import TABLE_1
-from edp_lab.reproduce.run_cache import VECTORS, Inputs, Job, layers_of, words_of
 from edp_lab.reproduce.table1 import Scale, estimate, table1, under
+from edp_lab.reproduce.table1_runs import LAYERS, VECTORS, WORDS
 from edp_lab.training import TrainConfig
 
 CORPUS = "smart-home-health"
@@ -26,18 +26,21 @@ class Runs:
     """Stands for `TableRuns`: error by z0, a split of each seed's own, and what was asked for."""
 
     def __init__(self, validation: dict[float, float]) -> None:
-        self.validation, self.jobs, self.prepared, self.inputs = validation, [], [], Inputs()
+        self.validation, self.jobs, self.prepared = validation, [], []
 
-    def prepare(self, jobs: Sequence[Job]) -> None:
+    def examples(self, corpus: str) -> int:
+        return 667
+
+    def prepare(self, jobs: Sequence[TrainConfig]) -> None:
         assert not self.jobs
         self.prepared += jobs
 
-    def results(self, jobs: Sequence[Job], what: str) -> list[dict[str, Any]]:
+    def results(self, jobs: Sequence[TrainConfig], what: str) -> list[dict[str, Any]]:
         self.jobs += jobs
         return [self.result(job) for job in jobs]
 
-    def result(self, job: Job) -> dict[str, Any]:
-        config, plain = job.config, job.config.method == "sgd"
+    def result(self, config: TrainConfig) -> dict[str, Any]:
+        plain = config.method == "sgd"
         auc = (0.6 if plain else 0.57) + 0.01 * config.seed
         half = plain and config.epochs < 4
         return {
@@ -113,9 +116,8 @@ def test_a_control_trains_half_as_long_and_all_seeds_of_sgd_come_first():
     assert (half["about"]["epochs"], plain["about"]["epochs"]) == (2, 4)
     assert half["ser_change"]["mean"] == pytest.approx(50)
     assert half["paper"] == {}
-    assert [job.config.method for job in runs.jobs[:8]] == ["sgd"] * 6 + ["edp-sgd"] * 2
-    assert all(job.attack for job in runs.jobs)
-    assert {job.config.dropout for job in runs.jobs} == {0.0}
+    assert [config.method for config in runs.jobs[:8]] == ["sgd"] * 6 + ["edp-sgd"] * 2
+    assert {config.dropout for config in runs.jobs} == {0.0}
 
 
 def test_a_corpus_is_read_an_even_number_of_times_about_as_often_as_the_steps_allow():
@@ -135,9 +137,9 @@ def test_a_row_has_the_largest_epsilon_of_its_seeds_and_every_device_they_ran_on
     """A run that went on elsewhere is billed for the steps that it did twice."""
 
     class Billed(Runs):
-        def result(self, job: Job) -> dict[str, Any]:
-            found = super().result(job)
-            return found if found["epsilon"] is None else {**found, "epsilon": 7.0 + job.config.seed}
+        def result(self, config: TrainConfig) -> dict[str, Any]:
+            found = super().result(config)
+            return found if found["epsilon"] is None else {**found, "epsilon": 7.0 + config.seed}
 
     row = cells(Billed(dict.fromkeys(Z0, 0.1)))
     found = {(cell["variant"], cell["epsilon"]) for cell in row if cell["decay"]}
@@ -165,11 +167,11 @@ def test_changes_are_formed_within_a_seed_beside_what_the_paper_prints_and_what_
     assert json.loads(json.dumps(others))
 
 
-@pytest.mark.parametrize(("published", "start"), [(False, VECTORS), (True, words_of("it"))])
+@pytest.mark.parametrize(("published", "start"), [(False, VECTORS), (True, WORDS)])
 def test_all_methods_start_alike_from_public_words_and_bert_from_a_published_encoder(published, start):
     """Else a sound run, which may not read words off its training set, would differ from SGD in more than noise."""
     runs = tolerable()
-    list(table1(runs, replace(SCALE, published=published), ["clc", "bert"], [CORPUS], "it"))  # type: ignore[arg-type]
-    found = {(job.config.model, job.config.pretrained) for job in runs.jobs}
-    assert found == {("clc", start), ("bert", layers_of("it", SCALE.layers))}
-    assert [job.config.method for job in runs.prepared] == ["sgd"] * 2  # what cannot be had shows before hours of work
+    list(table1(runs, replace(SCALE, published=published), ["clc", "bert"], [CORPUS]))  # type: ignore[arg-type]
+    found = {(config.model, config.pretrained) for config in runs.jobs}
+    assert found == {("clc", start), ("bert", f"{LAYERS}{SCALE.layers}")}
+    assert [config.method for config in runs.prepared] == ["sgd"] * 2  # what cannot be had shows before hours of work
