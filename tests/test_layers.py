@@ -137,7 +137,7 @@ for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --ste
 base = compute.replace(compute.BASE, z0=0.1)
 for name, arguments in {
     "01 coin": (1.1, 300, 0.3, 0),
-    "01 composition": (0.1, 1000, 1e-5, 5.0),
+    "01 composition": (0.1, 1000, 1e-5),
     "04 bill": (1.0, 1.0, "exponential", 0.1, 8, 30, 1e-5),
     "04 needed": (8.0, "exponential", 0.1, 8, 30, 1e-5),
     "04 loss": (0.5, 10, 1e-5, 1000, 0),

@@ -9,8 +9,7 @@ The mechanisms and the accountants come from `edp_lab.privacy`.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,21 +17,13 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
 from edp_lab.course.kit.inputs import Array, check_share, check_whole, rng_of
-from edp_lab.course.nb01_coins import chapter2
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_tail
 
-LIMIT = 100_000  # people: beyond it a slider would stall
-COUNTABLE = 10**9  # releases: only counted
 POINTS = 60  # of a curve
 HALF = float(ndtri(0.95))  # half of a 90 % interval, in standard errors
-
-
-def exp(epsilon: float) -> float:
-    """e^epsilon; inf where that is too large for a float."""
-    return math.exp(epsilon) if epsilon < 700 else math.inf
 
 
 def spread(first: int, last: int) -> NDArray[np.int64]:
@@ -51,7 +42,7 @@ class Poll(NamedTuple):
     truth: NDArray[np.int64]  # (people,)
     responses: NDArray[np.int64]  # (people,); only these leave their owners
     asked: NDArray[np.int64]  # (points,), how many were asked so far
-    yes: Array  # (points,), the share of yes among these responses, as it stands
+    yes: Array  # (points,), the share of yes among these responses
     estimate: Array  # (points,), of `share`, from these responses
     standard_error: Array  # (points,), of the estimate
 
@@ -62,13 +53,13 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
     UsageError: epsilon not positive and finite, people no whole number from 2 to 100,000, share outside [0, 1], seed
     negative.
     """
-    check_whole("number of people", people, 2, LIMIT)
+    check_whole("number of people", people, 2, 100_000)
     check_share("yes", share)
     truth = (rng_of(seed, 1).random(people) < share).astype(np.int64)
     responses = basic.randomised_response(truth, epsilon, rng_of(seed, 2))
     asked = spread(max(2, min(10, people // 5)), people)
-    found = [basic.estimate_frequencies(responses[:n], epsilon) for n in asked]
-    estimate, error = np.array([(frequencies.estimate[1], frequencies.standard_error[1]) for frequencies in found]).T
+    estimates = [basic.estimate_frequencies(responses[:n], epsilon) for n in asked]
+    estimate, error = np.array([(shares.estimate[1], shares.standard_error[1]) for shares in estimates]).T
     yes = np.cumsum(responses)[asked - 1] / asked
     return Poll(epsilon, share, truth, responses, asked, yes, estimate, error)
 
@@ -76,22 +67,6 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
 def belief(before: Array | float, loss: float) -> Array:
     """Bayes' rule in odds: e^loss times the odds before; any shape. Pure epsilon-DP keeps |loss| <= epsilon."""
     return np.asarray(expit(logit(before) + loss))
-
-
-# ---- A table of noisy counts ----------------------------------------------------------------------------------------
-
-TRUE_COUNT = chapter2.CREDIT_RATINGS["bad"]  # table 2.1 of the thesis: 3
-
-
-def interval_coverage(tables: int, seed: int, answers: int = 5) -> tuple[float, float]:
-    """How often table 2.2's "90 %" interval covers the truth, in so many fresh tables: as it should be, as printed.
-
-    The first divides the squares by n - 1, the second by n; Laplace noise of standard deviation 2, as in the thesis.
-    """
-    fresh = basic.laplace_release(np.full((tables, answers), TRUE_COUNT), 1.0, chapter2.CREDIT_EPSILON, rng_of(seed, 0))
-    both = [(table.interval, table.interval_dividing_by_n) for table in map(chapter2.summarise_counts, fresh)]
-    right, printed = np.mean([[low < TRUE_COUNT < high for low, high in pair] for pair in both], axis=0)
-    return float(right), float(printed)
 
 
 # ---- Delta as an area ----------------------------------------------------------------------------------------------
@@ -109,7 +84,6 @@ class GaussianCount(NamedTuple):
     mu: float  # sensitivity over sigma
     delta: float  # the smallest that goes with epsilon (Gaussian DP, exact)
     tail: float  # P[loss > epsilon], what figure 2.3 of the thesis measures
-    classic_sigma: float | None  # what theorem (2.12) asks for; it says nothing of epsilon from 1 on, nor of pure ones
     output: Array  # (301,), the noisy count
     density: Array  # (301,), of the count without the person
     density_neighbour: Array  # (301,), and with them
@@ -128,19 +102,16 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     mu /= basic.check_positive("the standard deviation sigma", sigma)
     if epsilon == math.inf:
         raise UsageError("epsilon is inf: it must be a finite number, 0 or more")
-    delta = gdp_delta(mu, epsilon)
-    classic = 0 < epsilon < 1 and 0 < delta < 1
     shift = np.linspace(-4 / mu, 1 + 4 / mu, 301)  # of the noisy count from 1000, over the sensitivity
     peak = mu / (sensitivity * math.sqrt(2 * math.pi))
-    density, neighbour = (peak * np.exp(-(np.square((shift - more) * mu)) / 2) for more in (0, 1))
+    density, neighbour = (peak * np.exp(-np.square((shift - more) * mu) / 2) for more in (0, 1))
     epsilons = np.linspace(0, max(1.25 * epsilon, 4 * mu + mu * mu / 2), POINTS)
     return GaussianCount(
-        epsilon, sigma, sensitivity, mu, delta, float(gaussian_loss_tail(epsilon, mu)),
-        basic.classic_gaussian_sigma(sensitivity, epsilon, delta) if classic else None,
+        epsilon, sigma, sensitivity, mu, gdp_delta(mu, epsilon), float(gaussian_loss_tail(epsilon, mu)),
         output=1000 + sensitivity * shift,
         density=density,
         density_neighbour=neighbour,
-        raised=neighbour * exp(epsilon),
+        raised=neighbour * math.exp(min(epsilon, 700)),
         epsilons=epsilons,
         deltas=np.array([gdp_delta(mu, e) for e in epsilons]),
         tails=gaussian_loss_tail(epsilons, mu),
@@ -157,66 +128,73 @@ class Composed(NamedTuple):
 
     epsilon: float  # of one release, pure
     delta: float  # of the total, for all accounts but the plain sum, which has 0
-    budget: float
     releases: NDArray[np.int64]  # (points,), numbers of releases
     total: Mapping[str, Array]  # by account, (points,), epsilon of so many
-    last: Mapping[str, float]  # by account, epsilon of all of them
-    allowed: Mapping[str, int]  # by account, how many releases a total epsilon of `budget` pays for
-    advanced_pays_from: int | None  # from how many on advanced composition is below the plain sum, if ever
+
+    @property
+    def last(self) -> dict[str, float]:
+        """Epsilon of all releases, by account."""
+        return {name: float(costs[-1]) for name, costs in self.total.items()}
 
 
-def accounts(epsilon: float, delta: float) -> dict[str, Callable[[int], float]]:
-    """By account, the total epsilon of k releases of pure `epsilon` each, at `delta` (the plain sum at 0).
+def composed(epsilon: float, releases: int, delta: float) -> Composed:
+    """Total epsilon of 1 ... `releases` releases of pure `epsilon` each.
 
     The Gaussian account is exact, but of another mechanism: noise of the standard deviation that Laplace noise of
     this epsilon has, on a single number. It has sensitivity over sigma = epsilon / sqrt(2) per release.
-    """
-    return {
-        SUM: lambda k: k * epsilon,
-        ADVANCED: lambda k: advanced_composition(epsilon, 0.0, k, delta).epsilon,
-        ZCDP: lambda k: zcdp_epsilon(k * epsilon**2 / 2, delta),
-        GAUSSIAN: lambda k: gdp_epsilon(epsilon * math.sqrt(k / 2), delta),
-    }
 
-
-def composed(epsilon: float, releases: int, delta: float, budget: float) -> Composed:
-    """Total epsilon of 1 ... `releases` releases.
-
-    UsageError: epsilon or budget not positive and finite, releases no whole number from 1 to 10^9, delta outside
-    (0, 1).
+    UsageError: epsilon not positive and finite, releases no whole number from 1 to 10^9, delta outside (0, 1).
     """
     basic.check_positive("the epsilon of one release", epsilon)
-    basic.check_positive("the budget", budget)
-    check_whole("number of releases", releases, 1, COUNTABLE)
+    check_whole("number of releases", releases, 1, 10**9)
     check_delta(delta)
-    numbers, countable, of = spread(1, releases), range(1, COUNTABLE + 1), accounts(epsilon, delta)
-    total = {name: np.array([cost(int(k)) for k in numbers]) for name, cost in of.items()}
-    last = {name: float(costs[-1]) for name, costs in total.items()}
-    allowed = {name: bisect_right(countable, budget, key=cost) for name, cost in of.items()}
-    pays = bisect_left(countable, True, key=lambda k: of[ADVANCED](k) < of[SUM](k)) + 1
-    return Composed(
-        epsilon, delta, budget, numbers, total, last, allowed, advanced_pays_from=pays if pays <= COUNTABLE else None
-    )
+    numbers = spread(1, releases)
+    total = {
+        SUM: [k * epsilon for k in numbers],
+        ADVANCED: [advanced_composition(epsilon, 0.0, int(k), delta).epsilon for k in numbers],
+        ZCDP: [zcdp_epsilon(k * epsilon**2 / 2, delta) for k in numbers],
+        GAUSSIAN: [gdp_epsilon(epsilon * math.sqrt(k / 2), delta) for k in numbers],
+    }
+    return Composed(epsilon, delta, numbers, {name: np.array(costs) for name, costs in total.items()})
 
 
-# ---- A choice, a table of people -----------------------------------------------------------------------------------
+# ---- A table without names -----------------------------------------------------------------------------------------
+
+HIERARCHIES = (
+    basic.Hierarchy("postal code", basic.generalise_code(5)),
+    basic.Hierarchy("age", basic.generalise_number(5, 10, 20)),
+    basic.Hierarchy("sex", (str, basic.star)),
+)
+MONTH = basic.Hierarchy("month", (str, basic.star))
 
 
-class Choices(NamedTuple):
-    """Which label wins a vote: chances by the exponential mechanism, shares of `draws` by noisy max (Laplace)."""
+class Linked(NamedTuple):
+    """One release of a patients' table, and the shares of patients that an attacker finds in it."""
 
-    votes: Mapping[str, int]  # one vote leaves a label for another: scores have sensitivity 1, and are not monotone
-    epsilons: tuple[float, ...]  # (E,), of one choice, pure
-    draws: int
-    seed: int
-    exponential: Array  # (E, labels)
-    noisy_max: Array  # (E, labels)
+    rows: basic.Text  # (patients, 3), what is published of postal code, age and sex
+    identified: float  # by a voter list with names
+    disclosed: float  # whose diagnosis the voter list reveals
+    identified_by_month: float  # by someone who knows their data and the month of the visit
 
 
-def choices(votes: Mapping[str, int], epsilons: Sequence[float], draws: int, seed: int) -> Choices:
-    """One vote, chosen privately at each epsilon."""
-    scores, rng = np.array(list(votes.values()), dtype=np.float64), rng_of(seed, 0)
-    many = np.tile(scores, (draws, 1))
-    exact = [basic.exponential_probabilities(scores, 1.0, epsilon) for epsilon in epsilons]
-    drawn = [np.bincount(basic.report_noisy_max(many, 1.0, e, rng), minlength=scores.size) / draws for e in epsilons]
-    return Choices(dict(votes), tuple(epsilons), draws, seed, np.array(exact), np.array(drawn))
+def linked(ks: Sequence[int], seed: int) -> dict[int, Linked]:
+    """k-anonymise the table of 600 made-up patients for each k, and link it to a list of 3000 voters."""
+    rng = rng_of(seed, 0)
+    columns = rng.integers(42000, 42020, 3000), rng.integers(18, 91, 3000), rng.choice(["f", "m"], 3000)
+    voters = np.column_stack([column.astype(np.str_) for column in columns])
+    chosen = rng.choice(3000, 600, replace=False)
+    diagnoses = rng.choice(["asthma", "diabetes", "fracture", "migraine"], 600)
+    months = rng.integers(1, 13, 600).astype(np.str_)
+    patients, releases = voters[chosen], {}
+    for k in ks:
+        release = basic.anonymise(patients, HIERARCHIES, k, most_suppressed=0.05)
+        by_list = basic.link(release, voters, diagnoses)
+        with_month = release._replace(
+            rows=np.column_stack([release.rows, months]),
+            levels=(*release.levels, 0),
+            hierarchies=(*release.hierarchies, MONTH),
+        )
+        by_month = basic.link(with_month, np.column_stack([patients, months]), diagnoses).rows_per_person == 1
+        shares = by_list.identified, by_list.disclosed[chosen], by_month
+        releases[k] = Linked(release.rows, *(float(share.mean()) for share in shares))
+    return releases
