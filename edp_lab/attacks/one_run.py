@@ -14,9 +14,6 @@ micro-batch size 1 the very same is add/remove. Canaries of one step lie in diff
 * mislabelled (black box): utterances from outside the training set with a wrong intent are put into it. The score is
   minus their loss under the trained model. This proves less than the guarantee may give away, and never more.
 
-Where the unit is the speaker, so is the canary: in or out with all their utterances, which push as one, or are all
-mislabelled and scored by their mean loss.
-
 alpha is 1 on every layer: what leaks through private layer scales comes on top. Order and places of the canaries are
 public, as they may be where no sampling amplifies privacy.
 """
@@ -63,7 +60,7 @@ from edp_lab.training.gradients import (
     stacked_gradients,
 )
 from edp_lab.training.noise import Share, part, standard_noise
-from edp_lab.training.trainer import Batches, Devices, Trainer, spoken
+from edp_lab.training.trainer import Batches, Devices, Trainer
 
 MOST_CANARIES = 10**6
 DELTA = 1e-5
@@ -91,7 +88,6 @@ class Placement(NamedTuple):
     micro_batches: int  # M in a step
     size: int  # b, the most utterances in a micro-batch
     reserved: int  # slots of a micro-batch that a canary takes up, its companion's among them
-    members: tuple[np.ndarray, ...] | None = None  # of each speaker, where these are what is placed
 
     @property
     def steps_per_epoch(self) -> int:
@@ -111,7 +107,7 @@ class Placement(NamedTuple):
             own = np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)
             parts.append(np.concatenate(own))
         own_parts = (part(self.micro_batches, device, self.num_devices) for device in range(self.num_devices))
-        return [spoken(parts[numbers.start : numbers.stop], self.members) for numbers in own_parts]
+        return [parts[numbers.start : numbers.stop] for numbers in own_parts]
 
 
 class Plan(NamedTuple):
@@ -119,7 +115,7 @@ class Plan(NamedTuple):
 
     key: int  # of the canaries; that of the noise is another
     included: np.ndarray  # (m), bool
-    utterances: int  # n, or speakers; number n + i is canary i
+    utterances: int  # n; number n + i is canary i
     batches: Batches | Placement  # who takes part in which step
     companions: bool  # whether an utterance that is always there pushes against each canary
 
@@ -222,7 +218,7 @@ class RealModel:
     """The same of the CLC or BERT on a corpus, set up as in training."""
 
     def __init__(self, config: TrainConfig, corpus: Corpus, data: Split, canaries: int) -> None:
-        slots = tuple(owned(data.train[0], k, config) for k in range(canaries))  # whose words are never read
+        slots = (data.train[0],) * canaries  # whose words are never read
         self.run = Trainer(config, corpus, replace(data, train=(*data.train, *slots)))
         self.layout = self.run.layout
         self.start = self._weights()
@@ -237,7 +233,6 @@ class RealModel:
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[MicroGradients, Tensor]:
         model, data, memory = self.run.model, self.run.train_data, self.run.memory
-        others, rows_of = (spoken([*parts], self.run.batches.members) for parts in (others, rows_of))
         rows = stacked_gradients(model, data, rows_of, None, self.layout).gradients
         return model_gradients(model, data, others, None, self.layout, memory=memory), rows
 
@@ -292,20 +287,18 @@ def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.nd
 
 
 def mislabelled_scores(config: TrainConfig, corpus: Corpus, data: Split, plan: Plan, progress: OnStep) -> np.ndarray:
-    """Minus the (mean) loss of mislabelled canaries after the project's own training: (m).
+    """Minus the loss of mislabelled canaries after the project's own training: (m).
 
     What it was before would only add its own spread: an untrained model says little, and mostly of their lengths.
     """
     m = len(plan.included)
-    canaries = (mislabelled_speakers if config.speakers else mislabelled)(corpus, data.test, m, plan.key)
+    canaries = mislabelled(corpus, data.test, m, plan.key)
     run = Trainer(config, corpus, replace(data, train=(*data.train, *canaries)))
-    members = run.batches.members
     if isinstance(plan.batches, Placement):
-        run.batches = plan.batches._replace(members=members)  # type: ignore[assignment]
-    steps, own = run.batches.steps_per_epoch, spoken([np.array([plan.utterances + k]) for k in range(m)], members)
-    numbers, canary = np.concatenate(own), np.repeat(np.arange(m), [len(one) for one in own])
+        run.batches = plan.batches  # type: ignore[assignment]
+    steps, numbers = run.batches.steps_per_epoch, plan.utterances + np.arange(m)
     weights = torch.ones(len(run.train_data))  # canaries that are out contribute no gradient, while their slots stay
-    weights[numbers[~plan.included[canary]]] = 0
+    weights[numbers[~plan.included]] = 0
     losses = run.model.losses
 
     def weighted(batch: Any, *arguments: Any, **settings: Any) -> Tensor:
@@ -323,7 +316,7 @@ def mislabelled_scores(config: TrainConfig, corpus: Corpus, data: Split, plan: P
     cut = [numbers[start : start + 128] for start in range(0, len(numbers), 128)]
     with torch.no_grad():
         found = torch.cat([losses(run.train_data.batch(some).to(device)) for some in cut])  # without dropout
-    return -np.bincount(canary, found.double().cpu().numpy()) / np.bincount(canary)
+    return -found.double().cpu().numpy()
 
 
 def mislabelled(corpus: Corpus, utterances: Sequence[Utterance], count: int, key: int) -> tuple[Utterance, ...]:
@@ -335,26 +328,6 @@ def mislabelled(corpus: Corpus, utterances: Sequence[Utterance], count: int, key
     return tuple(
         replace(u, intent=corpus.intents[number % len(numbers)]) for u, number in zip(chosen, wrong, strict=True)
     )
-
-
-def mislabelled_speakers(
-    corpus: Corpus, utterances: Sequence[Utterance], count: int, key: int
-) -> tuple[Utterance, ...]:
-    """All utterances of so many of their speakers, each with an intent that is not its own."""
-    names = list(dict.fromkeys(u.speaker for u in utterances))
-    chosen = {names[k] for k in stream(key, Purpose.SAMPLE, 3).permutation(len(names))[:count]}
-    theirs = [u for u in utterances if u.speaker in chosen]
-    return mislabelled(corpus, theirs, len(theirs), key)
-
-
-def owned(utterance: Utterance, canary: int, config: TrainConfig) -> Utterance:
-    """A place for a canary, who is a speaker where these are the unit."""
-    return replace(utterance, speaker=f"canary {canary}") if config.speakers else utterance
-
-
-def units(utterances: Sequence[Utterance], config: TrainConfig) -> int:
-    """How many utterances, or speakers, these are."""
-    return len({u.speaker for u in utterances} if config.speakers else utterances)
 
 
 # ---- The audit -------------------------------------------------------------------------------------------------------
@@ -416,7 +389,7 @@ def audit_one_run(
             f"guesses are made on shares {tuple(shares)} of the canaries: each must lie above 0, at most 1"
         )
     corpus, data = (None, None) if linear else _load(config, canaries, kind)
-    utterances = 0 if data is None else units(data.train, config)
+    utterances = 0 if data is None else len(data.train)
     mechanism = config.mechanism(utterances + canaries)
     assert mechanism is not None
     if target_epsilon is not None:
@@ -468,10 +441,10 @@ def _load(config: TrainConfig, canaries: int, kind: Kind) -> tuple[Corpus, Split
     data = split(corpus, config.seed, **config.split)
     if kind is Kind.MISLABELLED and len(corpus.intents) < 2:
         raise UsageError(f"corpus {corpus.name!r} has one intent only, so none can be wrong: use --kind gradient")
-    if kind is Kind.MISLABELLED and canaries > (left := units(data.test, config)):
+    if kind is Kind.MISLABELLED and canaries > (left := len(data.test)):
         raise UsageError(
-            f"{canaries:,} canaries, but only {left:,} {'speaker' if config.speakers else 'utterance'}s of "
-            f"{corpus.name!r} are left to mislabel: lower --canaries"
+            f"{canaries:,} canaries, but only {left:,} utterances of {corpus.name!r} are left to mislabel: lower "
+            "--canaries"
         )
     return corpus, data
 

@@ -228,5 +228,5 @@ def training_key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utter
     alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
     settings = replace(config, corpus="", alpha=None, pretrained=None)
     weights = None if config.pretrained is None else content_of(config.pretrained)
-    content = [[u.tokens, u.tags, u.intent, *([] if u.speaker is None else [u.speaker])] for u in utterances]
+    content = [[u.tokens, u.tags, u.intent] for u in utterances]
     return content_key(["training", "membership"], settings, alpha, weights, corpus.intents, corpus.tags, content)

@@ -6,7 +6,7 @@ raise `UsageError`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from edp_lab.models.factory import model_checksum
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.training import TrainConfig
 from edp_lab.training.run_folder import MODEL, read_record, run_config, run_ledger
-from edp_lab.training.trainer import protected
 
 TITLES = {
     "loss": "loss threshold (the floor)",
@@ -109,8 +108,7 @@ def load_target(run: str | Path) -> Target:
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
     data = split(corpus, config.seed, **config.split)
-    trained_on, _, _ = protected(config, data.train, corpus.name)  # without utterances beyond a speaker's cap
-    members, non_members = equal_sides(replace(data, train=trained_on), config.seed)
+    members, non_members = equal_sides(data, config.seed)
     return Target(folder, config, corpus, model.eval(), members, non_members)
 
 

@@ -92,8 +92,6 @@ def one_run(
         int | None, "Utterances that share a clip (default: batch size over devices; dp-sgd: 1)."
     ] = None,
     sampling: Annotated[str | None, "shuffle, or poisson (dp-sgd only) (default: shuffle; poisson for dp-sgd)."] = None,
-    unit: Annotated[str | None, "Who a canary is: utterance (default) or speaker, with all they say."] = None,
-    cap: Annotated[int | None, "Of --unit speaker: utterances of one speaker that are kept, at most."] = None,
     epochs: Epochs = 1,
     size: Annotated[str, "Of the model: small or paper."] = "small",
     pretrained: Annotated[str | None, "FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name."] = None,

@@ -180,9 +180,11 @@ def table1_epsilons(result: Table1Epsilon) -> Report:
 
 def plan(made: Plan) -> Report:
     """What ``edp-lab train --epsilon`` is about to do."""
-    config, unit = made.config, made.config.unit or "utterance"
+    config = made.config
     time = f"{made.seconds:.0f} s" if made.seconds < 120 else f"{made.seconds / 60:.0f} min"
-    title = f"epsilon {number(made.epsilon)} for each of n = {made.protected:,} {unit}s, at delta {up(made.delta, 3)}"
+    title = (
+        f"epsilon {number(made.epsilon)} for each of n = {made.protected:,} utterances, at delta {up(made.delta, 3)}"
+    )
     facts = [
         ("delta times n", up(made.delta * made.protected, 2)),
         ("training", f"{made.steps} steps, about {time} here; noise multiplier {number(config.z0, 4)}"),
@@ -199,24 +201,22 @@ def trained(record: Mapping[str, Any], out: Path) -> Report:
     """The record of a run."""
     final, held, config, splits = (record[name] for name in ("final", "guarantee", "config", "corpus"))
     splits, warnings = splits["splits"], [*splits["warnings"]]
-    speakers = splits.get("speakers")
     if splits["validation"] < 30:
         warnings.append("so few validation utterances say little about how good the model is")
-    if config["batch_size"] > (speakers or splits["train"]):
+    if config["batch_size"] > splits["train"]:
         warnings.append(f"a batch of {config['batch_size']} takes all of them, so an epoch is a single step")
-    of = f" of {speakers} speakers" if speakers else ""
     slots = "no slot annotation" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
     facts = [
         (
             "split",
-            f"{splits['train']} utterances{of} to train, {splits['validation']} to validate, {splits['test']} to test",
+            f"{splits['train']} utterances to train, {splits['validation']} to validate, {splits['test']} to test",
         ),
         ("test", f"SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}"),
     ]
     if config["method"] == "sgd":
         facts.append(("guaranteed epsilon", "none (plain training)"))
     else:
-        facts += _promised(final, held, "a speaker" if speakers else "an utterance")
+        facts += _promised(final, held)
         if held["status"] == "holds" and record["status"] == "finished":
             facts.append(("certificate", f"{out}/certificate.html; edp-lab account --run {out} recomputes it"))
     if final["noise_multiplier"] is not None:
@@ -227,10 +227,10 @@ def trained(record: Mapping[str, Any], out: Path) -> Report:
     return Report(facts=facts, notes=[f"note: {warning}" for warning in warnings])
 
 
-def _promised(final: Mapping[str, Any], held: Mapping[str, Any], unit: str) -> Facts:
+def _promised(final: Mapping[str, Any], held: Mapping[str, Any]) -> Facts:
     from edp_lab.privacy.guarantee import CONDITIONS
 
-    at, reason = f"for {unit}, at delta {up(held['delta'], 3)}", held["reason"]
+    at, reason = f"for an utterance, at delta {up(held['delta'], 3)}", held["reason"]
     facts = []
     if final["epsilon_claimed"] is not None:
         facts.append(("claimed epsilon", f"{number(final['epsilon_claimed'], 4)} (the paper's accounting)"))
@@ -355,8 +355,8 @@ def audited_run(a: OneRunAudit, corpus: str | None) -> Report:
     title += "one layer" if corpus is None else f"{a.model} on {corpus}"
     sampling = ", Poisson sampling" if sampled else ""
     size = f"{m.num_devices} devices, micro-batches of {m.micro_batch_size}{sampling}, C {m.clip_norm:g}, z0 {m.z0:.4g}"
-    kind = "gradients of their own direction" if a.kind == "gradient" else f"{m.unit}s with a wrong intent"
-    neighbours = f"add or remove one {m.unit}" if sampled else "zero-out"
+    kind = "gradients of their own direction" if a.kind == "gradient" else "utterances with a wrong intent"
+    neighbours = "add or remove one utterance" if sampled else "zero-out"
     facts = [("setting", size), *_three_epsilons(a, neighbours, held, "canaries", 4)]
     facts.append(("canaries", f"{a.canaries:,} ({kind}), {a.included:,} of them in"))
     for tally in a.tallies:

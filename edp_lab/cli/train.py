@@ -23,7 +23,7 @@ from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen,
 from edp_lab.cli.output import Screen, answer, bar, echo, output_folder, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
-from edp_lab.training.config import SEED, SIZES, Bounds, TrainConfig, flag_of, option_name
+from edp_lab.training.config import SEED, SIZES, TrainConfig, flag_of, option_name
 from edp_lab.training.launch import end_rank, launched, rank
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
     from edp_lab.training.trainer import Event
 
-AT_MOST: Bounds = {"min": 0, "max": 1_000_000}
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
 
@@ -71,9 +70,6 @@ def make(
     out: Annotated[Path, "JSONL file to write (.jsonl or .jsonl.gz)."],
     utterances: Annotated[int, "How many.", UTTERANCES] = 4500,
     seed: Annotated[int, "Same seed, same corpus.", SEED] = 0,
-    speakers: Annotated[
-        int, "How many people say them, a few of them most, each in ways of their own (0: nobody is named).", AT_MOST
-    ] = 0,
 ) -> None:
     """Generate the synthetic smart-home corpus, of any size."""
     from edp_lab.corpora.smart_home import DOMAINS, generate, write_jsonl
@@ -86,7 +82,7 @@ def make(
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise UsageError(f"{out} is no name of a JSONL file: call it {out.name}.jsonl")
     output_folder(out.parent).mkdir(parents=True, exist_ok=True)
-    write_jsonl(generate(utterances, seed, domain or None, speakers), out)
+    write_jsonl(generate(utterances, seed, domain or None), out)
     echo(out)
 
 

@@ -23,12 +23,11 @@ RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One annotated sentence, the unit of privacy unless that is its speaker."""
+    """One annotated sentence, the unit of privacy."""
 
     tokens: tuple[str, ...]  # the words, at least one
     tags: tuple[str, ...] | None  # a BIO tag for each ("O", "B-city", "I-city"), or None without slot annotation
     intent: str
-    speaker: str | None = None  # whose it is, where the corpus says so; then of all its utterances
 
     @property
     def text(self) -> str:
@@ -37,8 +36,7 @@ class Utterance:
     @property
     def line(self) -> bytes:
         """All of it, as it counts for a corpus' checksum."""
-        speaker = "" if self.speaker is None else f"\t{self.speaker}"
-        return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}{speaker}\n".encode()
+        return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}\n".encode()
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Checksum of the content (tokens, tags, intents, speakers), independent of the file format."""
+        """Checksum of the content (tokens, tags, intents), independent of the file format."""
         digest = hashlib.sha256()
         for u in self.utterances:
             digest.update(u.line)
@@ -189,9 +187,7 @@ class Split:
         return {part: len(utterances) for part, utterances in vars(self).items()}
 
 
-def split(
-    corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True, keep_speakers_together: bool = False
-) -> Split:
+def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -> Split:
     """Split the pooled corpus 45:5:50 at random, the same way for the same corpus, seed and option.
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that
@@ -202,20 +198,18 @@ def split(
     are shuffled by PCG64(seed) and dealt in that order; train, and train with validation, end before the
     first group that exceeds their share. So each part's size is within one group of its ratio.
 
-    With `keep_speakers_together` the groups are the speakers, whatever they say, and the shares are counted in
-    speakers: how much one of them says moves no other. A part that would be empty is a UsageError.
+    Raises:
+        UsageError: a part would be empty, or the seed is negative.
     """
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
     n, texts = len(corpus.utterances), group_ids(corpus.utterances)
     groups = texts if keep_duplicates_together else np.arange(n)
-    if keep_speakers_together:
-        groups = speaker_ids(corpus.utterances, corpus.name)
     order = np.arange(groups.max() + 1 if n else 0)
     np.random.Generator(np.random.PCG64(seed)).shuffle(order)
     counts = np.bincount(groups, minlength=len(order))
-    dealt = np.cumsum(np.ones_like(counts) if keep_speakers_together else counts[order])
-    ends = (len(order) if keep_speakers_together else n) * np.cumsum(RATIOS)[:2] // sum(RATIOS)
+    dealt = np.cumsum(counts[order])
+    ends = n * np.cumsum(RATIOS)[:2] // sum(RATIOS)
     part_of_group, rank = np.empty_like(order), np.empty_like(order)
     part_of_group[order] = (dealt[:, None] > ends).sum(1)
     rank[order] = np.arange(len(order))
@@ -224,11 +218,6 @@ def split(
     for name, own in zip(("train", "validation", "test"), places, strict=True):
         if not len(own):
             shares = ":".join(map(str, RATIOS))
-            if keep_speakers_together:
-                raise UsageError(
-                    f"splitting the {len(order)} speakers of {corpus.name} {shares} leaves {name} empty: use a corpus "
-                    "of 20 speakers or more"
-                )
             apart = " or --no-keep-duplicates-together" if keep_duplicates_together and 0 < ends[0] < ends[1] else ""
             raise UsageError(
                 f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: use a larger corpus{apart}"
@@ -242,39 +231,3 @@ def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
     """(n) Equal for utterances of the same token string and for no others, from 0 in the order of appearance."""
     known: dict[tuple[str, ...], int] = {}
     return np.array([known.setdefault(u.tokens, len(known)) for u in utterances], dtype=np.int64)
-
-
-def speaker_ids(utterances: Sequence[Utterance], name: str) -> np.ndarray:
-    """(n) Equal for utterances of the same speaker and for no others, from 0 in the order of appearance.
-
-    UsageError where corpus `name` does not say whose an utterance is, or all are of one speaker.
-    """
-    speakers = [u.speaker for u in utterances]
-    if None in speakers:
-        raise UsageError(
-            f'corpus {name} does not say who speaks: give each line of a JSONL file a "speaker", make one with edp-lab '
-            "data make --speakers, or take nlu-eval-full"
-        )
-    known: dict[str | None, int] = {}
-    found = np.array([known.setdefault(speaker, len(known)) for speaker in speakers], dtype=np.int64)
-    if len(known) < 2:
-        raise UsageError(f"all utterances of {name} are of one speaker, whom no other could hide: add other speakers")
-    return found
-
-
-def cap_speakers(
-    utterances: Sequence[Utterance], cap: int, seed: int, name: str
-) -> tuple[tuple[Utterance, ...], tuple[np.ndarray, ...]]:
-    """At most `cap` utterances of each speaker, and of each speaker the numbers of theirs among these.
-
-    Which of them are kept is a keyed hash of the utterance itself, so that it depends on no other speaker.
-    """
-    ids = speaker_ids(utterances, name)
-    draw = [hashlib.sha256(f"{seed} cap ".encode() + u.line).digest() for u in utterances]
-    kept: list[int] = []
-    members: list[np.ndarray] = []
-    for own in np.split(np.argsort(ids, kind="stable"), np.cumsum(np.bincount(ids))[:-1]):
-        chosen = sorted(own.tolist(), key=lambda k: draw[k])[:cap]
-        members.append(np.arange(len(kept), len(kept) + len(chosen)))
-        kept += chosen
-    return tuple(utterances[k] for k in kept), tuple(members)

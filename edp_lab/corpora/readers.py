@@ -44,7 +44,6 @@ class Row(NamedTuple):
     tags: Sequence[str] | None
     intent: str
     place: str
-    speaker: str | None = None
 
 
 class Reading(NamedTuple):
@@ -70,9 +69,6 @@ def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Re
             if utterances and (row.tags is None) != (utterances[0].tags is None):
                 has = "has no tags" if row.tags is None else "has tags"
                 raise UsageError(f"{row.place} {has}, unlike the first utterance: give tags to all or to none")
-            if utterances and (row.speaker is None) != (utterances[0].speaker is None):
-                names = "names no speaker" if row.speaker is None else "names a speaker"
-                raise UsageError(f"{row.place} {names}, unlike the first utterance: name those of all or of none")
             tags = None
             if row.tags is not None:
                 given = tuple(row.tags)
@@ -81,7 +77,7 @@ def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Re
                     seen[given] = repair_bio(given)
                 tags, repairs = seen[given]
                 loose += [row.place] * repairs
-            utterances.append(Utterance(tuple(row.tokens), tags, row.intent, row.speaker))
+            utterances.append(Utterance(tuple(row.tokens), tags, row.intent))
             places.append(row.place)
         if not utterances:
             raise UsageError(f"{path} holds no utterances")
@@ -101,14 +97,12 @@ def _check(row: Row) -> None:
     if not row.intent.strip():
         raise UsageError(f"{row.place}: the intent is empty")
     try:
-        " ".join((*row.tokens, *(row.tags or ()), row.intent, row.speaker or "")).encode()
+        " ".join((*row.tokens, *(row.tags or ()), row.intent)).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{row.place}: the text holds half a surrogate pair, not a character") from None
     if row.tags is not None and len(row.tags) != len(row.tokens):
         raise UsageError(f"{row.place}: {len(row.tags)} tags for {len(row.tokens)} tokens")
-    if row.speaker is not None and not row.speaker.strip():
-        raise UsageError(f"{row.place}: the speaker is empty: name one, or leave it out in all lines")
-    _check_labels(row, row.intent, row.speaker or "")
+    _check_labels(row, row.intent)
 
 
 def _check_tags(row: Row) -> None:
@@ -174,7 +168,7 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
 def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
     """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; all have tags or none.
 
-    So with ``"speaker": "..."``, whose utterance it is. ``"text": "..."`` may stand for tokens, cut at white space.
+    ``"text": "..."`` may stand for tokens, cut at white space.
     Blank lines are passed over.
     """
     for number, line in enumerate(text_lines(path), start=1):
@@ -198,10 +192,7 @@ def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
                 raise UsageError(f'{place}: "{key}" must be a list of strings')
         if not isinstance(intent, str):
             raise UsageError(f'{place}: "intent" must be a string')
-        speaker = item.get("speaker")
-        if not isinstance(speaker, str | int | None) or isinstance(speaker, bool):
-            raise UsageError(f'{place}: "speaker" must be a string or a whole number')
-        yield Row(tokens, tags, intent.strip(), place, None if speaker is None else str(speaker))
+        yield Row(tokens, tags, intent.strip(), place)
 
 
 @_reader
@@ -245,12 +236,11 @@ def read_nlu_eval_csv(path: Path, notes: Notes) -> Iterator[Row]:
     """Read NLU-EVAL's full annotated CSV; the intent is ``<scenario>_<intent>``.
 
     Rows whose status starts with ``IRR`` (judged irrelevant by the annotators) are skipped, as the authors'
-    own scripts do, and so are rows with an empty annotation or a stray bracket; warnings count both. The speaker is
-    the crowd worker, ``userid``.
+    own scripts do, and so are rows with an empty annotation or a stray bracket; warnings count both.
     """
     irrelevant = notes["rows of status IRR (irrelevant), left out"]
     malformed = notes["rows with an empty or malformed annotation, left out"]
-    for place, cells in _csv_rows(path, ("userid", "scenario", "intent", "status", "answer_annotation")):
+    for place, cells in _csv_rows(path, ("scenario", "intent", "status", "answer_annotation")):
         chunks = _chunks(_SLOT, cells["answer_annotation"])
         text = _joined(chunks)
         if cells["status"].startswith("IRR"):
@@ -258,8 +248,7 @@ def read_nlu_eval_csv(path: Path, notes: Notes) -> Iterator[Row]:
         elif not text.strip() or "[" in text or "]" in text:
             malformed.append(place)
         else:
-            worker = cells["userid"].strip() or "unknown"  # all of them one: who is protected with others, is protected
-            yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place, worker)
+            yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place)
 
 
 @_reader

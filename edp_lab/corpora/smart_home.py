@@ -23,11 +23,7 @@ and an invented last name; telephone numbers are 555-01xx, kept for fiction, or 
 streets, shops, titles and all but a few generic medicines are invented. The file is frozen: whatever
 changes the draws needs a new "version".
 
-Of speakers, a few say much and most little: in shares 1 / (u + 0.01) of a uniform u, between 1 and 100. Each has four
-habits, which make up `HABIT` of what they say, and a person and a place of their own, whom most never name. A habit is
-the first draws of a sentence, which fix its domain, its rule and its template; what fills its slots is drawn anew.
-
-UsageError: an unknown domain, fewer than one utterance or than speakers, a file that cannot be read or written.
+UsageError: an unknown domain, fewer than one utterance, a file that cannot be read or written.
 """
 
 from __future__ import annotations
@@ -56,9 +52,6 @@ HESITATION = 0.015  # chance of a filler word before a slot
 DOMAINS = tuple(INTENTS)
 NOISE = 0.03  # share of utterances with one annotation error
 MISSPELT = 0.04  # share of utterances with a misspelt word, if one of their words is long enough
-HABIT = 0.6  # chance that a speaker says one of the things they often say
-HABITS, FIRST_DRAWS = 4, 4
-PRIVATE = 0.6  # chance that a contact or a place is the speaker's own
 LENGTHS = range(3, 16)  # tokens in an utterance; a longer or shorter one is drawn again
 EMBEDDED_UTTERANCES, EMBEDDED_SEED = 4500, 0
 EMBEDDED = comes_with("data") / "smart_home" / "utterances.jsonl.gz"
@@ -67,22 +60,18 @@ Uniform = Callable[[], float]  # draws from [0, 1)
 Tags = tuple[str, ...]
 
 
-def generate(utterances: int, seed: int, domain: str | None = None, speakers: int = 0) -> Corpus:
+def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
     """Generate a corpus: the same on every platform for the same arguments and `GRAMMAR_VERSION`.
 
     Args:
         utterances: how many, at least 1.
         seed: any integer; different seeds give independent draws from the same grammar.
         domain: "communication", "health" or "video"; None mixes the three in equal parts.
-        speakers: how many people say them, each at least one; with 0 nobody is named.
 
     Returns:
         A corpus with declared labels. `generate(n, seed, domain)` is the first n utterances of
-        `generate(m, seed, domain)` for every m > n, so too with speakers. One domain alone is not a subset of the mix
-        of that seed.
+        `generate(m, seed, domain)` for every m > n. One domain alone is not a subset of the mix of that seed.
     """
-    if speakers:
-        return _corpus(_spoken(utterances, seed, domain, speakers), domain)
     return _corpus((utterance for utterance, *_ in _samples(utterances, seed, domain)), domain)
 
 
@@ -103,14 +92,13 @@ def load(domain: str | None = None) -> Corpus:
 
 
 def write_jsonl(corpus: Corpus, path: Path | str) -> None:
-    """Write one {"tokens", "tags", "intent"}, maybe with "speaker", per line; compressed if the name ends in ".gz".
+    """Write one {"tokens", "tags", "intent"} per line; compressed if the name ends in ".gz".
 
     The file appears whole or not at all.
     """
     path = Path(path)
-    rows = ({name: getattr(u, name) for name in ("tokens", "tags", "intent", "speaker")} for u in corpus.utterances)
-    named = ({name: value for name, value in row.items() if name != "speaker" or value is not None} for row in rows)
-    content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in named).encode()
+    rows = ({name: getattr(u, name) for name in ("tokens", "tags", "intent")} for u in corpus.utterances)
+    content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
     write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
@@ -183,9 +171,9 @@ def _endless(domains: tuple[str, ...], uniform: Uniform) -> Iterator[_Sample]:
             yield Utterance(tuple(words), shared.setdefault(tags, tags), intent), meant, best
 
 
-def _check_count(utterances: int, least: int = 1) -> None:
-    if utterances < least:
-        raise UsageError(f"cannot generate {utterances} utterances: ask for at least {least}")
+def _check_count(utterances: int) -> None:
+    if utterances < 1:
+        raise UsageError(f"cannot generate {utterances} utterances: ask for at least 1")
 
 
 def _noised(words: list[str], meant: _Reading, domain: str, uniform: Uniform) -> tuple[Tags, str]:
@@ -227,57 +215,6 @@ def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> tuple[Ta
     else:
         wrong[start:end] = ["O"] * (end - start)
     return tuple(wrong), intent
-
-
-# ---- Speakers --------------------------------------------------------------------------------------------------------
-
-
-class _Speaker(NamedTuple):
-    name: str
-    habits: Sequence[Sequence[float]]  # the first draws of what they often say
-    own: dict[str, tuple[str, ...]]  # what they mostly mean by a slot
-
-    @classmethod
-    def draw(cls, name: str, uniform: Uniform) -> _Speaker:
-        habits = [[uniform() for _ in range(FIRST_DRAWS)] for _ in range(HABITS)]
-        parts = {"contact_name": ("first_name", "last_name"), "place_name": ("shop", "place_kind")}
-        of = {part: _words().get(part) or _DATA["phrases"][part] for both in parts.values() for part in both}
-        own = {
-            slot: tuple(word for part in both for word in of[part][int(uniform() * len(of[part]))].split())
-            for slot, both in parts.items()
-        }
-        return cls(name, habits, own)
-
-    def says(self, domains: tuple[str, ...], uniform: Uniform) -> Utterance:
-        while True:
-            habit = self.habits[int(uniform() * HABITS)] if uniform() < HABIT else ()
-            draw = chain(habit, iter(uniform, None)).__next__  # these first, then as ever
-            domain = domains[int(draw() * len(domains))]
-            drawn, meant, _ = _draw_sentence(domain, draw)
-            words, tags = self._in_own_words(drawn, meant.tags, uniform)
-            if len(words) in LENGTHS:
-                return Utterance(tuple(words), *_noised(words, meant._replace(tags=tags), domain, uniform), self.name)
-
-    def _in_own_words(self, words: list[str], tags: Tags, uniform: Uniform) -> tuple[list[str], Tags]:
-        told, labels = list(words), list(tags)
-        for start, end, slot in reversed(spans(tags)):
-            if slot in self.own and uniform() < PRIVATE:
-                told[start:end] = self.own[slot]
-                labels[start:end] = [f"B-{slot}"] + [f"I-{slot}"] * (len(self.own[slot]) - 1)
-        return told, tuple(labels)
-
-
-def _spoken(utterances: int, seed: int, domain: str | None, speakers: int) -> Iterator[Utterance]:
-    """First one of each speaker, then by their shares."""
-    domains = _domains(domain)
-    if speakers < 0:
-        raise UsageError(f"cannot generate {speakers} speakers: ask for 0 or more")
-    _check_count(utterances, speakers)
-    uniform = Random(f"smart-home speakers {GRAMMAR_VERSION} {seed} {domain} {speakers}").random
-    people = [_Speaker.draw(f"speaker-{k}", uniform) for k in range(1, speakers + 1)]
-    shares = list(accumulate(1 / (uniform() + 0.01) for _ in people))
-    for k in range(utterances):
-        yield people[k if k < speakers else bisect(shares, uniform() * shares[-1])].says(domains, uniform)
 
 
 # ---- The grammar, compiled -----------------------------------------------------------------------------------------

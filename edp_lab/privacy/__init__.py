@@ -20,7 +20,7 @@ from edp_lab.privacy.guarantee import (
     true_epsilon,
 )
 from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
-from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Unit, Variant
+from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Variant
 
 __all__ = [
     "Accountant",
@@ -36,7 +36,6 @@ __all__ = [
     "ReshufflingZCDP",
     "SamplingZCDP",
     "Schedule",
-    "Unit",
     "Variant",
     "accountant_for",
     "claim",

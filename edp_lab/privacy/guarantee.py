@@ -17,7 +17,7 @@ from edp_lab.privacy.accountants import (
     check_delta,
 )
 from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
-from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, Unit, bill_arrays, of_training
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, bill_arrays, of_training
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
@@ -32,12 +32,12 @@ FLOATS = (
 )
 
 NEIGHBOURS: dict[str, str] = {
-    Adjacency.ZERO_OUT: "zero-out (the {unit}'s slot stays, its gradient is 0)",
+    Adjacency.ZERO_OUT: "zero-out (the utterance's slot stays, its gradient is 0)",
     Adjacency.REPLACE_ONE: "replace-one",
-    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one {unit} (their number is public: zero-out under Poisson sampling)",
+    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one utterance (n is public: zero-out under Poisson sampling)",
 }
 PUBLIC = (
-    "the number of {unit}s", "the split", "the label sets", "the vocabulary", "pretrained weights and vectors",
+    "the number of utterances", "the split", "the label sets", "the vocabulary", "pretrained weights and vectors",
     "the text behind a public alpha", "the hyper-parameters",
 )  # fmt: skip
 NOT_COVERED = (
@@ -120,8 +120,7 @@ def judge(
     Args:
         bill: whole epochs, or how often an utterance may have taken part by epoch (`Mechanism.bill`,
             `PrivacyLedger.bill`).
-        utterances_per_person: the unit of the guarantee: anyone with up to so many utterances; where the mechanism's
-            unit is the speaker, whose utterances are one anyway, so many speakers together.
+        utterances_per_person: the guarantee covers anyone with up to this many utterances.
 
     Raises:
         UsageError: delta outside (0, 1), an unknown adjacency, or counts that are no whole numbers.
@@ -219,30 +218,21 @@ def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
 
 def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: str = "", people: int = 1) -> Guarantee:
     """The verdict "none", to be filled in."""
-    method, sampling, unit, noise = "none", "", Unit.UTTERANCE, EXACT_NOISE
+    method, sampling, noise = "none", "", EXACT_NOISE
     if mechanism is not None:
-        method, sampling, unit = _kind(mechanism, people).method, _sampling(mechanism), mechanism.unit
+        method, sampling = _kind(mechanism, people).method, _sampling(mechanism)
         noise = EXACT_NOISE if mechanism.exact_noise else FLOAT_NOISE
-    one, several = {
-        Unit.UTTERANCE: (
-            "one utterance (someone with several loses more: see utterances per person)",
-            f"anyone with up to {people} utterances",
-        ),
-        Unit.SPEAKER: (
-            "one speaker, all utterances under one name together",
-            f"up to {people} speakers together",
-        ),
-    }[unit]
-    who = one if people == 1 else several
-    neighbours = NEIGHBOURS.get(adjacency, adjacency).format(unit=unit)
-    scope = SCOPE.format(method=method, who=who, unit=unit, neighbours=neighbours, sampling=sampling, noise=noise)
+    one = "one utterance (someone with several loses more: see utterances per person)"
+    who = one if people == 1 else f"anyone with up to {people} utterances"
+    neighbours = NEIGHBOURS.get(adjacency, adjacency)
+    scope = SCOPE.format(method=method, who=who, neighbours=neighbours, sampling=sampling, noise=noise)
     return Guarantee("none", scope, "", delta, method, str(adjacency), sampling, epochs, None, None, None, None)
 
 
 def _sampling(mechanism: Mechanism) -> str:
     if mechanism.sampling_rate is None:
         return "disjoint, one shuffled pass per epoch"
-    return f"Poisson, each {mechanism.unit} in each step with chance {mechanism.sampling_rate:.4g}"
+    return f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
 
 
 def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:

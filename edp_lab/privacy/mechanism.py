@@ -75,17 +75,6 @@ class Adjacency(StrEnum):
     ADD_OR_REMOVE_ONE = "ADD_OR_REMOVE_ONE"
 
 
-class Unit(StrEnum):
-    """Whom neighbours differ by: what is said of an utterance here holds of a speaker, all of whose utterances are one.
-
-    A speaker takes part as a whole, in one micro-batch of a step: alone in it, they contribute one gradient, the mean
-    over their utterances, clipped. So how many utterances they have changes no bound.
-    """
-
-    UTTERANCE = "utterance"
-    SPEAKER = "speaker"
-
-
 class NoGuarantee(Exception):  # noqa: N818 - an answer rather than a fault
     """Asked for a number that does not exist; the message says why."""
 
@@ -114,7 +103,6 @@ class Mechanism:
         exact_noise: the noise is an ideal normal, rounded together with the sum (`edp_lab.privacy.exact_noise`): what
             is released is what is accounted. Else it is a float, and the accounting is true of real numbers only.
             Ledgers that do not say tell of floats.
-        unit: whose presence the step hides. Of speakers, micro_batch_size and sampling_rate count speakers.
     """
 
     variant: Variant
@@ -128,7 +116,6 @@ class Mechanism:
     alpha_max: float = 1.0
     sampling_rate: float | None = None
     shared_noise: bool = False
-    unit: Unit = Unit.UTTERANCE
     exact_noise: bool = False
 
     @classmethod
@@ -159,19 +146,17 @@ class Mechanism:
         alpha: Alpha | str = Alpha.NONE,
         sampling_rate: float | None = None,
         shared_noise: bool = False,
-        unit: Unit | str = Unit.UTTERANCE,
         exact_noise: bool = True,
     ) -> Mechanism:
         """The version whose guarantee holds: central Gaussian noise, calibrated to the true sensitivity."""
         rate, scales = _choice(Decay, decay), _choice(Alpha, alpha)
-        shape, who = (num_devices, micro_batch_size), _choice(Unit, unit)
-        settings = (*shape, scales, 1.0, sampling_rate, shared_noise, who, exact_noise)
-        return cls(Variant.SOUND, clip_norm, z0, rate, tau, *settings)
+        shape = (num_devices, micro_batch_size, scales, 1.0, sampling_rate, shared_noise, exact_noise)
+        return cls(Variant.SOUND, clip_norm, z0, rate, tau, *shape)
 
     def __post_init__(self) -> None:
         check_types(self)
         # A mechanism read back from a record holds plain strings, which `is` would misjudge.
-        for name, choices in (("variant", Variant), ("decay", Decay), ("alpha", Alpha), ("unit", Unit)):
+        for name, choices in (("variant", Variant), ("decay", Decay), ("alpha", Alpha)):
             object.__setattr__(self, name, _choice(choices, getattr(self, name)))
         positive, whole = f"greater than 0, at most {LARGEST:g}", f"a whole number, at least 1 and at most {MOST:,}"
         above_0 = math.ulp(0.0)
@@ -191,10 +176,6 @@ class Mechanism:
         if self.sampling_rate is not None:
             check_sampling_rate(self.sampling_rate)
         if self.variant is Variant.AS_PRINTED:
-            if self.unit is not Unit.UTTERANCE:
-                raise UsageError(
-                    f"Algorithm 1 as printed knows utterances only: take the sound mechanism to protect a {self.unit}"
-                )
             if self.alpha is Alpha.NOISED:
                 raise UsageError("Algorithm 1 as printed knows no noised alpha: take the sound mechanism")
             if self.sampling_rate is not None or self.shared_noise or self.exact_noise:
@@ -243,12 +224,12 @@ class Mechanism:
         adjacency, sampled = self.neighbours(adjacency), self.sampling_rate is not None
         if not sampled and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
             raise NoGuarantee(
-                f"with disjoint shuffled batches, adding or removing one {self.unit} shifts every later batch; "
+                "with disjoint shuffled batches, adding or removing one utterance shifts every later batch; "
                 "use zero-out or replace-one adjacency"
             )
         if sampled and adjacency is Adjacency.REPLACE_ONE:
             raise NoGuarantee(
-                f"under Poisson sampling replace-one has no number here: it is one {self.unit} removed and one added; "
+                "under Poisson sampling replace-one has no number here: it is one utterance removed and one added; "
                 "use add/remove with two of them (--utterances-per-person 2)"
             )
         if sampled and adjacency is Adjacency.ZERO_OUT and self.micro_batch_size > 1:

@@ -97,8 +97,6 @@ def _notes(runs: Sequence[Row]) -> list[str]:
         notes.append(f"seeds {seeds} make different splits: scores are on different test sets")
     if setting("keep_duplicates_together"):
         notes.append("duplicates are kept together in some splits only: scores may be on different test sets")
-    if setting("keep_speakers_together") or setting("unit"):
-        notes.append("speakers are kept together in some splits only: scores may be on different test sets")
     if deltas := several((float(upward(run["delta"])) for run in private), ".3g"):
         notes.append(f"epsilons are at different deltas ({deltas})")
     if neighbours := several(run["neighbours"] for run in private):
@@ -153,7 +151,7 @@ def _row(folder: Path, record: dict[str, Any], billed: Mapping[str, Any] | None)
         "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and words, and the seed secret
         "guarantee": status,
         "delta": None if config.method == "sgd" else guarantee["delta"],
-        "neighbours": NEIGHBOURS.get(neighbours, neighbours) + (" speaker" if config.speakers else ""),
+        "neighbours": NEIGHBOURS.get(neighbours, neighbours),
         "batches": guarantee["sampling"],
         "hardware": f"{record['device'].partition(':')[0]} with {threads} thread{'' if threads == 1 else 's'}",
     }

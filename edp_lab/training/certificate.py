@@ -21,7 +21,7 @@ from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
-from edp_lab.privacy.mechanism import Alpha, Mechanism, Unit, of_training
+from edp_lab.privacy.mechanism import Alpha, Mechanism, of_training
 from edp_lab.training.run_folder import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
@@ -35,7 +35,7 @@ MADE = ("written", "versions")  # all else is computed
 def certificate(folder: Path) -> dict[str, Any]:
     """All numbers of the certificate of the run in `folder`, computed from its ledger and its record.
 
-    Epsilon is that of every release in the ledger, for one utterance or speaker, by the tightest accountant (under
+    Epsilon is that of every release in the ledger, for one utterance, by the tightest accountant (under
     Poisson sampling privacy loss distributions, rounded up).
 
     It has no checksum of the corpus: whoever knows all others could try each candidate on that.
@@ -49,14 +49,14 @@ def certificate(folder: Path) -> dict[str, Any]:
     if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
     attack, splits = accountant_for(mechanism, bill), record["corpus"]["splits"]
-    protected = splits.get("speakers", splits["train"])
+    protected = splits["train"]
     if not meaningful(held.delta, protected):
         raise UsageError(f"{folder} gets no certificate: delta {held.delta:g} is not below 1/n = {1 / protected:.3g}")
     return {
         "epsilon": held.epsilon,
         "delta": held.delta,
-        "unit": f"one {mechanism.unit}",
-        "neighbours": NEIGHBOURS[held.adjacency].format(unit=mechanism.unit),
+        "unit": "one utterance",
+        "neighbours": NEIGHBOURS[held.adjacency],
         "batches": held.sampling,
         "accountant": held.method,
         "best_attack_auc": attack.best_auc(),
@@ -68,7 +68,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "public_by_assumption": [*_public(mechanism, record), *_start(record)],
         "not_covered": [
             OTHER_RUNS,
-            *([SEVERAL] if mechanism.unit is Unit.UTTERANCE else []),
+            SEVERAL,
             "gradient norms",
             *record["not_private"],
         ],
@@ -134,7 +134,7 @@ def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
     absent = [] if mechanism.alpha is Alpha.PUBLIC else ["the text behind a public alpha"]
     if any(said.startswith("label sets") for said in record["not_private"]):
         absent.append("the label sets")
-    return [one.format(unit=mechanism.unit) for one in PUBLIC if one not in absent]
+    return [one for one in PUBLIC if one not in absent]
 
 
 def _start(record: dict[str, Any]) -> list[str]:

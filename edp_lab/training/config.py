@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from edp_lab.errors import UsageError, check_types, check_whole
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from edp_lab.privacy import Alpha, Mechanism
     from edp_lab.training.trainer import Batches
 
@@ -32,8 +30,6 @@ SAMPLINGS = ("shuffle", "poisson")
 NOISES = ("aggregate", "per-device", "shared")
 OPTIMIZERS = ("adam", "dp-adam", "dp-adambc")
 PRECISIONS = ("float32", "float64")
-UNITS = ("utterance", "speaker")
-CAP = 10  # utterances of a speaker
 OPTIONS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # not named as their fields
 LEARNING_RATES = {
     "paper": {"clc": 2e-3, "bert": 5e-4},
@@ -75,7 +71,6 @@ class TrainConfig:
     Between micro-batches of ceil(batch / N), as in the paper, and of 1 lies the ladder: a device holds several. The
     weight of the intent matters because a clipped gradient points where the larger part of the loss is. Dropout drops
     the same units for all words of an utterance. A secret key is drawn from the operating system and never published.
-    Where the unit is the speaker, batches and micro-batches count speakers.
     """
 
     corpus: str
@@ -102,7 +97,7 @@ class TrainConfig:
     ] = None
     sampling: Annotated[
         str | None,
-        "shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd and for speakers).",
+        "shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd).",
     ] = None
     optimizer: Annotated[
         str,
@@ -119,9 +114,9 @@ class TrainConfig:
     ] = None
     delta: Annotated[
         float | None,
-        "Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (or speakers; default: n^-1.1).",
+        "Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (default: n^-1.1).",
     ] = None
-    batch_size: Annotated[int, "Utterances (or speakers, see --unit) per step, over all devices."] = 64
+    batch_size: Annotated[int, "Utterances per step, over all devices."] = 64
     lr: Annotated[
         float | None,
         "Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger if small).",
@@ -149,17 +144,6 @@ class TrainConfig:
         "every device adds.",
     ] = "aggregate"
     keep_duplicates_together: Annotated[bool, "Keep verbatim duplicates on one side of the split."] = True
-    keep_speakers_together: Annotated[
-        bool, "Keep all utterances of a speaker on one side of the split instead; so does --unit speaker."
-    ] = False
-    unit: Annotated[
-        str | None,
-        "Whom epsilon protects: an utterance, or a speaker with all they said, whom the corpus must name (default: "
-        "utterance).",
-    ] = None
-    cap: Annotated[
-        int | None, f"Of --unit speaker: utterances of one speaker that are kept, at most (default: {CAP})."
-    ] = None
 
     def __post_init__(self) -> None:
         from edp_lab.privacy import Alpha
@@ -174,7 +158,6 @@ class TrainConfig:
             ("sampling", self.sampling or "shuffle", SAMPLINGS),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("precision", self.precision, PRECISIONS),
-            ("unit", self.unit or "utterance", UNITS),
         ):
             if value not in known:
                 raise UsageError(f"unknown {name} {value!r}: choose {' or '.join(known)}")
@@ -190,11 +173,8 @@ class TrainConfig:
             ("number of processes", self.processes, 1, MOST_PROCESSES),
             ("micro-batch size", 1 if self.micro_batch_size is None else self.micro_batch_size, 1, MOST),
             ("seed", self.seed, SEED["min"], SEED["max"]),
-            ("cap on a speaker's utterances", CAP if self.cap is None else self.cap, 1, MOST),
         ):
             check_whole(name, count, least, most)
-        if self.cap is not None and not self.speakers:
-            raise UsageError("a cap counts utterances of a speaker: add --unit speaker, or drop --cap")
         if self.delta is not None and not 0 < self.delta < 1:
             raise UsageError(f"delta is {self.delta}: it must lie between 0 and 1 (well below 1/n)")
         if self.alpha is not None and self.alpha_source is Alpha.PUBLIC and not self.alpha_corpus:
@@ -226,19 +206,13 @@ class TrainConfig:
         return self.method in ("dp-sgd", "dp-sgd-naive")
 
     @property
-    def speakers(self) -> bool:
-        """Whether the unit is the speaker."""
-        return self.unit == "speaker"
-
-    @property
     def split(self) -> dict[str, bool]:
         """What is kept together, for `edp_lab.corpora.split`."""
-        duplicates, speakers = self.keep_duplicates_together, self.keep_speakers_together or self.speakers
-        return {"keep_duplicates_together": duplicates, "keep_speakers_together": speakers}
+        return {"keep_duplicates_together": self.keep_duplicates_together}
 
     @property
     def poisson(self) -> bool:
-        default = "poisson" if self.per_example or (self.speakers and self.method != "sgd") else "shuffle"
+        default = "poisson" if self.per_example else "shuffle"
         return (self.sampling or default) == "poisson"
 
     @property
@@ -280,14 +254,14 @@ class TrainConfig:
         return {**({} if brings_own else SIZES[self.size][self.model]), "dropout": self.dropout}
 
     def mechanism(self, examples: int | None = None) -> Mechanism | None:
-        """What one step releases; None for plain training. `examples`: n (of speakers too), for Poisson sampling."""
+        """What one step releases; None for plain training. `examples`: n, for Poisson sampling."""
         if self.method == "sgd":
             return None
         if self.poisson and not examples:
             raise UsageError("Poisson sampling needs the number of training utterances: its rate is batch size over n")
         return self._mechanism(min(1.0, self.batch_size / examples) if self.poisson and examples else None)
 
-    def batches(self, key: int, examples: int, members: tuple[np.ndarray, ...] | None = None) -> Batches:
+    def batches(self, key: int, examples: int) -> Batches:
         """Who takes part in which step; plain training just spreads each batch over its processes.
 
         `members`: see `Batches`.
@@ -298,14 +272,14 @@ class TrainConfig:
         devices, micro_batches = (self.processes,) * 2 if plain else (self.num_devices, self.micro_batches)
         alone = not plain and self.largest_micro_batch == 1
         shape = (devices, micro_batches, sampling, alone)
-        return Batches(key, examples, self.batch_size, *shape, members, secret=self.private_seed)
+        return Batches(key, examples, self.batch_size, *shape, secret=self.private_seed)
 
     def _mechanism(self, sampling_rate: float | None) -> Mechanism:
-        from edp_lab.privacy import Mechanism, Unit
+        from edp_lab.privacy import Mechanism
 
         build = Mechanism.as_printed if self.as_printed else Mechanism.sound
         size = min(self.largest_micro_batch, self.batch_size)
         mechanism = build(self.clip_norm, self.z0, self.num_devices, size, self.decay, self.tau, self.alpha_source)
-        unit, exact = Unit(self.unit or "utterance"), mechanism.exact_noise and self.noise != "per-device"
+        exact = mechanism.exact_noise and self.noise != "per-device"
         mechanism = replace(mechanism, shared_noise=self.noise == "shared", exact_noise=exact)
-        return replace(mechanism, sampling_rate=sampling_rate, unit=unit)
+        return replace(mechanism, sampling_rate=sampling_rate)

@@ -15,7 +15,7 @@ from edp_lab.errors import UsageError
 from edp_lab.models.public_start import check_unseen, is_start, made_of, start_for
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
-from edp_lab.training.config import CAP, TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.trainer import Trainer, protected
 
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         config: of the run; its noise keeps `epsilon` at `delta`.
-        protected: how many utterances or speakers.
+        protected: how many utterances.
         steps: that will be made.
         seconds: about how long the run takes here, with reading and scoring.
         public: what the model starts from, a line each.
@@ -56,7 +56,7 @@ class Plan:
 
 
 def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
-    """The settings for n utterances (or speakers); `start`: what has not seen them. Some depend on others, which may be
+    """The settings for n utterances; `start`: what has not seen them. Some depend on others, which may be
     `given` instead: "model", "frozen", "batch_size".
 
     Epsilon sets the noise alone. What was `measured` are errors (SER) on the test split of seed 100, at
@@ -64,8 +64,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
     Most are of an earlier start, which had read less.
     """
     model = given.get("model", "clc")
-    utterances = n * (given.get("cap") or CAP) if given.get("unit") == "speaker" else n
-    frozen = given.get("frozen", model == "clc" and utterances < HEADS_ALONE and is_start(start))
+    frozen = given.get("frozen", model == "clc" and n < HEADS_ALONE and is_start(start))
     rounds = 8 if model == "bert" else 2 if frozen else 4
     batch = Line(
         "batch_size",
@@ -155,7 +154,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     if epsilon > MOST_EPSILON:
         raise UsageError(f"epsilon {epsilon:g} promises nothing: give at most {MOST_EPSILON:g}")
     if n * epsilon < LEAST_SIGNAL:
-        units = f"{n} training {asked.unit or 'utterance'}s (of {len(whole.utterances):,} utterances in all)"
+        units = f"{n} training utterances (of {len(whole.utterances):,} utterances in all)"
         raise UsageError(
             f"{units} are too few for epsilon {epsilon:g}: the noise would drown them; it takes some "
             f"{math.ceil(LEAST_SIGNAL / epsilon):,} to train on, or an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
@@ -197,8 +196,7 @@ class Pace(NamedTuple):
 
 def pace(config: TrainConfig, corpus: Corpus, data: Split) -> Pace:
     """By a trainer that is cast away; it reads as few utterances as a step takes."""
-    if not config.speakers:
-        data = replace(data, train=data.train[: 2 * config.batch_size])
+    data = replace(data, train=data.train[: 2 * config.batch_size])
     trainer = Trainer(config, corpus, data)
     took = []
     for _ in range(3):  # the first allocates memory

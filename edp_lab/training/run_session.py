@@ -113,7 +113,7 @@ def train_here(
 def _complete(folder: Path, record: dict[str, Any]) -> None:
     """After the record of a finished run: its certificate, if something is promised; and no key and state any more."""
     splits, held = record["corpus"]["splits"], record["guarantee"]
-    promised = held["status"] == HOLDS and meaningful(held["delta"], splits.get("speakers", splits["train"]))
+    promised = held["status"] == HOLDS and meaningful(held["delta"], splits["train"])
     if promised and not (folder / CERTIFICATE).exists():
         write_certificate(folder)
     _tidy(folder)

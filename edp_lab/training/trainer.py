@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split, list_corpora, load_corpus
-from edp_lab.corpora.corpus import Utterance, cap_speakers
 from edp_lab.corpora.encoding import Dataset, Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
@@ -38,7 +37,7 @@ from edp_lab.privacy import Alpha, Variant
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream, uniform_hash
 from edp_lab.privacy.mechanism import SCALES
 from edp_lab.training import checkpoint, run_folder
-from edp_lab.training.config import CAP, TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
 from edp_lab.training.gradients import PlainGradient, model_gradients, trainable
 from edp_lab.training.inference import evaluate_model
@@ -87,8 +86,6 @@ class Batches:
     With "shuffle", each epoch is one pass in a new order, cut into disjoint batches; micro-batches are slices whose
     sizes differ by at most one. With "poisson", each utterance takes part with chance `sampling_rate`, independently;
     its micro-batch is a keyed hash of its number, so that one utterance more moves no other.
-
-    With `members`, whatever is said here of utterances holds of speakers, each with all of theirs.
     """
 
     key: int
@@ -98,7 +95,6 @@ class Batches:
     micro_batches: int  # M in a step, at least N; device i holds the i-th part of them
     sampling: str
     alone: bool  # every utterance is a micro-batch of its own. Then a Poisson step has as many as it happens to draw
-    members: tuple[np.ndarray, ...] | None = None  # of each speaker, the numbers of their utterances
     secret: bool = False
 
     @property
@@ -114,9 +110,6 @@ class Batches:
 
     def devices(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
         """The micro-batches of every device in one step; `step` counts through all epochs."""
-        return [spoken(device, self.members) for device in self._drawn(epoch, step_in_epoch, step)]
-
-    def _drawn(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
         if self.sampling == "shuffle":
             start = step_in_epoch * self.batch_size
             batch = _order(self.key, epoch, self.examples, self.secret)[start : start + self.batch_size]
@@ -139,26 +132,6 @@ class Batches:
         words = SecretStream(self.key, Purpose.SAMPLE, step).words(2 * self.examples).reshape(-1, 2) >> np.uint64(11)
         drawn = np.flatnonzero(words[:, 0] < np.uint64(math.floor(self.sampling_rate * 2.0**53)))  # rather too few
         return drawn, words[drawn, 1] * 2.0**-53
-
-
-def protected(
-    config: TrainConfig, train: Sequence[Utterance], name: str
-) -> tuple[Sequence[Utterance], tuple[np.ndarray, ...] | None, int]:
-    """What a run on a training set trains on, whose utterances they are, and n: how many units are protected.
-
-    With speakers, each keeps at most `config.cap` utterances; `name`, of the corpus, is for errors.
-    """
-    if not config.speakers:
-        return train, None, len(train)
-    kept, members = cap_speakers(train, config.cap or CAP, config.seed, name)
-    return kept, members, len(members)
-
-
-def spoken(micro_batches: list[np.ndarray], members: tuple[np.ndarray, ...] | None) -> list[np.ndarray]:
-    """The utterances of micro-batches of speakers, with the `members` of `Batches`; without these, the same."""
-    if members is None:
-        return micro_batches
-    return [np.concatenate([np.zeros(0, dtype=np.int64), *(members[k] for k in part)]) for part in micro_batches]
 
 
 def _in_full(given: str | None) -> str | None:
@@ -194,8 +167,7 @@ class Trainer:
     ) -> None:
         self.config = config
         self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
-        train, members, units = protected(config, data.train, corpus.name)
-        data = replace(data, train=train)
+        units = len(data.train)
         self.mechanism = config.mechanism(units)
         if self.mechanism is not None and config.pretrained is not None:
             check_unseen(config.pretrained, (one.text for one in data.train))
@@ -232,7 +204,7 @@ class Trainer:
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.progress, self.memory = checkpoint.RunPosition(), Memory()
-        self.batches = config.batches(self.key, units, members)
+        self.batches = config.batches(self.key, units)
         self.private: PrivateStep | None = None
         if self.mechanism is not None:
             shape = (config.noise, config.micro_batches, TAIL)
@@ -287,7 +259,7 @@ class Trainer:
             "parameters": self.layout.size,
             "corpus": {
                 "sha256": corpus.sha256,
-                "splits": data.counts | ({"speakers": self.batches.examples} if self.config.speakers else {}),
+                "splits": data.counts,
                 "has_tags": corpus.has_tags,
                 "warnings": list(corpus.warnings),
             },

@@ -351,8 +351,7 @@ def test_a_mislabelled_utterance_keeps_its_words_and_loses_its_intent(corpus):
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
-@pytest.mark.parametrize("unit", ["utterance", "speaker"])
-def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, voices, monkeypatch, sampling, unit):
+def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, monkeypatch, sampling):
     """Whatever they say, the model is the same; and a canary that is in makes a difference."""
     runs = []
 
@@ -362,39 +361,17 @@ def test_canaries_that_are_out_leave_no_trace_but_their_slot(corpus, voices, mon
             runs.append(self)
 
     monkeypatch.setattr(one_run, "Trainer", Watched)
-    settings = {"sampling": sampling, "precision": "float64", "batch_size": 16, "num_devices": 4, "unit": unit}
-    chosen = config(voices if unit == "speaker" else corpus, method="dp-sgd", **settings)
+    settings = {"sampling": sampling, "precision": "float64", "batch_size": 16, "num_devices": 4}
+    chosen = config(corpus, method="dp-sgd", **settings)
     loaded = load_corpus(chosen.corpus)
     data = split(loaded, 0, **chosen.split)
-    plan = Plan.draw(chosen, 30, one_run.units(data.train, chosen), Kind.MISLABELLED)
+    plan = Plan.draw(chosen, 30, len(data.train), Kind.MISLABELLED)
     for key, included in ((1, False), (2, False), (1, True)):
         own = plan._replace(key=key, included=np.full(30, included))
         one_run.mislabelled_scores(chosen, loaded, data, own, lambda done, steps: None)
     first, second, other = (torch.cat([p.detach().flatten() for _, p in run.parameters]) for run in runs)
     assert torch.allclose(first, second, atol=1e-9)  # up to the order of sums
     assert not torch.allclose(first, other, atol=1e-3)
-
-
-@pytest.fixture(scope="module")
-def voices(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("corpus") / "spoken.jsonl"
-    write_jsonl(generate(300, 0, "health", speakers=80), path)
-    return str(path)
-
-
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
-def test_whole_speakers_as_canaries_stay_below_the_epsilon_of_speakers(voices, kind, sampling):
-    """With hardly any noise they are found; with what is billed, they are not beyond it."""
-    chosen = config(voices, method="dp-sgd", unit="speaker", cap=3, batch_size=12, num_devices=1, sampling=sampling)
-    chosen = replace(chosen, epochs=2, lr=0.02)
-    audit = audit_one_run(chosen, 40, kind, target_epsilon=4.0)
-    assert audit.mechanism.unit == "speaker"
-    assert audit.mechanism.sampling_rate == (12 / (36 + 40) if sampling == "poisson" else None)  # 45 % of 80, and these
-    assert audit.epsilon_lower_bound < 4
-    if kind is Kind.GRADIENT and sampling == "shuffle":
-        quiet = audit_one_run(replace(chosen, z0=0.001), 40, kind)
-        assert sum(tally.correct for tally in quiet.tallies[:2]) == sum(tally.guesses for tally in quiet.tallies[:2])
 
 
 @pytest.mark.parametrize(

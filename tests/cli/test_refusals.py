@@ -47,7 +47,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Path:
     (folder / "two.jsonl").write_text("\n".join(good[:2]) + "\n")
     for name, line in BROKEN_LINES.items():
         (folder / f"{name}.jsonl").write_text("\n".join([*good[:6], line, *good[7:]]) + "\n")
-    (folder / "lone.jsonl").write_text("\n".join(line.replace("{", '{"speaker": "me", ', 1) for line in good))
     (folder / "mac.jsonl").write_text("\r".join(good))
     (folder / "equal.jsonl").write_text("\n".join(40 * [good[0]]))
     (folder / "latin.txt").write_bytes(b"caf\xe9 open\n")

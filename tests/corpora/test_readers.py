@@ -131,8 +131,6 @@ def test_jsonl(tmp_path):
     assert only(readers.read_jsonl(untagged)).tags is None
     text = write(tmp_path / "d.jsonl", '{"text": "new  york", "tags": ["B-city", "I-city"], "intent": "go"}\n')
     assert readers.read_jsonl(text).utterances[0].tokens == ("new", "york")
-    spoken = write(tmp_path / "c.jsonl", '{"tokens": ["hi"], "intent": "greet", "speaker": 17}\n')
-    assert only(readers.read_jsonl(spoken)).speaker == "17"
 
 
 @pytest.mark.parametrize(
@@ -149,9 +147,6 @@ def test_jsonl(tmp_path):
         ('{"tokens": ["new york"], "tags": ["O"], "intent": "x"}', "token 'new york' is empty or holds white"),
         ('{"tokens": ["hi"], "intent": "x"}', "has no tags, unlike the first utterance"),
         (r'{"tokens": ["\ud83c"], "tags": ["O"], "intent": "x"}', "half a surrogate pair"),
-        ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": "ann"}', "names a speaker, unlike the first"),
-        ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": " "}', "the speaker is empty"),
-        ('{"tokens": ["hi"], "tags": ["O"], "intent": "x", "speaker": ["ann"]}', '"speaker" must be a string or'),
         ("play,jazz", "not JSON (Expecting value at column 1): give each utterance a line such as {"),
     ],
 )

@@ -1,8 +1,6 @@
 """The smart-home generator: frozen, reproducible, varied, validly annotated, and as hard as it says."""
 
 import gzip
-import json
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -11,8 +9,7 @@ from hypothesis import strategies as st
 
 from edp_lab.corpora import load_corpus, smart_home
 from edp_lab.corpora.corpus import Utterance
-from edp_lab.corpora.metrics import spans
-from edp_lab.corpora.smart_home import DOMAINS, GRAMMAR_VERSION, INTENTS, best_ser, generate, load, write_jsonl
+from edp_lab.corpora.smart_home import DOMAINS, GRAMMAR_VERSION, INTENTS, best_ser, generate, load
 from edp_lab.errors import UsageError
 
 domains = st.sampled_from([None, *DOMAINS])
@@ -102,57 +99,11 @@ def test_embedded_copy_is_what_the_generator_gives_and_its_domains_partition_it(
     assert all({u.intent for u in part.utterances} == set(part.intents) for part in parts)
 
 
-def test_speakers_say_little_or_much_and_have_habits_and_people_of_their_own(tmp_path):
-    corpus = generate(6000, 1, speakers=300)
-    assert corpus.utterances[:900] == generate(900, 1, speakers=300).utterances
-    assert corpus.sha256 == "9fff8510edda8313098624ee685919b4361906f6a731e78c3deb75f29dd601d3"  # frozen as the rest
-    said = Counter(u.speaker for u in corpus.utterances)
-    sizes = sorted(said.values())
-    assert len(said) == 300
-    assert sizes[0] < 6 < 20 * sizes[150] > 100 < sizes[-1]
-    assert sum(sizes[-30:]) > 2000  # the tenth that says most
-    own: dict[str, Counter] = {}
-    intents: dict[str, Counter] = {}
-    for u in corpus.utterances:
-        intents.setdefault(u.speaker, Counter())[u.intent] += 1
-        for start, end, slot in spans(u.tags):
-            if slot == "contact_name":
-                own.setdefault(u.speaker, Counter())[u.tokens[start:end]] += 1
-    often = [names.most_common(1)[0][1] / names.total() for names in own.values() if names.total() >= 10]
-    assert sum(often) / len(often) > 0.4  # that of a corpus without speakers is below 0.1
-    names = Counter(name for of in own.values() for name in {name for name, k in of.items() if k > 2})
-    assert max(names.values()) <= 2  # whom nearly nobody else names
-    favourite = [sum(k for _, k in of.most_common(4)) / of.total() for of in intents.values() if of.total() >= 20]
-    assert sum(favourite) / len(favourite) > 0.6
-    write_jsonl(corpus, tmp_path / "spoken.jsonl")
-    assert load_corpus(tmp_path / "spoken.jsonl").sha256 == corpus.sha256
-
-
-@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
-def test_written_file_holds_the_corpus_and_is_never_half_of_one(tmp_path, name, monkeypatch):
-    corpus = generate(50, seed=9)
-    write_jsonl(corpus, tmp_path / name)
-    content = (tmp_path / name).read_bytes()
-    rows = [json.loads(row) for row in (gzip.decompress(content) if name.endswith(".gz") else content).splitlines()]
-    assert [Utterance(tuple(r["tokens"]), tuple(r["tags"]), r["intent"]) for r in rows] == list(corpus.utterances)
-    write_jsonl(corpus, tmp_path / name)
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, content)]
-
-    def full(*_args):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(UsageError, match=r"no space.*: make room there"):
-        write_jsonl(generate(6, seed=1), tmp_path / name)
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, content)]
-
-
 @pytest.mark.parametrize(
     ("call", "culprit"),
     [
         (lambda: generate(0, 0), "0 utterances"),
         (lambda: generate(5, 0, "music"), "'music'"),
-        (lambda: generate(5, 0, speakers=-1), "-1 speakers"),
         (lambda: generate(5, 0, ""), "''"),
         (lambda: best_ser(-1, 0), "-1 utterances"),
         (lambda: load("music"), "'music'"),

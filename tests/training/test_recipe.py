@@ -149,17 +149,6 @@ def test_a_certificate_that_was_not_written_any_more_is_made_when_the_run_is_tak
     assert before | {"written": None} == after | {"written": None}
 
 
-def test_speakers_are_counted_as_the_run_counts_them(tmp_path):
-    write_jsonl(generate(800, 5, speakers=200), tmp_path / "spoken.jsonl")
-    made = plan(str(tmp_path / "spoken.jsonl"), 8.0, unit="speaker", cap=2, epochs=1, batch_size=10)
-    assert made.protected < 150
-    record = train(made.config, tmp_path / "run")
-    told = check_certificate(tmp_path / "run")
-    assert told["protected"] == made.protected == record["corpus"]["splits"]["speakers"]
-    assert 7.9 <= told["epsilon"] <= 8
-    assert told["unit"] == "one speaker"
-
-
 def test_a_start_that_was_made_from_the_private_text_is_refused(corpus, tmp_path):
     start = tmp_path / "start"
     shutil.copytree(public_start.start_folder("public-start"), start)

@@ -29,7 +29,7 @@ from torch import Tensor
 SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
 LARGEST = 2**22  # numbers in a padded block
 LONG = 32  # rows of a micro-batch, on average, that are summed by themselves
-ROOM = 3 * 2**25  # numbers in the gradients that are formed: those of 16 speakers in the CLC of the paper's size
+ROOM = 3 * 2**25  # numbers in the gradients that are formed: those of 16 micro-batches in the CLC of the paper's size
 BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
 Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
 
