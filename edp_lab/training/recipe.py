@@ -17,7 +17,7 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.inference import evaluate_model
-from edp_lab.training.trainer import Trainer, protected
+from edp_lab.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     if asked.noise == "per-device":
         raise UsageError("noise of each device is a float, whose last bits may tell more: drop --noise per-device")
     data = split(whole, asked.seed, **asked.split)
-    n = protected(asked, data.train, whole.name)[2]
+    n = len(data.train)
     delta = max(n, 2) ** -1.1 if asked.delta is None else asked.delta
     budget = Budget(epsilon, delta)
     if delta > 1 / n:
