@@ -87,7 +87,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
     "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
     "06 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
-    "06 Live": lambda: (BASE, PANELS["06 Explorer"](*ARGUMENTS["06 Explorer"]())),
     "06 ladder": lambda: (replace(BASE, z0=0.1), 2e-4),
     "09 noise": lambda: (1.0, 1.0, 8, 10, 1e-5, 0),
     "09 Processes": lambda: (PANELS["09 noise"](1.0, 1.0, 8, 10, 1e-5, 0), TrainConfig("smart-home", size="small")),

@@ -19,7 +19,7 @@ import typer
 
 from edp_lab.cli import app
 from edp_lab.course.kit.figure import LiveFigure
-from edp_lab.course.kit.panel import Frame, Panel, RunPanel, all_panels
+from edp_lab.course.kit.panel import Frame, Panel, RunPanel, Runs, all_panels
 from edp_lab.errors import UsageError
 from tests.course.examples import drawn, panel_of
 
@@ -208,8 +208,8 @@ def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence(
         assert panel.tiles.sentence.endswith((".", "?", "”"))
 
 
-RUNNING = [name for name, make in PANELS.items() if issubclass(made_by(make), RunPanel)]
-KEPT = {"06 Live": "points", "08 OneRun": "audits"}
+RUNNING = [name for name, make in PANELS.items() if issubclass(made_by(make), Runs)]
+KEPT = {"06 Explorer": "live", "08 OneRun": "audits"}
 KEPT |= {"10 Pipeline": "runs"}  # what is made by whole runs alone
 
 
@@ -223,7 +223,7 @@ def boxes(widget: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("panel", RUNNING, indirect=True)
 def test_a_panel_that_runs_starts_nothing_with_bad_values_ends_when_it_is_stopped_and_hides_no_fault(
-    panel: RunPanel, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    panel: Runs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = request.node.callspec.params["panel"]
     for box in boxes(panel):

@@ -172,6 +172,7 @@ class Frame(widgets.VBox):
         (self.add_class if told else self.remove_class)("edp-stale")
 
     controls: Mapping[str, Control] = {}
+    words: Told | Fold
 
     def _in_its_words(self, told: str) -> str:
         """The library's sentence with this panel's names in place of the command line's."""
@@ -335,28 +336,22 @@ class Panel(Frame):
 
 
 class StoppedError(Exception):
-    """Stop was pressed: see `RunPanel.heed_stop`."""
+    """Stop was pressed: see `Runs.heed_stop`."""
 
 
-class RunPanel(Frame):
-    """Work that takes a while: only Run starts it, in the background, Stop ends it, a bar shows how far it is.
+class Runs(Frame):
+    """Run and Stop for work that takes a while: it runs in the background, and a bar shows how far it is.
 
     A subclass says what is to be done (`prepare`, in the kernel's thread, where UsageError becomes one sentence in
     the error box) and does it (`work`, in the background thread), where it looks at `stopping`, or calls `heed_stop`,
-    now and then.
-
-    Args:
-        title, looking_at: as of `Panel`.
-        inputs: before the buttons.
-        figures: as they are before anything has run.
+    now and then. With sliders over a pure function it is also a `Panel`: ``class Explorer(Panel, Runs)``.
 
     Attributes:
-        figures: the live figures, in order.
         stop_event: set when Stop is pressed: for what takes an event, such as `edp_lab.training.train`.
     """
 
     def __init__(
-        self, title: str, looking_at: str, inputs: Sequence[widgets.Widget] = (), figures: Sequence[Figure] = ()
+        self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
     ) -> None:
         self.stop_event, self._thread = threading.Event(), threading.Thread()
         self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
@@ -364,14 +359,9 @@ class RunPanel(Frame):
         self.run_button.on_click(lambda _: self.run())
         self.stop_button.on_click(lambda _: self.stop())
         self.bar, self.state = widgets.IntProgress(max=1, layout={"width": "10rem"}), widgets.Label()
-        self.figures = [LiveFigure(drawn) for drawn in figures]
-        pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
-        self.tiles, self.words = Tiles(), Told()
-        self.command = Fold(summary="The last run as a command", code=True)
-        buttons = [self.run_button, self.stop_button, self.bar, self.state]
-        row = widgets.Box(buttons).add_class("edp-run")
-        above = [*([controls_of(inputs)] if inputs else []), row, self.tiles]
-        super().__init__(title, looking_at, above, [side_by_side(*pictures), self.words, self.command])
+        row = widgets.Box([self.run_button, self.stop_button, self.bar, self.state]).add_class("edp-run")
+        inputs, *read_outs = above
+        super().__init__(title, looking_at, [inputs, row, *read_outs], below)
 
     @abstractmethod
     def prepare(self) -> Any:
@@ -442,6 +432,29 @@ class RunPanel(Frame):
         finally:
             self.state.value = "stopped" if self.stopping else "done"
             self.run_button.disabled, self.stop_button.disabled = False, True
+
+
+class RunPanel(Runs):
+    """A panel whose only work is what Run starts.
+
+    Args:
+        title, looking_at: as of `Panel`.
+        inputs: before the buttons.
+        figures: as they are before anything has run.
+
+    Attributes:
+        figures: the live figures, in order.
+    """
+
+    def __init__(
+        self, title: str, looking_at: str, inputs: Sequence[widgets.Widget] = (), figures: Sequence[Figure] = ()
+    ) -> None:
+        self.figures = [LiveFigure(drawn) for drawn in figures]
+        pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
+        self.tiles, self.words = Tiles(), Told()
+        self.command = Fold(summary="The last run as a command", code=True)
+        above = [controls_of(inputs), self.tiles]
+        super().__init__(title, looking_at, above, [side_by_side(*pictures), self.words, self.command])
 
 
 # ---- The registry ---------------------------------------------------------------------------------------------------
