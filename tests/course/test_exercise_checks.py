@@ -82,7 +82,7 @@ def test_cases_depend_on_the_seed_and_on_the_exercise_and_repeat() -> None:
 def test_unknown_notebooks_and_exercises_are_refused_and_a_broken_one_is_not_called_unknown(
     check: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="notebook '98' has no exercises"):
+    with pytest.raises(UsageError, match="there is no notebook '98'"):
         Checks("98")
     with pytest.raises(UsageError, match="no exercise 'triple': it has double, sign"):
         check("triple", 3)

@@ -10,13 +10,13 @@ from edp_lab.course.kit.controls import Control
 from edp_lab.errors import UsageError
 
 TOML = """
-[claimed]
+[predictions.claimed]
 ask = "From 8 GPUs to 2: what happens to the claimed ε?"
 options = ["falls", "stays", "rises"]
 why = "The claim does not know N."
 wrong = { falls = "That is what holds." }
 
-[ratio]
+[predictions.ratio]
 ask = "How many times longer is the noise?"
 unit = "times"
 within = 1.5
@@ -28,7 +28,7 @@ why = "N to the power of 1.5."
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "course" / "nb77_test"
     package.mkdir(parents=True)
-    (package / "predictions.toml").write_text(TOML)
+    (package / "room.toml").write_text(TOML)
     monkeypatch.setattr(edp_lab, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.chdir(tmp_path)
 
@@ -57,7 +57,7 @@ def test_what_was_said_is_kept_and_settled_with_a_sentence_for_the_wrong_answer(
 
 
 def test_bad_use_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="has no predictions"):
+    with pytest.raises(UsageError, match="there is no notebook"):
         predictions.Predictions("78")
     with pytest.raises(UsageError, match="settle claimed, ratio, not claimed"):
         predictions.Predictions("77").settle(claimed="stays")

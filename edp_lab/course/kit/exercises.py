@@ -63,28 +63,34 @@ class WrongAnswerError(Exception):
     """A wrong or missing answer where `strict` asks for right ones."""
 
 
-def in_room(notebook: str, name: str) -> Path:
-    """A file in the folder of a notebook ("02"). UsageError: there is no such notebook, or it has none."""
-    found = [*(Path(edp_lab.__file__).parent / "course").glob(f"nb{notebook}_*/{name}")]
-    if len(found) != 1:
-        raise UsageError(f"notebook {notebook!r} has no {Path(name).stem}")
-    return found[0]
+def room(notebook: str) -> Path:
+    """The ``room.toml`` of a notebook ("02"): its exercises and predictions. UsageError: there is no such notebook."""
+    rooms = [*(Path(edp_lab.__file__).parent / "course").glob(f"nb{notebook}_*/room.toml")]
+    if len(rooms) != 1:
+        raise UsageError(f"there is no notebook {notebook!r}")
+    return rooms[0]
+
+
+def texts(room: Path, kind: str) -> dict[str, dict[str, Any]]:
+    """The "exercises" or "predictions" of a ``room.toml``, by name."""
+    tables: dict[str, dict[str, Any]] = tomllib.loads(room.read_text(encoding="utf-8"))[kind]
+    return tables
 
 
 def exercises(notebook: str) -> dict[str, Exercise]:
     """The exercises of a notebook ("02"), by name, in their order. UsageError: there is no such notebook."""
-    room = in_room(notebook, "exercises.py").parent.name
-    found = import_module(f"edp_lab.course.{room}.exercises").EXERCISES
-    return {exercise.name: exercise for exercise in found}
+    package = room(notebook).parent.name
+    listed = import_module(f"edp_lab.course.{package}.exercises").EXERCISES
+    return {exercise.name: exercise for exercise in listed}
 
 
 def exercises_of(beside: str, **checks: Callable[..., Differences]) -> tuple[Exercise, ...]:
-    """A check for each exercise, by name and in their order; what is said of it is in the ``.toml`` beside a file.
+    """One exercise for each check, in their order; the texts come from the ``room.toml`` beside a file.
 
     EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise)
     """
-    texts: dict[str, dict[str, Any]] = tomllib.loads(Path(beside).with_suffix(".toml").read_text(encoding="utf-8"))
-    return tuple(Exercise(name, check=check, **texts[name]) for name, check in checks.items())
+    tables = texts(Path(beside).with_name("room.toml"), "exercises")
+    return tuple(Exercise(name, check=check, **tables[name]) for name, check in checks.items())
 
 
 def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:

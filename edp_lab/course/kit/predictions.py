@@ -1,24 +1,23 @@
 """Predictions: a notebook asks, keeps what the reader says, and settles it against the library.
 
-    predict = Predictions("03")                     # the questions of this room's predictions.toml
+    predict = Predictions("03")                     # the questions of this notebook's room.toml
     predict                                         # buttons and boxes
     predict.settle(claimed="stays", ratio=2.8)      # the truth, by question, computed where it is given
 
-A question of the TOML file has ``ask``, ``why`` (one sentence once it is settled), and ``options`` or, for a number,
+A question has ``ask``, ``why`` (one sentence once it is settled), and ``options`` or, for a number,
 ``unit`` and ``within``, the factor by which a guess may miss. ``wrong`` may have a sentence for an option.
 """
 
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 
 from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.exercises import in_room
+from edp_lab.course.kit.exercises import room, texts
 from edp_lab.course.kit.panel import Told
 from edp_lab.course.kit.text import Html, digits, html_table
 from edp_lab.course.kit.theme import Fit
@@ -38,8 +37,7 @@ class Predictions(widgets.VBox):
     """
 
     def __init__(self, notebook: str) -> None:
-        asked = in_room(notebook, "predictions.toml").read_text(encoding="utf-8")
-        self._notebook, self.questions = notebook, tomllib.loads(asked)
+        self._notebook, self.questions = notebook, texts(room(notebook), "predictions")
         kept = _kept().get(notebook, {})
         self.answers: dict[str, Any] = {name: kept[name] for name in self.questions if name in kept}
         rows: list[widgets.Widget] = [Fit()]
