@@ -1,4 +1,4 @@
-"""``edp-lab account``, ``table1-epsilon``: what a mechanism claims and guarantees."""
+"""``edp-lab account``: what a mechanism claims and guarantees."""
 
 from __future__ import annotations
 
