@@ -249,14 +249,12 @@ class _Run:
         ]
         workers = min(self.settings.workers or usable_workers(len(order)), len(jobs))
         start = time.perf_counter()
-        done = {}
-        for place, one in parallel(
-            Job.train, dict(enumerate(jobs)), workers, "train the instructors with fewer workers"
-        ):
-            done[place] = one
-            last = one.rows[-1]
+        finished: dict[int, Trained] = {}
+        numbered, hint = dict(enumerate(jobs)), "train the instructors with fewer workers"
+        for place, one in parallel(Job.train, numbered, workers, hint):
+            finished[place], last = one, one.rows[-1]
             self.listener(Event(jobs[place].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
-        trained = [done[place] for place in range(len(jobs))]
+        trained = [finished[place] for place in range(len(jobs))]
         seconds = time.perf_counter() - start
         self.record.seconds |= {"instructors": seconds, "processes": workers}
         for job, done in zip(jobs, trained, strict=True):
