@@ -55,7 +55,6 @@ LENGTH = 7  # digits of a number
 FEWEST = 5  # different digits, for a set R much larger than a sample of it
 MOST_FILLINGS = 20_000
 BATCH = 512
-TRACED = 1000  # fillings behind the mean of a trace
 CONFIDENCE = 0.95
 
 
@@ -69,16 +68,6 @@ class Canaries(NamedTuple):
     def inserted(self) -> tuple[Utterance, ...]:
         """What is added to the training set."""
         return tuple(u for times, group in self.utterances.items() for u in group for _ in range(times))
-
-
-@dataclass(frozen=True)
-class Traced:
-    """One label of a canary: its probability, and the mean over the other fillings of the probability of that label."""
-
-    token: str
-    label: str
-    probability: float
-    elsewhere: float
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,6 @@ class Memorisation:
     guarantee: str  # its status,
     reason: str  # and why that is so
     test_ser: float  # of the model; one that has learnt nothing memorises nothing
-    trace: tuple[Traced, ...]  # of the first canary, see `token_trace`
 
 
 def measure_memorisation(
@@ -203,28 +191,6 @@ def canary_ranks(
     return 1 + (others < own).sum(1) + (others == own).sum(1) / 2
 
 
-@torch.no_grad()
-def token_trace(model: IntentSlotModel, canary: Utterance, references: Sequence[tuple[str, ...]]) -> tuple[Traced, ...]:
-    """The probability of the canary's intent and of each of its tags (CRF marginals), beside other fillings' mean.
-
-    The first entry is the intent, with the whole text as its token; then one per token.
-    """
-    texts = [canary, *(replace(canary, tokens=text) for text in references)]
-    found = np.empty((len(texts), 1 + len(canary.tokens)))
-    for batch, log_intent, emissions, mask in scored_batches(model, texts, BATCH):
-        assert emissions is not None
-        assert batch.tags is not None
-        rows, marginals = batch.examples.numpy(), model.crf.marginals(emissions, mask)
-        found[rows, 0] = log_intent[:, batch.intents[0]].exp().cpu()
-        found[rows, 1:] = marginals.gather(2, batch.tags.view(mask.shape)[..., None])[..., 0].cpu()
-    labels = [(canary.text, canary.intent), *zip(canary.tokens, canary.tags or (), strict=True)]
-    mean = found[1:].mean(0)
-    return tuple(
-        Traced(token, label, float(own), float(other))
-        for (token, label), own, other in zip(labels, found[0], mean, strict=True)
-    )
-
-
 def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, float]:
     """Student's 95 % interval for the mean of (A) values, cut to where the mean can lie.
 
@@ -274,7 +240,6 @@ def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
                 guarantee=status,
                 reason=reason,
                 test_ser=ser,
-                trace=token_trace(run.model, group[0], drawn.references[:TRACED]),
             )
         )
     return rows

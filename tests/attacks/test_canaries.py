@@ -1,6 +1,5 @@
 """Canaries: their ranks are fair until a model has stored them, and the guarantee is that of all copies together."""
 
-import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -20,7 +19,6 @@ from edp_lab.attacks.canaries import (
     filling_losses,
     mean_interval,
     measure_memorisation,
-    token_trace,
 )
 from edp_lab.corpora import load_corpus, smart_home, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
@@ -188,33 +186,6 @@ def test_summary_is_that_of_the_canaries_and_epsilon_that_of_all_copies_together
         assert row.guarantee == "void: seed published"
         fair = stats.norm.ppf(1 / (REFERENCES + 1))
         assert row.extraction_limit == pytest.approx(stats.norm.cdf(fair + times * mu), rel=1e-6)
-
-
-def test_trace_shows_where_a_remembered_number_differs_from_others(trained):
-    model, drawn = trained
-    canary, others = drawn.utterances[16][0], drawn.references[:20]
-    traced = token_trace(model, canary, others)
-    labels = [(canary.text, canary.intent), *zip(canary.tokens, canary.tags, strict=True)]
-    assert [(t.token, t.label) for t in traced] == labels
-    number = traced[1 + len(AROUND) :]
-    assert np.mean([t.probability for t in number]) > np.mean([t.elsewhere for t in number]) + 0.2
-    each = [token_trace(model, replace(canary, tokens=text), others[:1]) for text in others]
-    for place, one in enumerate(traced):
-        assert one.elsewhere == pytest.approx(np.mean([t[place].probability for t in each]), abs=1e-5)
-
-
-def test_trace_has_the_probabilities_of_all_tag_sequences(untrained, text):
-    """On two tokens, where all sequences can be listed."""
-    model, (canary, *_) = untrained[0], never_inserted(text, 0, each=2)[0]
-    short = replace(canary, tokens=canary.tokens[3:5], tags=canary.tags[3:5])
-    paths = list(itertools.product(model.labels.tags, repeat=2))
-    labelled = [replace(short, tags=path) for path in paths]
-    weight = np.exp(-filling_losses(model, [short.tokens], labelled)[:, 0])
-    traced = token_trace(model, short, [short.tokens])
-    for place, tag in enumerate(short.tags):
-        inside = np.array([path[place] == tag for path in paths])
-        assert traced[1 + place].probability == pytest.approx(weight[inside].sum() / weight.sum(), rel=1e-4)
-    assert traced[0].probability == pytest.approx(weight.sum(), rel=1e-4)  # what is left is p(intent)
 
 
 def test_interval_of_the_mean_is_student_s_cut_to_what_is_possible_and_of_equal_values_no_point():

@@ -35,7 +35,7 @@ def test_json_has_a_row_for_each_method_and_repetition_count(canaries):
     for row in (sound, per_example):
         assert row["epsilon"] > 0
         assert 0.01 < row["extraction_limit"] < 1
-    assert all(len(row["exposures"]) == 3 and row["trace"] for row in told["rows"])
+    assert all(len(row["exposures"]) == 3 for row in told["rows"])
     assert [line for line in err.splitlines() if line in METHODS] == METHODS
     assert err.count("epoch   1/1") == 4
 

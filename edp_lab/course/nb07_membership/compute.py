@@ -2,9 +2,9 @@
 
     attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks`
     shown = show_roc(attacks, "loss", called=10, people=2025, as_printed=True, z0=4.0, num_devices=8, epochs=8)
-    told = show_canaries(measured().canaries, "sgd", z0=0.01, repetitions=4)
+    remembered = show_canaries(measured().canaries, "sgd", z0=0.01, repetitions=4)
 
-Attacks, training, intervals and bounds are the library's. What takes longer than one would wait for was measured once,
+Attacks, training, intervals and bounds are the library's. What takes longer than a reader would wait was measured once,
 by ``data/results/course.py``. Values that make no sense, and what was not measured, are refused by `UsageError`.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,19 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edp_lab.attacks import statistics as stats
-from edp_lab.attacks.canaries import Memorisation, Traced
+from edp_lab.attacks.canaries import Memorisation
 from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
 from edp_lab.attacks.loss import Signals, signals
 from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
-from edp_lab.attacks.target import Attacked, Target
+from edp_lab.attacks.target import Attacked
 from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_whole, require
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
 
 POINTS = 90  # of a curve
-BINS = 44
-TAILS = (0.5, 99.5)  # percentiles: what lies beyond is in the outermost bins of a histogram
 
 KEPT = RESULTS / "course_membership.json"
 PARTS = ("shadows", "defended", "canaries")
@@ -49,7 +47,7 @@ def target_config(corpus: str, seed: int, epochs: int = EPOCHS) -> TrainConfig:
 
 
 def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
-    """What the guards say of a target's split, and of two that would make every attack on it worthless; two seconds."""
+    """Guards' findings on a target's split, and on two splits that would make every attack worthless; two seconds."""
     target = loss.target
     members, non_members = target.members, target.non_members
     ordered = tuple(sorted(target.pool, key=lambda utterance: utterance.intent))
@@ -70,19 +68,16 @@ class Shown(NamedTuple):
     """An attack on some members and as many non-members, one threshold, and the bounds of a mechanism."""
 
     result: AttackResult
-    seed: int
-    threshold: float  # that so many of all as were `called` members reach
+    threshold: float  # reached by as many of all as were `called` members
     hits: Rate  # TPR there, with its Clopper-Pearson interval
     alarms: Rate  # FPR there
     curve: Array  # (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis
-    views: list[Array]  # `view(attack, scores)` of members, and of non-members
-    edges: Array  # (BINS + 1), of their histograms
-    mark: float  # the threshold's place among the edges
+    sides: list[Array]  # scores of members, and of non-members
     mechanism: Mechanism
     guarantee: Guarantee  # of a run against replacing one utterance; void, as its seed is published
-    claimed: Bound  # what the paper's epsilon lets any attack reach
-    true: Bound  # what the true mu does
-    beyond: tuple[bool, ...]  # whether somewhere the TPR exceeds either bound, intervals of both rates granted
+    claimed: Bound  # what the claimed epsilon lets any attack reach
+    guaranteed: Bound  # what the guaranteed mu does
+    beyond: tuple[bool, bool]  # whether somewhere the TPR exceeds either bound, intervals of both rates granted
 
 
 def show_roc(
@@ -116,24 +111,14 @@ def show_roc(
     (low, high), (_, most) = (
         np.array([clopper_pearson(round(rate * people), people) for rate in rates]).T for rates in (tpr, fpr)
     )
-    views = [view(attack, side) for side in sides]
-    least, largest = np.percentile(np.concatenate(views), TAILS)
-    edges = np.linspace(least, max(largest, least + 1e-9), BINS + 1)
-    mark = float(np.clip(view(attack, np.array([threshold]))[0], edges[0], edges[-1]))
-
     mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # C does not matter to a bound
-    held = judge(mechanism, epochs, people_delta(target), adjacency=Adjacency.REPLACE_ONE)
+    delta = float(len(target.members) ** -1.1)  # n^-1.1 for n members, as for a run on them
+    held = judge(mechanism, epochs, delta, adjacency=Adjacency.REPLACE_ONE)
     epsilon, mu = (np.inf if number is None else number for number in (held.epsilon_claimed, held.mu))
-    bounds = stats.dp_bound(epsilon, held.delta), stats.gaussian_bound(mu)
-    beyond = tuple(bool((low > bound.tpr(most)).any()) for bound in bounds)
-    curve, seed = np.array([fpr, tpr, low, high]), target.config.seed
-    about = result, seed, threshold, hits, alarms
-    return Shown(*about, curve, views, edges, mark, mechanism, held, *bounds, beyond)
-
-
-def people_delta(target: Target) -> float:
-    """The delta of the bounds that are drawn: n^-1.1 for n members, as a run of them has it."""
-    return float(len(target.members) ** -1.1)
+    claimed, guaranteed = stats.dp_bound(epsilon, delta), stats.gaussian_bound(mu)
+    beyond = bool((low > claimed.tpr(most)).any()), bool((low > guaranteed.tpr(most)).any())
+    curve = np.array([fpr, tpr, low, high])
+    return Shown(result, threshold, hits, alarms, curve, sides, mechanism, held, claimed, guaranteed, beyond)
 
 
 def view(attack: str, scores: Array) -> Array:
@@ -149,12 +134,12 @@ CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by met
 
 
 class Remembered(NamedTuple):
-    """What models have stored of canaries, by how often these were in the training set."""
+    """How well models remember canaries, by the number of copies in the training set."""
 
-    method: str  # of the model looked at
+    method: str  # of the chosen model
     z0: float  # of all models with noise
-    chosen: Memorisation  # what it has stored of canaries with so many copies
-    rows: Mapping[str, Sequence[Memorisation]]  # by method, those of all numbers of copies
+    chosen: Memorisation  # how well it remembers canaries with the chosen number of copies
+    rows: Mapping[str, Sequence[Memorisation]]  # by method, for all numbers of copies
 
 
 def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Remembered:
@@ -169,11 +154,11 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
     return Remembered(method, z0, counts[repetitions], rows)
 
 
-# ---- LiRA, whose shadow models are kept as far as it needs them ----------------------------------------------------
+# ---- LiRA from the moments of shadow models that are not kept ------------------------------------------------------
 
 
 class Moments(NamedTuple):
-    """What LiRA with one variance for all utterances needs of many shadow models, on a pool of n; d logits each."""
+    """Sufficient statistics of shadow models for LiRA with one variance for all utterances; n utterances, d logits."""
 
     models: int  # how many there were
     inside: Array  # (n, d), mean logits of the models with each utterance
@@ -204,56 +189,33 @@ class Moments(NamedTuple):
 def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
     """LiRA (online) with kept shadow models on the target of a loss attack; None for another corpus, seed or split."""
     target = loss.target
-    own = target.corpus.sha256, target.config.seed, len(target.pool)
-    kept = [told for told in _read(path)["shadows"] if (told["corpus_sha256"], told["seed"], told["pool"]) == own]
-    if not kept or not target.config.keep_duplicates_together:
+    key = target.corpus.sha256, target.config.seed, len(target.pool)
+    rows = [row for row in _read(path)["shadows"] if (row["corpus_sha256"], row["seed"], row["pool"]) == key]
+    if not rows or not target.config.keep_duplicates_together:
         return None
-    told = kept[0]
+    [row] = rows
     inside, outside = (
-        np.frombuffer(base64.b64decode(told[side]), "<f2").astype(np.float64).reshape(told["pool"], -1)
+        np.frombuffer(base64.b64decode(row[side]), "<f2").astype(np.float64).reshape(row["pool"], -1)
         for side in ("inside", "outside")
     )
-    shadows = Moments(told["models"], inside, outside, np.array(told["v_in"]), np.array(told["v_out"])).shadows()
+    shadows = Moments(row["models"], inside, outside, np.array(row["v_in"]), np.array(row["v_out"])).shadows()
     scores = lira_scores(aligned(signals(target.model, target.pool), shadows), shadows)
     bound = loss.result.bound or {}
     members, non_members = target.sides(scores)
     promised: Any = {"epsilon": bound.get("epsilon"), "delta": bound.get("delta"), "guards": loss.result.guards}
     result = summarise("lira-online", members, non_members, texts=target.sides(target.texts), **promised)
-    about = {"run": str(target.folder), "shadows": told["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
+    about = {"run": str(target.folder), "shadows": row["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
     return replace(loss, result=result, scores=scores, about=about)
 
 
-# ---- Runs with noise, attacked -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Found:
-    """What one attack found: AUC and TPR at 1 % FPR, each with its interval."""
-
-    auc: float
-    auc_interval: tuple[float, float]
-    tpr: float
-    tpr_interval: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Defended:
-    """A run under attack: how well it does its work, what it promises, and what attacks find."""
-
-    config: TrainConfig
-    ser: float  # on the validation set
-    delta: float
-    epsilon_claimed: float | None  # the paper's; None without noise
-    epsilon: float | None  # the true one, were seed secret and alpha public; None without noise
-    found: Mapping[str, Found]  # by attack; "lira-online" is missing where no shadow models are kept
+# ---- Scores that are made up, and all that is kept -----------------------------------------------------------------
 
 
 def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
-    """Scores of two attacks that never were: one a little right about all, one wholly right about a few.
+    """Made-up scores of members and of as many non-members, by attack.
 
-    Returns:
-        By attack, scores of so many members and of as many non-members. Blunt, those of members lie 0.36 standard
-        deviations higher; sharp, it knows one member in twenty for certain and guesses the others.
+    The blunt attack scores every member 0.36 standard deviations higher; the sharp one knows one member in twenty for
+    certain and guesses about the others.
     """
     rng = np.random.default_rng([seed, 7])
     known = np.where(np.arange(people) < round(people / 20), 10.0, 0.0)
@@ -263,13 +225,14 @@ def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     }
 
 
-# ---- All that is kept ----------------------------------------------------------------------------------------------
-
-
 class Measured(NamedTuple):
-    """Measured runs, SGD first, and canaries, a row for each repetition count."""
+    """Runs under attack, SGD first, and canaries, a row for each repetition count.
 
-    defended: Sequence[Defended]
+    Of each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "epsilon_claimed", "epsilon" (if the
+    seed were secret and alpha public; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR, intervals.
+    """
+
+    defended: Sequence[Mapping[str, Any]]
     canaries: CanaryGrid
 
 
@@ -280,20 +243,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def measured(path: Path = KEPT) -> Measured:
     """The runs and canaries of a file that ``data/results/course.py`` wrote."""
-    told = _tuples(_read(path))
-    runs = []
-    for run in told["defended"]:
-        found = {name: Found(**one) for name, one in run["found"].items()}
-        runs.append(Defended(**run | {"config": TrainConfig(**run["config"]), "found": found}))
-    canaries = {}
-    for model in told["canaries"]:
-        rows = [row | {"trace": tuple(Traced(**token) for token in row["trace"])} for row in model["rows"]]
-        canaries[model["method"], model["z0"]] = tuple(Memorisation(**row) for row in rows)
-    return Measured(runs, canaries)
-
-
-def _tuples(value: Any) -> Any:
-    """What JSON has as a list is a tuple here."""
-    if isinstance(value, dict):
-        return {name: _tuples(one) for name, one in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    kept = _read(path)
+    runs = [run | {"config": TrainConfig(**run["config"])} for run in kept["defended"]]
+    rows = {(model["method"], model["z0"]): model["rows"] for model in kept["canaries"]}
+    return Measured(
+        runs,
+        {
+            key: tuple(Memorisation(**row | {"interval": tuple(row["interval"])}) for row in own)
+            for key, own in rows.items()
+        },
+    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.canaries import DIGITS, Traced
 from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
 from edp_lab.attacks.statistics import roc as roc_curve
 from edp_lab.attacks.target import Attacked
@@ -21,7 +20,7 @@ from edp_lab.course.kit.panel import Panel, Tile, panel
 from edp_lab.course.kit.text import Words, at_most, count, digits, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb07_membership import compute
-from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Defended, Remembered, Shown
+from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Remembered, Shown
 from edp_lab.privacy import Variant
 
 METHODS = compute.METHODS
@@ -60,21 +59,21 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
 
 def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
     """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
-    held, told = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
+    held, says = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
     if held.epsilon is not None:
-        said, true = f"claimed ε = {digits(held.epsilon_claimed)}", f"ε = {at_most(held.epsilon)} that would hold"
+        claimed = f"claimed ε = {digits(held.epsilon_claimed)}"
+        guaranteed = f"guaranteed ε = {at_most(held.epsilon)}"
         if result.mechanism.variant is Variant.AS_PRINTED:
-            true += " with a public α"
-        above_claimed, above_true = result.beyond
-        told = {
-            (True, True): f"Neither the {said} nor the {true} allows this curve.",
-            (True, False): f"The {said} does not allow this curve; the {true} does.",
-            (False, True): f"The {said} allows this curve; the {true} does not.",
-            (False, False): f"The {said} and the {true} both allow this curve, which proves nothing.",
-        }[above_claimed, above_true] + " This target was trained without noise."
+            guaranteed += " (if α were public)"
+        says = {
+            (True, True): f"Neither the {claimed} nor the {guaranteed} allows this curve.",
+            (True, False): f"The {claimed} does not allow this curve; the {guaranteed} does.",
+            (False, True): f"The {claimed} allows this curve; the {guaranteed} does not.",
+            (False, False): f"The {claimed} and the {guaranteed} both allow this curve, which proves nothing.",
+        }[result.beyond] + " This target was trained without noise."
     of = f"of {count(result.result.members, 'sentence')}"
     found = Tile("members found", percent(result.hits.value), of)
-    return found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), told
+    return found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), says
 
 
 SMALLEST = 3e-4  # rate that a log axis shows
@@ -92,19 +91,17 @@ def draw_roc(result: Shown) -> Figure:
         value, (least, most) = max(rate.value, floor), rate.interval
         reach = fig.error_bars([value], [(min(value, max(least, floor)), most)], width=4, color="#444")
         point |= {axis: [value], f"error_{axis}": reach}
-    hover = "FPR %{x:.3g}: TPR %{y:.3g}"
-    silent: dict[str, Any] = {"hoverinfo": "skip", "hover": hover}
     chance, span = {"mode": "lines", "line": DOTTED}, [math.log10(SMALLEST), 0.03]
     return figure(
         "Members found, strangers accused",
-        fig.area("95 % band", OTHER, 0.35, **fig.between(corners, upper, lower), **silent),
+        fig.area("95 % band", OTHER, 0.35, **fig.between(corners, upper, lower), hoverinfo="skip"),
         line(ATTACKS[result.result.attack], PLAIN, width=2.5, x=fpr, y=tpr, line={"shape": "hv"}),
         line("claimed", CLAIMED, "dash", width=2.5, x=grid, y=result.claimed.tpr(grid)),
-        line("holds", HOLDS, "longdashdot", width=2.5, x=grid, y=result.true.tpr(grid)),
-        fig.trace("", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], showlegend=False, **silent),
+        line("guaranteed", HOLDS, "longdashdot", width=2.5, x=grid, y=result.guaranteed.tpr(grid)),
+        fig.trace("", chance, x=[SMALLEST, 1], y=[SMALLEST, 1], showlegend=False, hoverinfo="skip"),
         fig.note("guessing", x=-1, y=-1.1, xanchor="left", yanchor="top"),
         points("", INK, "circle-open", 13, edge=3, showlegend=False, **point),
-        hover=hover,
+        hover="FPR %{x:.3g}: TPR %{y:.3g}",
         xaxis=fig.axis("share of strangers accused (FPR)", span, **LOG),
         yaxis=fig.axis("share of members found (TPR)", span, **LOG),
     )
@@ -115,21 +112,27 @@ SCORES = {
     "shadow": "probability of “member”",
     "lira-online": "log-likelihood ratio (nats, cut at ±10)",
 }
+BINS = 44
+TAILS = (0.5, 99.5)  # percentiles: scores beyond are in the outermost bins
 
 
 def draw_scores(result: Shown) -> Figure:
     """Histograms of the attack's scores, of members and of non-members; the line is the threshold."""
-    attack, ends = result.result.attack, result.edges[[0, -1]]
-    right = result.mark < ends.sum() / 2
-    told = fig.beside("called members →" if right else "← called strangers", result.mark, left=not right)
-    bars = fig.histograms(result.edges, result.views, (("members", NOISE, "/"), ("strangers", PLAIN, "")))
+    attack = result.result.attack
+    views, threshold = [compute.view(attack, side) for side in result.sides], np.array([result.threshold])
+    least, largest = np.percentile(np.concatenate(views), TAILS)
+    edges = np.linspace(least, max(largest, least + 1e-9), BINS + 1)
+    mark = float(np.clip(compute.view(attack, threshold)[0], edges[0], edges[-1]))
+    right = mark < (edges[0] + edges[-1]) / 2
+    side = fig.beside("called members →" if right else "← called strangers", mark, left=not right)
+    bars = fig.histograms(edges, views, (("members", NOISE, "/"), ("strangers", PLAIN, "")))
     return figure(
         "What the attack sees",
         *bars,
-        fig.vline(result.mark),
-        told,
+        fig.vline(mark),
+        side,
         **fig.OVERLAID,
-        xaxis=fig.axis(SCORES[attack], ends.tolist()),
+        xaxis=fig.axis(SCORES[attack], [edges[0], edges[-1]]),
         yaxis=fig.axis("share of that side (%)", [0, 1.15 * max(float(trace["y"].max()) for trace in bars)]),
     )
 
@@ -147,7 +150,8 @@ def roc_command(result: Shown, attacked: Attacked) -> str:
 def attacks_table(attacks: Attacks) -> str:
     """Attacks side by side in plain text, one a line, under a heading; shares in percent, 95 % intervals."""
     rows: list[Sequence[str]] = [("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR")]
-    for name, found in ((name, attacked.result) for name, attacked in attacks.items()):
+    for name, attacked in attacks.items():
+        found = attacked.result
         tails = (words.tail(found.tpr_at_fpr[fpr]) for fpr in ("0.01", "0.001"))
         rows.append((ATTACKS[name], f"{found.auc:.3f} ({words.interval(found.auc_interval)})", *tails))
     return text.columns(rows)
@@ -170,10 +174,9 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
     """What models have stored of canaries; `result` is a `Remembered`."""
     return Panel(
         "What does it remember?",
-        "How far up a hidden number ranks among ten thousand others, and how sure the model is of the number's odd "
-        "label.",
+        "How far up a hidden number ranks among ten thousand others.",
         partial(compute.show_canaries, grid),
-        [draw_exposure, draw_tokens],
+        [(draw_exposure, "1 1 auto")],
         lambda result: words.canaries(result, METHODS[result.method], compute.CANARIES),
         lambda result, **_: canaries_command(result),
         tiles=tell_canaries,
@@ -184,19 +187,14 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
 
 
 def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
-    """How well the chosen canaries are remembered, and how sure the model is of the digits of one."""
+    """How well the chosen canaries are remembered."""
     row = result.chosen
-    tokens = row.trace[-NUMBER:]
-    here, elsewhere = (sum(getattr(t, of) for t in tokens) / NUMBER for of in ("probability", "elsewhere"))
-    seen = {0: "that was never seen", 1: "seen once"}.get(row.repetitions, f"seen {row.repetitions} times")
-    chances = [f"{short(100 * chance)} %" for chance in (here, elsewhere)]
-    told = f"A number {seen} gets its odd label with probability {chances[0]}; other numbers get it with {chances[1]}."
+    seen = {0: "was never seen", 1: "was seen once"}.get(row.repetitions, f"was seen {row.repetitions} times")
+    rank, fillings = short(2 ** (row.cap - row.exposure)), short(2**row.cap)
+    says = f"A number that {seen} typically has rank {rank} of {fillings} by its loss."
     exposure = Tile("exposure", f"{row.exposure:.1f} bits", f"nothing remembered: 1.4; at most {row.cap:.1f}")
     back = Tile("read back", f"{row.extracted} of {len(row.exposures)}", "numbers rank first", "printed")
-    return exposure, back, told
-
-
-NUMBER = 7  # digits of a number
+    return exposure, back, says
 
 
 def draw_exposure(result: Remembered) -> Figure:
@@ -220,41 +218,6 @@ def draw_exposure(result: Remembered) -> Figure:
         hover="%{x} times: %{y:.1f} bits",
         xaxis=fig.axis("copies in the training set", type="category"),
         yaxis=fig.axis("exposure (bits)", [-0.3, 15]),
-    )
-
-
-def draw_tokens(result: Remembered) -> Figure:
-    """One canary a row: the probability of the odd label that the training set gave each of its digits."""
-    rows = result.rows[result.method]
-    place = rows.index(result.chosen)
-
-    def each(told: Callable[[Traced], Any]) -> list[list[Any]]:
-        return [[told(token) for token in row.trace[-NUMBER:]] for row in rows]
-
-    def hover(token: Traced) -> str:
-        return f"{token.token}: {token.label}\n{short(token.probability)}; after other numbers {short(token.elsewhere)}"
-
-    heat = {
-        **{"type": "heatmap", "colorscale": [[0, "#ffffff"], [1, OTHER]], "zmin": 0, "zmax": 1, "xgap": 2, "ygap": 2},
-        "y": [str(row.repetitions) for row in rows],
-        "z": each(lambda token: token.probability),
-        "text": each(lambda token: str(DIGITS.index(token.token))),
-        "texttemplate": "%{text}",
-        "textfont": {"size": 14, "color": "#111"},  # cells are light in the dark theme, too
-        "customdata": each(hover),
-        "hovertemplate": "%{customdata}" + fig.ALONE,
-        "colorbar": {"title": {"text": "probability of the odd label", "side": "right"}, "thickness": 12},
-    }
-    across = {"xref": "x domain", "x0": 0, "x1": 1, "y0": place - 0.5, "y1": place + 0.5, "yref": "y"}
-    frame = {"type": "rect", "line": {"color": INK, "width": 3}, "fillcolor": "rgba(0,0,0,0)", **across}
-    kinds = {"type": "category", "ticks": "", "ticklabelstandoff": 4, "showgrid": False}
-    return figure(
-        "What it has learnt, digit by digit",
-        heat,
-        frame,
-        top=44,
-        xaxis=fig.axis("digit of the number", tickvals=list(range(NUMBER)), ticktext=list(range(1, NUMBER + 1))),
-        yaxis=fig.axis("copies in the training set", **kinds),
     )
 
 
@@ -286,28 +249,30 @@ def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
 RUNS = (("as printed", True, PRINTED, "square"), ("sound", False, HOLDS, "circle"))
 
 
-def defence_figure(runs: Sequence[Defended]) -> fig.Still:
+def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
     """LiRA's AUC on runs with noise: left by the epsilon guaranteed if alpha were public, right by the error rate."""
     plain, *noised = runs
-    level, traces = plain.found["lira-online"].auc, []
+    traces: list[Trace] = []
     for name, as_printed, color, symbol in RUNS:
-        kind = [run for run in noised if run.config.as_printed == as_printed]
-        found = [run.found["lira-online"] for run in kind]
-        areas, told = [one.auc for one in found], [f"z0 = {run.config.z0:g}, SER {run.ser:.2f}" for run in kind]
-        reach = fig.error_bars(areas, [one.auc_interval for one in found], width=4, color=color)
-        values: Trace = {"y": areas, "error_y": reach, "text": told, "hover": "%{text}: AUC %{y:.3g}"}
-        mark = partial(points, name, color, symbol, 10, **values)
-        traces += [
-            mark(x=[run.epsilon for run in kind], **fig.at(1)),
-            mark(x=[run.ser for run in kind], **fig.at(2), showlegend=False),
-        ]
+        kind = [run for run in noised if run["config"].as_printed == as_printed]
+        found = [run["found"]["lira-online"] for run in kind]
+        areas, settings = (
+            [one["auc"] for one in found],
+            [f"z0 = {run['config'].z0:g}, SER {run['ser']:.2f}" for run in kind],
+        )
+        reach = fig.error_bars(areas, [one["auc_interval"] for one in found], width=4, color=color)
+        for plot, across in ((1, "epsilon"), (2, "ser")):
+            at: Trace = {"x": [run[across] for run in kind], "showlegend": plot == 1, **fig.at(plot)}
+            hover = "%{text}: AUC %{y:.3g}"
+            traces.append(points(name, color, symbol, 10, y=areas, error_y=reach, text=settings, hover=hover, **at))
     for plot in (1, 2):
-        traces += [fig.hline(level, fig.at(plot)["yaxis"]), fig.hline(0.5, fig.at(plot)["yaxis"], line=DOTTED)]
+        level, of = plain["found"]["lira-online"]["auc"], fig.at(plot)["yaxis"]
+        traces += [fig.hline(level, of), fig.hline(0.5, of, line=DOTTED)]
     auc = fig.axis("AUC of LiRA", [0.45, 1])
     axes = [(fig.logs("ε, if α were public"), auc), (fig.axis("errors on other sentences (SER)", [0, 1.25]), auc)]
     caption = (
-        f"{plain.config.corpus}, small model, {plain.config.epochs} epochs; upper line: no noise, lower: guessing; "
-        f"bars: 95 %;\nε: one sentence replaced, δ = {short(plain.delta)}, seed published, so every ε is void"
+        f"{plain['config'].corpus}, {plain['config'].epochs} epochs; upper line: no noise, lower: guessing; bars: 95 %;"
+        f"\nε: one sentence replaced, δ = {short(plain['delta'])}, seed published, so every ε is void"
     )
     layout = fig.plots(1, 2, axes=axes, horizontal_spacing=0.14)
     return fig.still("Error, attack and ε", *traces, caption=caption, height=420, **layout)
