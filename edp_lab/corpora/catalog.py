@@ -73,22 +73,12 @@ _PUBLISHED = {
         "snips/slotgated",
         readers.read_seq_folder,
     ),
-    "snips-original": _Entry(
-        "the same utterances as published", "CC0 1.0", 14_484, "snips/original", readers.read_snips_json
-    ),
     "nlu-eval": _Entry(
         "home assistant: all utterances, intents without their scenario",
         "CC BY 4.0; reformatted copy: not stated",
         25_715,
         "nlu_eval/unislu_full",
         readers.read_unislu,
-    ),
-    "nlu-eval-folds": _Entry(
-        "home assistant: the authors' ten folds (HWU64)",
-        "CC BY 4.0",
-        11_036,
-        "nlu_eval/crossval_csv",
-        readers.read_nlu_eval_folds,
     ),
     "nlu-eval-full": _Entry(
         "home assistant: the annotated CSV", "CC BY 4.0", None, _ANNOTATED_CSV, readers.read_nlu_eval_csv

@@ -1,8 +1,8 @@
 """Readers: one function per file format, each giving the utterances in file order.
 
 Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens (JSONL's ``text`` is cut at white
-space). In the formats that mark slots inside running text (original SNIPS, NLU-EVAL), a token ends at white space and
-at the edge of a slot, nowhere else: "[artist : maimi yajima]'s album" gives ``maimi yajima 's album``. Punctuation
+space). In the formats that mark slots inside running text (NLU-EVAL), a token ends at white space and
+at the edge of a slot, nowhere else: "[place : rome]'s weather" gives ``rome 's weather``. Punctuation
 stays on its word, case is kept.
 
 Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does,
@@ -175,9 +175,7 @@ def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
         if not line.strip():
             continue
         place = f"{path}, line {number}"
-        item = _json(line, place, f"give each utterance a line such as {LINE}")
-        if not isinstance(item, dict):
-            raise UsageError(f"{place}: not an object: give each utterance a line such as {LINE}")
+        item = _json_object(line, place)
         words = "text" if "text" in item and "tokens" not in item else "tokens"
         for key, what in ((words, 'a list of words (or "text")'), ("intent", "a string")):
             if key not in item:
@@ -193,42 +191,6 @@ def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
         if not isinstance(intent, str):
             raise UsageError(f'{place}: "intent" must be a string')
         yield Row(tokens, tags, intent.strip(), place)
-
-
-@_reader
-def read_snips_json(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read the original SNIPS files ``<Intent>/{train_<Intent>_full,validate_<Intent>}.json`` below a folder.
-
-    The small ``train_<Intent>.json`` overlap the full ones and are left out. Empty chunks are skipped; an
-    emoji written as a CESU-8 surrogate pair is read as the emoji.
-    """
-    for file in sorted([*path.glob("*/train_*_full.json"), *path.glob("*/validate_*.json")]):
-        utterances = _json(_text(file, cesu8=True), str(file))
-        try:
-            for intent, items in utterances.items():
-                for number, item in enumerate(items, start=1):
-                    words_and_tags = _tokenise((chunk["text"], chunk.get("entity")) for chunk in item["data"])
-                    yield Row(*words_and_tags, intent, f"{file}, utterance {number}")
-        except (AttributeError, KeyError, TypeError):
-            expected = '{"<intent>": [{"data": [{"text": ..., "entity": ...}]}]}'
-            raise UsageError(f"{file}: expected {expected}") from None
-
-
-@_reader
-def read_nlu_eval_folds(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read the test sets of NLU-EVAL's folds, ``KFold_<k>/testset/csv/<scenario>_<intent>.csv``, pooled.
-
-    The intent is ``<scenario>_<intent>``. A row whose annotation disagrees with its plain text is left out,
-    with a warning.
-    """
-    columns = ("scenario", "intent", "answer_annotation", "answer_from_anno")
-    for file in sorted(path.glob("KFold_*/testset/csv/*.csv"), key=lambda f: (len(f.parts[-4]), f)):
-        for place, cells in _csv_rows(file, columns):
-            chunks = _chunks(_SLOT, cells["answer_annotation"])
-            if _joined(chunks) != cells["answer_from_anno"]:
-                notes["rows with a malformed annotation, left out"].append(place)
-            else:
-                yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place)
 
 
 @_reader
@@ -287,14 +249,9 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
 # --- Text files ---
 
 
-def _text(path: Path, cesu8: bool = False) -> str:
-    """The file's text. With `cesu8`, surrogates encoded one by one are joined, by way of UTF-16."""
+def _text(path: Path) -> str:
     try:
-        data = read_bytes(path)
-        if cesu8:
-            utf16 = data.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass")
-            data = utf16.decode("utf-16").encode()
-        return data.decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
@@ -313,15 +270,18 @@ def text_lines(path: Path) -> list[str]:
     return lines
 
 
-def _json(text: str, place: str, cure: str = "mend it there") -> Any:
+def _json_object(text: str, place: str) -> dict[str, Any]:
     try:
-        return json.loads(text)
+        item = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{place}: not JSON ({error.msg.removesuffix(' at')} at column {error.colno}): {cure}"
-        ) from None
+        why = f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place}: not JSON ({error}): {cure}") from None
+        why = f"not JSON ({error})"
+    else:
+        if isinstance(item, dict):
+            return item
+        why = "not an object"
+    raise UsageError(f"{place}: {why}: give each utterance a line such as {LINE}")
 
 
 def _csv_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:

@@ -93,7 +93,7 @@ def test_every_listed_corpus_is_embedded_or_has_sources_that_are_pinned_and_hash
             assert source.url.startswith("https://raw.githubusercontent.com/")
             assert len(source.url.split("/")[5]) == 40  # a commit
             assert len(source.digest) == (40 if name == "nlu-eval-full" else 64)
-    assert len(paths) == len(set(paths)) == 9 + 9 + 14 + 3 + 640 + 1 + 4
+    assert len(paths) == len(set(paths)) == 9 + 9 + 3 + 1 + 4
 
 
 def test_annotated_csv_of_unknown_size_loads_by_name(folders, monkeypatch):
@@ -322,8 +322,7 @@ class Mirror(SimpleHTTPRequestHandler):
         pass
 
 
-LABELS = {"atis": (26, 83), "snips": (7, 39), "snips-original": (7, 39), "nlu-eval": (54, 56), "mnist": None}
-LABELS |= {"nlu-eval-folds": (64, 54)}
+LABELS = {"atis": (26, 83), "snips": (7, 39), "nlu-eval": (54, 56), "mnist": None}
 
 
 @pytest.mark.parametrize("name", LABELS)

@@ -159,45 +159,7 @@ def test_malformed_jsonl_is_named_by_file_and_line(tmp_path, line, message):
     assert message in str(error.value)
 
 
-# --- original SNIPS ---
-
-
-def test_snips_json(tmp_path):
-    pieces = {"Play ": None, "": "genre", "Ana Lys": "artist", "'s song\n": None}
-    data = [{"text": text} | ({"entity": slot} if slot else {}) for text, slot in pieces.items()]
-    text = json.dumps({"Play": [{"data": data}, {"data": [{"text": "Stop EMOJI"}]}]})
-    cesu8 = text.encode().replace(b"EMOJI", b"\xed\xa0\xbc\xed\xbd\x95")
-    write(tmp_path / "Play" / "train_Play_full.json", cesu8)
-    write(tmp_path / "Play" / "validate_Play.json", '{"Play": [{"data": [{"text": "Go"}]}]}')
-    write(tmp_path / "Play" / "train_Play.json", "left out")
-    reading = readers.read_snips_json(tmp_path)
-    words, tags = ("Play", "Ana", "Lys", "'s", "song"), ("O", "B-artist", "I-artist", "O", "O")
-    assert reading.utterances[0] == Utterance(words, tags, "Play")
-    assert [u.text for u in reading.utterances[1:]] == ["Stop \N{SLICE OF PIZZA}", "Go"]
-
-
-@pytest.mark.parametrize("text", ["[]", '{"Play": [{"text": []}]}', '{"Play": [{"data": [{}]}]}', "{"])
-def test_malformed_snips_json_is_named_by_file(tmp_path, text):
-    file = write(tmp_path / "Play" / "validate_Play.json", text)
-    with pytest.raises(UsageError, match=file.name):
-        readers.read_snips_json(tmp_path)
-
-
 # --- NLU-EVAL ---
-
-
-def test_nlu_eval_folds(tmp_path):
-    header = "answerid;scenario;intent;answer_annotation;answer_from_anno;answer_from_user\n"
-    good = '{};alarm;set;"wake me [date : on monday] , ok";"wake me on monday , ok";"Wake; me"\n'
-    bad = '3;alarm;set;"wake [date monday]";"wake monday";"x"\n'
-    for number in (1, 10, 2):
-        file = tmp_path / f"KFold_{number}/testset/csv/alarm_set.csv"
-        write(file, header + good.format(number) + bad * (number == 2))
-    reading = readers.read_nlu_eval_folds(tmp_path)
-    words, tags = ("wake", "me", "on", "monday", ",", "ok"), ("O", "O", "B-date", "I-date", "O", "O")
-    assert reading.utterances == 3 * [Utterance(words, tags, "alarm_set")]
-    assert [place.split("KFold_")[1].split("/")[0] for place in reading.places] == ["1", "2", "10"]
-    assert reading.warnings == [f"rows with a malformed annotation, left out: 1 (the first: {file}, line 3)"]
 
 
 def test_nlu_eval_csv_skips_irrelevant_and_malformed_rows(tmp_path):
@@ -312,22 +274,7 @@ def test_snips_counts(real_data):
     train = readers.read_seq_folder(real_data / "snips/slotgated/train")
     assert counts(train) == (13_084, 12_859, 7, 39, 33_958)
     assert sum(len(u.tokens) for u in train.utterances) == 117_700
-
-    original = readers.read_snips_json(real_data / "snips/original")
-    assert (len(original.utterances), counts(original)[2:4]) == (13_784 + 700, (7, 39))
-    assert any("\N{SLICE OF PIZZA}" in u.text for u in original.utterances)
-    assert (tokenised.warnings, original.warnings) == ([], [])
-
-    def letters(reading: Reading) -> list[str]:
-        return sorted("".join(filter(str.isalnum, u.text.lower())) for u in reading.utterances)
-
-    assert letters(original) == letters(tokenised)  # the same utterances, tokenised by us and by others
-
-
-def test_nlu_eval_fold_counts(real_data):
-    folds = readers.read_nlu_eval_folds(real_data / "nlu_eval/crossval_csv")
-    assert counts(folds) == (11_036, 11_036, 64, 54, 9_133)
-    assert folds.warnings == []
+    assert tokenised.warnings == []
 
 
 def test_unislu_counts(real_data):
@@ -336,11 +283,3 @@ def test_unislu_counts(real_data):
     assert counts(reading) == (25_715, 25_672, 54, 56, 20_596)
     (warning,) = reading.warnings
     assert "rows with a damaged output, aligned to their utterance: 130" in warning
-
-
-def test_unislu_and_folds_agree(real_data):
-    """Two readers of the same annotation in two formats: the same text has the same slots."""
-    full = {u.tokens: u.tags for u in readers.read_unislu(real_data / "nlu_eval/unislu_full").utterances}
-    folds = readers.read_nlu_eval_folds(real_data / "nlu_eval/crossval_csv").utterances
-    assert all(u.tokens in full for u in folds)
-    assert sum(full[u.tokens] != u.tags for u in folds) == 1
