@@ -6,7 +6,7 @@ import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, number
-from edp_lab.course.kit.panel import Panel
+from edp_lab.course.kit.panel import Panel, Tile
 from edp_lab.course.kit.text import html_table
 
 __all__ = ["EVIL", "TEX", "draw", "fig", "html_table", "show"]  # for the notebook
@@ -41,5 +41,12 @@ def show() -> Panel:
         "b": choice(EVIL, EVIL, {SHORT: EVIL, NAME: NAME}, tooltips=[EVIL, EVIL]),
     }
     return Panel(
-        EVIL, EVIL, lambda a, b: 1 / (2 - a), [draw], lambda result: EVIL, lambda *_, **values: EVIL, **controls
+        EVIL,
+        EVIL,
+        lambda a, b: 1 / (2 - a),
+        [draw],
+        lambda result: EVIL,
+        lambda *_, **values: EVIL,
+        tiles=lambda result: (Tile(EVIL, EVIL, EVIL), Tile(EVIL, EVIL), EVIL),
+        **controls,
     )

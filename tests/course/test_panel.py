@@ -6,7 +6,7 @@ import pytest
 
 from edp_lab.course.kit.controls import choice, decades, number
 from edp_lab.course.kit.figure import figure, points
-from edp_lab.course.kit.panel import Panel, RunPanel
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile
 from edp_lab.course.kit.text import Html
 from edp_lab.errors import UsageError
 
@@ -35,7 +35,11 @@ def make(**start: Any) -> Panel:
     def idle(result: float) -> tuple[str, ...]:
         return ("n",) if result == 0 else ()
 
-    return Panel("a test", "A number.", compute, [draw], Html("<p>{}</p>").format, command, idle=idle, **controls)
+    def tiles(result: float) -> tuple[Tile, Tile, str]:
+        return Tile("result", str(result)), Tile("twice", str(2 * result)), "A sentence."
+
+    words = Html("<p>{}</p>").format
+    return Panel("a test", "A number.", compute, [draw], words, command, tiles=tiles, idle=idle, **controls)
 
 
 def command(result: float, **values: Any) -> str:

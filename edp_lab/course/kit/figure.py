@@ -30,7 +30,6 @@ import anywidget
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io as pio
 import traitlets
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
@@ -301,12 +300,6 @@ def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---- Showing -------------------------------------------------------------------------------------------------------
-
-
-def figure_html(drawn: Figure | go.Figure, number: int) -> Html:
-    """A page's figure of that number: the first brings plotly.js with it."""
-    how = {"include_plotlyjs": number == 1, "full_html": False, "div_id": f"figure-{number}"}
-    return Html(pio.to_html(drawn, theme.CONFIG, **how))  # noqa: S704
 
 
 class LiveFigure(anywidget.AnyWidget):

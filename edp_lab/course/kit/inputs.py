@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edp_lab import errors
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism
 
@@ -28,8 +28,7 @@ def require(holds: object, sentence: str) -> None:
 
 def check_whole(name: str, value: int, least: int, most: int) -> None:
     """UsageError unless `value` is a whole number from `least` to `most`."""
-    whole = isinstance(value, Integral) and least <= value <= most
-    require(whole, f"the {name} is {value}: it must be a whole number from {least} to {most:,}")
+    errors.check_whole(f"the {name}", value, least, most)
 
 
 def check_share(name: str, share: float) -> None:

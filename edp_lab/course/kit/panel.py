@@ -197,16 +197,6 @@ def side_by_side(*children: widgets.Widget) -> widgets.Box:
     return widgets.Box(children).add_class("edp-row")
 
 
-class View(NamedTuple):
-    """What a panel shows at a setting: tiles and a sentence, what is one click away, and the figures as dicts."""
-
-    tiles: Sequence[Tile]
-    sentence: str
-    words: str
-    command: str
-    figures: list[Figure]
-
-
 class Panel(Frame):
     """Sliders over a pure function: figures that follow, two tiles and a sentence, and one click away all the rest.
 
@@ -241,7 +231,7 @@ class Panel(Frame):
         /,
         *,
         account: Callable[[Any], str] = lambda result: "",
-        tiles: Callable[[Any], tuple[Tile, Tile, str]] | None = None,
+        tiles: Callable[[Any], tuple[Tile, Tile, str]],
         idle: Callable[[Any], Collection[str]] = lambda result: (),
         **controls: Control,
     ) -> None:
@@ -251,17 +241,15 @@ class Panel(Frame):
         places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]
         self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)
-        seen = self._seen(self.result, self.values)
-        self.figures = [LiveFigure(drawn) for drawn in seen.figures]
+        self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
         self.tiles, self.words = Tiles(), Fold(summary="All numbers, and what they cover")
         self.command = Fold(summary="The same as a command", code=True)
-        self._show(seen)
+        self._show()
         for control in controls.values():
             control.observe(self._changed, "entered")
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
-        above = [self._inputs(), *([self.tiles] if tiles else [])]
         below = [side_by_side(*frames), self.words, self.command]
-        super().__init__(title, looking_at, above, below)
+        super().__init__(title, looking_at, [self._inputs(), self.tiles], below)
 
     def _inputs(self) -> widgets.Box:
         """The controls; rare ones wait behind "more"."""
@@ -297,14 +285,9 @@ class Panel(Frame):
             self._held = False
         self._redraw(self.controls[name] if values else None)
 
-    @property
-    def start(self) -> dict[str, Any]:
-        """The values the panel started with."""
-        return {name: control.default for name, control in self.controls.items()}
-
     def reset(self) -> None:
         """Back to the values the panel started with."""
-        self.set(**self.start)
+        self.set(**{name: control.default for name, control in self.controls.items()})
 
     def _changed(self, change: Mapping[str, Any]) -> None:
         if not self._held:
@@ -313,20 +296,17 @@ class Panel(Frame):
     def _redraw(self, moved: Control | None) -> None:
         with self.guard(moved):
             self.result = self._compute(**self.values)
-            self._show(self._seen(self.result, self.values))
+            self._show()
 
-    def _seen(self, result: Any, values: Mapping[str, Any]) -> View:
-        *tiles, sentence = self._tiles(result) if self._tiles else ("",)
-        figures = [draw(result) for draw in self.draws]
-        return View(tiles, sentence, self._words(result), self._command(result, **values), figures)
-
-    def _show(self, seen: View) -> None:
-        for live, drawn in zip(self.figures, seen.figures, strict=True):
-            live.show(drawn)
-        self.words.value, self.command.value = seen.words, seen.command
-        if seen.tiles:
-            first, second = seen.tiles
-            self.tiles.show(first, second, seen.sentence)
+    def _show(self) -> None:
+        """Show the result in every place, or, if one of them cannot be made, in none."""
+        drawn = [draw(self.result) for draw in self.draws]
+        words, command = self._words(self.result), self._command(self.result, **self.values)
+        first, second, sentence = self._tiles(self.result)
+        for live, figure in zip(self.figures, drawn, strict=True):
+            live.show(figure)
+        self.words.value, self.command.value = words, command
+        self.tiles.show(first, second, sentence)
         idle = self._idle(self.result)
         for name, control in self.controls.items():
             control.disabled = name in idle
