@@ -31,7 +31,7 @@ from edp_lab.three_phase.perturbation import printed_sigma
 from edp_lab.three_phase.settings import BETA, ClassifierSettings
 from edp_lab.training.dp_step import PrivateStep
 from edp_lab.training.gradients import KeptGradients, plain_gradient, trainable
-from edp_lab.training.optimizers import DPAdamBC, make_optimizer
+from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Batches
 
@@ -135,7 +135,7 @@ class ClassifierTraining:
             self.mechanism = self._mechanism(self.batches.sampling_rate)
             self.private = PrivateStep(self.model, self.mechanism, key, self.epochs, micro_batches=micro_batches)
         self.weights: list[torch.Tensor] = [p for _, p in parameters]
-        # Algorithms 2 to 6, and DP-AdamBC. Algorithm 5 prints RMSprop's average without its square: a misprint.
+        # Algorithms 2 to 6. Algorithm 5 prints RMSprop's average without its square: a misprint.
         kind = settings.method.removeprefix("dp-")
         self.optimizer: torch.optim.Optimizer
         if kind == "rmsprop":
@@ -144,8 +144,7 @@ class ClassifierTraining:
             beta = 0.0 if kind == "sgd" else BETA
             self.optimizer = torch.optim.SGD(self.weights, self.lr, momentum=beta, dampening=beta)
         else:
-            name = "dp-adambc" if kind == "adambc" else kind
-            self.optimizer = make_optimizer(name, [p for _, p in parameters], self.lr)
+            self.optimizer = make_optimizer(kind, [p for _, p in parameters], self.lr)
         self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)
 
     def _mechanism(self, rate: float) -> Mechanism:
@@ -185,8 +184,6 @@ class ClassifierTraining:
         if self.settings.weight_decay:
             with torch.no_grad():
                 torch._foreach_mul_(self.weights, 1 - rate * self.settings.weight_decay)
-        if isinstance(self.optimizer, DPAdamBC) and self.private:
-            self.optimizer.noise_std(self.private.noise_stds(epoch))
         self.optimizer.step()
         self.step += 1
         return loss

@@ -37,7 +37,7 @@ NOT_PRIVATE = (
 
 
 PLAIN_METHODS = ("sgd", "momentum", "rmsprop", "adam")
-PRIVATE_METHODS = ("dp-sgd", "dp-momentum", "dp-rmsprop", "dp-adam", "dp-adambc")
+PRIVATE_METHODS = ("dp-sgd", "dp-momentum", "dp-rmsprop", "dp-adam")
 METHODS = PLAIN_METHODS + PRIVATE_METHODS
 BETA = 0.9  # of momentum and RMSprop
 EPSILON, DELTA = 7.0, 1e-5  # the thesis' main setting (chapter 6)
@@ -62,7 +62,7 @@ class ClassifierSettings:
 
     model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
     activation: str = "tanh"
-    method: str = "adam"  # of `METHODS`; "dp-adam" is the thesis' Algorithm 7, "dp-adambc" its modern answer
+    method: str = "adam"  # of `METHODS`; "dp-adam" is the thesis' Algorithm 7
     # What a private method may spend at `delta`, by which its noise is calibrated; None is the thesis' 7, unless the
     # noise multiplier is given.
     epsilon: float | None = None

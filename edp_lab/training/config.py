@@ -28,7 +28,7 @@ MOST, MOST_PROCESSES = 1_000_000, 1024
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
 NOISES = ("aggregate", "per-device", "shared")
-OPTIMIZERS = ("adam", "dp-adam", "dp-adambc")
+OPTIMIZERS = ("adam", "dp-adam")
 PRECISIONS = ("float32", "float64")
 OPTIONS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # not named as their fields
 LEARNING_RATES = {
@@ -101,7 +101,7 @@ class TrainConfig:
     ] = None
     optimizer: Annotated[
         str,
-        "adam, dp-adam or dp-adambc (which takes the noise out of Adam's second moment).",
+        "adam, or dp-adam, the same under the thesis' name.",
     ] = "adam"
     precision: Annotated[str, "float32 or float64."] = "float32"
     as_printed: Annotated[

@@ -318,9 +318,6 @@ class PlainStep(FlatGradient):
         nothing = torch.ones(0)
         return Released((), nothing, nothing, self.reduce(*counts()))
 
-    def noise_stds(self, epoch: int) -> list[float]:
-        return [0.0] * len(self.parameters)
-
 
 @dataclass
 class WatchedGradients(LoopGradients):

@@ -43,7 +43,7 @@ from edp_lab.training.gradients import PlainGradient, model_gradients, trainable
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import part
-from edp_lab.training.optimizers import DPAdamBC, make_optimizer
+from edp_lab.training.optimizers import make_optimizer
 
 MOST_SHARED = 0.1  # of "public" utterances that may also be in the training set: short commands coincide
 SCALES_SAMPLE = 2**32 - 1  # the "step" whose Poisson sample noised layer scales come from: no run has so many
@@ -395,8 +395,6 @@ class Trainer:
             lr *= 1 - self.progress.step / (self.batches.steps_per_epoch * self.config.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if isinstance(self.optimizer, DPAdamBC):
-            self.optimizer.noise_std(self.rule.noise_stds(self.progress.epoch))
 
     def finish(self) -> None:
         """Score the model as it is on the test split, beside the guarantee of everything that was released."""

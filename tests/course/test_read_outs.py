@@ -11,7 +11,7 @@ from edp_lab.course.kit.panel import PANELS
 from edp_lab.course.nb01_coins.compute import GAUSSIAN
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED
 from edp_lab.course.nb03_edp_sgd.compute import SOUND as SOUND_VARIANT
-from edp_lab.course.nb05_models.compute import architecture
+from edp_lab.course.nb05_models.compute import layers
 from edp_lab.course.nb08_audit.compute import StepNoise
 from edp_lab.errors import UsageError
 from tests.course.examples import THESIS, panel_of, phases_sketch, report_of
@@ -27,7 +27,7 @@ def compute_of(name: str, **values: Any) -> Any:
     ("call", "says"),
     [
         (lambda: compute_of("06 ladder", adjacency="ADD_OR_REMOVE_ONE"), "there is no number for add/remove"),
-        (lambda: architecture("gpt", None), "unknown model 'gpt': choose clc or bert"),  # type: ignore[arg-type]
+        (lambda: layers("gpt", None), "unknown model 'gpt': choose clc or bert"),  # type: ignore[arg-type]
         (lambda: StepNoise(-1), "seed is -1"),
         (lambda: PANELS["10 votes"](phases_sketch(), replace(THESIS, vote="hard")), "a hard vote has no noise to look"),
     ],

@@ -1,28 +1,47 @@
-"""The panels of ``02_dp_sgd.ipynb``: a batch of gradients, a whole training, and what Adam divides by."""
+"""The panels of ``02_dp_sgd.ipynb``: per-example gradients, a whole training of two weights, and what Adam divides by.
+
+    result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # pure
+    run = train(clip_norm=1.0, z=2.0, batch_size=20, optimizer="sgd", lr=1.0, sampling="poisson")
+
+Step, batches, clipping, noise, optimizers and epsilon come from `edp_lab.training`, `edp_lab.three_phase.clipping` and
+`edp_lab.privacy`. What they refuse (UsageError) is refused here.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from scipy.special import expit
+from torch import Tensor, nn
 
+from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
-from edp_lab.course.kit.inputs import Array
+from edp_lab.course.kit.inputs import DELTA, Array, check_option, check_seed, check_share, check_whole, require, rng_of
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Words, account_of, at_most, columns, count, percent, short
+from edp_lab.course.kit.text import Words, account_of, at_most, columns, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.nb02_dp_sgd import compute
-from edp_lab.course.nb02_dp_sgd.compute import CLIPS, DELTA, LOOP, OPTIMIZERS, SAMPLINGS, STEPS
-from edp_lab.privacy import Guarantee
+from edp_lab.models.ghost_clipping.bookkeeping import Memory
+from edp_lab.privacy import Guarantee, Mechanism, judge
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.privacy.foundations import check_positive
 from edp_lab.three_phase.clipping import RULES
+from edp_lab.training import TrainConfig
+from edp_lab.training.dp_step import release
+from edp_lab.training.gradients import Layout, StackedGradients, model_gradients, plain_gradient
+from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.optimizers import BETAS, make_optimizer
+from edp_lab.training.trainer import Batches, Trainer
 
-NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "dp-adambc": "DP-AdamBC"}
+NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam"}
 words = Words(__file__, names=NAMES)
 figure = partial(fig.figure, height=360)
 
@@ -35,24 +54,72 @@ def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Any]:
     }
 
 
-def _account(result: compute.Cloud | compute.Training, **bill: Any) -> str:
-    """The call of `edp-lab account` for per-example DP-SGD, if it has an epsilon: that of "what holds"."""
+def _account(result: Cloud | Training, **bill: Any) -> str:
+    """The `edp-lab account` call with the guaranteed epsilon of per-example DP-SGD, or "" if there is none."""
     if result.guarantee is None or result.guarantee.epsilon is None:
         return ""
     return account_of(result.mechanism, delta=DELTA, **bill)
 
 
 def _held(guarantee: Guarantee | None, of: str) -> Tile:
-    """The tile of what is promised."""
+    """The tile of the guaranteed epsilon."""
     if guarantee is None or guarantee.epsilon is None:
         return holds("no guarantee", of)
     return holds(f"ε = {at_most(guarantee.epsilon)}", f"{of}, with a secret seed, δ = {short(DELTA)}")
 
 
-# ---- The gradients of a batch --------------------------------------------------------------------------------------
+# ---- The gradients of a batch, one by one --------------------------------------------------------------------------
+
+LOOP, BOOKS, WHOLE = "one pass per example", "one pass, book-keeping", "one pass, the batch as a whole"
 
 
-def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
+class PerExample(NamedTuple):
+    """Gradient norms of one batch of a small model, and the time that they take."""
+
+    config: TrainConfig
+    norms: Mapping[int, Array]  # by micro-batch size b, (B / b) L2 norms of the mean gradients of b examples
+    disagreement: float  # largest relative difference between the norms by book-keeping and in a loop
+    seconds: Mapping[str, float]  # of one gradient by `LOOP`, `BOOKS` (both clip every example) and `WHOLE` (plain SGD)
+
+
+def per_example(config: TrainConfig, epochs: int) -> PerExample:
+    """The first batch after `epochs` epochs of plain training, in micro-batches of 1, 4, 16 and 64.
+
+    Args:
+        config: of plain training (method "sgd").
+    """
+    corpus = load_corpus(config.corpus)
+    run = Trainer(config, corpus, split(corpus, config.seed))
+    for _ in range(epochs):
+        run.epoch()
+    [[batch]] = run.batches.devices(run.progress.epoch, 0, run.progress.step)
+    out, memory = torch.zeros(run.layout.size), Memory()
+
+    def clipped(size: int, naive: bool) -> Array:
+        parts = np.array_split(batch, max(1, len(batch) // size))
+        gradients = model_gradients(run.model, run.train_data, parts, None, run.layout, naive, memory)
+        found = gradients.clipped_sum(out, lambda norms: (1 / norms.norm(dim=1)).clamp(max=1.0))
+        return found.norms.norm(dim=1).numpy()
+
+    norms = {size: clipped(size, naive=False) for size in (1, 4, 16, 64)}  # also warms up
+    loop, in_loop = _timed(lambda: clipped(1, naive=True))
+    books, at_once = _timed(lambda: clipped(1, naive=False))
+    whole, _ = _timed(lambda: plain_gradient(run.model, run.train_data, batch, None, 1.0))
+    apart = float(np.max(np.abs(at_once / in_loop - 1)))
+    return PerExample(config, norms, apart, {LOOP: loop, BOOKS: books, WHOLE: whole})
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """The least seconds of two tries, and what the last one gave."""
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        found = work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), found
+
+
+def norms_figure(result: PerExample, clip_norm: float) -> fig.Still:
     """Lengths of the gradients of one batch, by how many examples share one."""
     bar = {"symbol": "line-ns-open", "size": 22, "line": {"width": 1.6}, "color": PLAIN}
     look = {"type": "scatter", "mode": "markers", "marker": bar, "showlegend": False}
@@ -75,7 +142,7 @@ def norms_figure(result: compute.PerExample, clip_norm: float) -> fig.Still:
     )
 
 
-def ways(result: compute.PerExample) -> str:
+def ways(result: PerExample) -> str:
     """Seconds and passes of each way to the gradient of one batch, in plain text."""
     times = ((name, seconds, result.seconds[LOOP] / seconds) for name, seconds in result.seconds.items())
     rows = [(name, f"{1000 * seconds:.0f} ms", f"{faster:.1f} times as fast") for name, seconds, faster in times]
@@ -85,6 +152,71 @@ def ways(result: compute.PerExample) -> str:
 
 
 # ---- Clipping as geometry ------------------------------------------------------------------------------------------
+
+MOST = 2000  # examples
+USUAL, ODD = np.array([1.2, 0.8]), np.array([-3.0, 4.0])  # mean gradients of usual examples and of outliers
+CLIPS = np.geomspace(0.05, 20, 40)
+
+
+class Cloud(NamedTuple):
+    """Per-example gradients of a model with two weights, clipped, averaged and noised."""
+
+    mechanism: Mechanism  # per-example DP-SGD with the threshold C and the noise multiplier z
+    rule: str  # how gradients are bounded, a name of `edp_lab.three_phase.clipping.RULES`
+    gradients: Array  # (B, 2)
+    clipped: Array  # (B, 2)
+    released: Array  # (2,), the mean of the clipped gradients with noise
+    sensitivity: float  # how far one example can move the sum of the clipped gradients; inf if nothing bounds it
+    noise_std: float  # of the noise on each coordinate of the mean
+    biases: Array  # (len(CLIPS),), how far clipping at other thresholds moves the mean
+    noises: Array  # (len(CLIPS),), expected length (root mean square) of the noise; inf where the sensitivity is
+    guarantee: Guarantee | None  # of this one release; None if the rule bounds nothing
+
+    @property
+    def means(self) -> Array:
+        """The mean gradient before and after the clip: (2, 2)."""
+        return np.stack([self.gradients.mean(0), self.clipped.mean(0)])
+
+    @property
+    def bias(self) -> float:
+        """How far clipping moves the mean."""
+        before, after = self.means
+        return float(np.linalg.norm(after - before))
+
+
+def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule: str, seed: int) -> Cloud:
+    """Clip the gradients of a batch by a rule, average them, and add noise of deviation z times sensitivity / B.
+
+    The gradients are made up: a cloud, and a share of outliers far away. More examples keep the first ones. If the
+    rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing. UsageError: C not above
+    0, z negative, examples none from 1 to 2,000, a share outside [0, 1], an unknown rule, seed negative.
+    """
+    check_option("rule", rule, RULES)
+    chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
+    check_whole("number of examples", examples, 1, MOST)
+    check_share("outliers", outliers)
+    rng = rng_of(seed, 2)
+    spread, odd = rng.standard_normal((MOST, 2)), rng.random(MOST) < outliers
+    gradients = torch.from_numpy((np.where(odd[:, None], ODD, USUAL) + spread)[:examples])
+    clipped = chosen.clip(gradients, clip_norm)
+    sensitivity = chosen.sensitivity(clip_norm, 2)
+    bounded = math.isfinite(sensitivity)
+    std = z * (sensitivity if bounded else clip_norm) / examples
+    noise = std * standard_noise(key_from_seed(seed), 0, 2, Share(), torch.float64)
+    means = torch.stack([chosen.clip(gradients, float(other)).mean(0) for other in CLIPS])
+    sensitivities = np.array([chosen.sensitivity(float(other), 2) for other in CLIPS])
+    return Cloud(
+        mechanism,
+        rule,
+        gradients.numpy(),
+        clipped.numpy(),
+        released=(clipped.mean(0) + noise).numpy(),
+        sensitivity=sensitivity,
+        noise_std=std,
+        biases=(means - gradients.mean(0)).norm(dim=1).numpy(),
+        noises=math.sqrt(2) * (z * sensitivities if bounded else sensitivities) / examples,
+        guarantee=judge(mechanism, 1, DELTA) if bounded else None,
+    )
 
 
 @panel("02")
@@ -100,7 +232,7 @@ def cloud(clip_norm: float = 1.0, z: float = 2.0, examples: int = 10, outliers: 
     return Panel(
         "Clip, average, add noise",
         "The gradients of a batch for a model with two weights, what is released, and how far off that is for every C.",
-        compute.cloud,
+        clip_batch,
         [draw_cloud, draw_error],
         words.cloud,
         account=partial(_account, epochs=1),
@@ -113,19 +245,16 @@ def cloud(clip_norm: float = 1.0, z: float = 2.0, examples: int = 10, outliers: 
     )
 
 
-def tell_cloud(result: compute.Cloud) -> tuple[Tile, Tile, str]:
-    """How far off the released mean is to be expected, and what one release promises."""
-    noise, examples = math.sqrt(2) * result.noise_std, len(result.gradients)
-    off = Tile(
-        "off by", short(math.hypot(result.bias, noise)), f"{short(result.bias)} by the clip, {short(noise)} by noise"
-    )
+def tell_cloud(result: Cloud) -> tuple[Tile, Tile, str]:
+    """The expected distance to the mean, and the guarantee of one release."""
+    bias, noise = result.bias, math.sqrt(2) * result.noise_std
+    off = Tile("off by", short(math.hypot(bias, noise)), f"{short(bias)} by the clip, {short(noise)} by noise")
     tiles = off, _held(result.guarantee, "one release")
     if result.guarantee is None:
         return *tiles, "This rule bounds no gradient, so the noise hides nobody."
-    larger = f"moves the mean {'more' if result.bias > noise else 'less'} than the noise does"
-    if max(result.bias, noise) < 1e-12:
-        larger = "leaves the mean as it is, and so does the noise"
-    return *tiles, f"The clip shortens {result.shortened:,} of {count(examples, 'gradient')} and {larger}."
+    if max(bias, noise) < 1e-12:
+        return *tiles, "Neither the clip nor the noise moves the mean."
+    return *tiles, f"The clip moves the mean {'more' if bias > noise else 'less'} than the noise does."
 
 
 SHOWN = 200  # examples in the picture of a cloud
@@ -133,12 +262,12 @@ CIRCLE = np.stack([wave(np.linspace(0, 2 * np.pi, 73)) for wave in (np.cos, np.s
 SQUARE = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1], [1, 1]])
 
 
-def draw_cloud(result: compute.Cloud) -> Figure:
+def draw_cloud(result: Cloud) -> Figure:
     """Per-example gradients before and after the clip, and what becomes of their mean."""
     before, after = result.gradients[:SHOWN], result.clipped[:SHOWN]
     moves = np.stack([before, after, np.full_like(before, np.nan)], axis=1).reshape(-1, 2)  # separate lines
     bound = result.mechanism.clip_norm * (SQUARE if result.rule == "by value" else CIRCLE)
-    noise = result.clipped_mean + 2 * result.noise_std * CIRCLE
+    noise = result.means[1] + 2 * result.noise_std * CIRCLE
     ticks: dict[str, Any] = {"dtick": 2, "constrain": "domain"}
     return figure(
         "A batch of gradients",
@@ -147,8 +276,8 @@ def draw_cloud(result: compute.Cloud) -> Figure:
         points("clipped", PLAIN, "circle", 4, **_xy(after)),
         line("", INK, "dash", width=1.5, **_xy(bound), hoverinfo="skip", showlegend=False),
         fig.note("C", x=0, y=-result.mechanism.clip_norm, yanchor="top"),
-        line("bias", PLAIN, symbol="square", size=7, **_xy(np.stack([result.mean, result.clipped_mean]))),
-        points("mean", HOLDS, "star", 11, **_xy(result.mean[None])),
+        line("bias", PLAIN, symbol="square", size=7, **_xy(result.means)),
+        points("mean", HOLDS, "star", 11, **_xy(result.means[:1])),
         line("noise", NOISE, **_xy(noise)),
         points("released", INK, "x-thin-open", 8, edge=2.5, **_xy(result.released[None])),
         hover="%{x:.3g}, %{y:.3g}",
@@ -162,7 +291,7 @@ def _xy(rows: Array) -> dict[str, Any]:
     return {"x": rows[:, 0], "y": rows[:, 1]}
 
 
-def draw_error(result: compute.Cloud) -> Figure:
+def draw_error(result: Cloud) -> Figure:
     """How far the released mean is off, by C: through clipping, through noise, and through both."""
     both = np.hypot(result.biases, result.noises)
     return figure(
@@ -177,21 +306,152 @@ def draw_error(result: compute.Cloud) -> Figure:
     )
 
 
-# ---- A whole training ----------------------------------------------------------------------------------------------
+# ---- A whole training: two weights, thirty steps ---------------------------------------------------------------------
+
+PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
+PEOPLE, STEPS = 400, 30
+BILLED = (1, 3, 8, 15, 22, STEPS)  # of Poisson samples, each an account of milliseconds
+START, TRUTH = np.array([-0.8, -1.5]), np.array([1.0, 2.0])
+SCALES = np.array([2.0, 0.5])  # of the two features: one weight is learnt more easily than the other
+MOMENTUM = 0.9
+SAMPLED = {"poisson": ("Poisson", "solid"), "shuffle": ("shuffled", "dash")}
+
+
+class Recipe(NamedTuple):
+    """How to train, clip and noise aside; see `train`."""
+
+    batch_size: int
+    optimizer: str
+    lr: float
+    sampling: str
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(PEOPLE / self.batch_size)
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the data that are begun, with shuffled batches."""
+        return math.ceil(STEPS / self.steps_per_epoch)
+
+    def mechanism(self, clip_norm: float, z: float) -> Mechanism:
+        rate = self.batch_size / PEOPLE if self.sampling == "poisson" else None
+        return Mechanism.sound(clip_norm, z, 1, 1, sampling_rate=rate)
+
+
+class Training(NamedTuple):
+    """Logistic regression with two weights, trained with DP-SGD, beside the same without noise and without clipping.
+
+    Paths and losses are those of "plain" (neither clip nor noise), "clipped" (clip only) and "private" (both).
+    """
+
+    recipe: Recipe
+    mechanism: Mechanism
+    paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
+    losses: Mapping[str, Array]  # (STEPS + 1,), over all people
+    spent: Mapping[str, Mapping[int, float | None]]  # epsilon after so many steps of either sampling
+    guarantee: Guarantee  # of all steps as they were drawn
+
+
+def train(
+    clip_norm: float, z: float, batch_size: int, optimizer: str, lr: float, sampling: str, seed: int = 0
+) -> Training:
+    """Thirty steps, each on a batch of (Poisson: about) `batch_size` of 400 people.
+
+    UsageError: as `edp_lab.privacy.Mechanism`, or an unknown optimizer or sampling, a batch size none from 1 to 400, lr
+    not positive and finite, seed negative.
+    """
+    check_whole("batch size", batch_size, 1, PEOPLE)
+    check_option("optimizer", optimizer, NAMES)
+    check_option("sampling", sampling, SAMPLED)
+    check_seed(seed)
+    check_positive("the learning rate", lr)
+    recipe = Recipe(batch_size, optimizer, lr, sampling, seed)
+    mechanism = recipe.mechanism(clip_norm, z)
+    settings = {"plain": None, "clipped": recipe.mechanism(clip_norm, 0.0), "private": mechanism}
+    paths = {name: _path(described, recipe) for name, described in settings.items()}
+    drawn = {name: recipe._replace(sampling=name).mechanism(1.0, z) for name in SAMPLED}
+    spent = {name: _spent(each, recipe.steps_per_epoch) for name, each in drawn.items()}
+    losses = {name: loss(path) for name, path in paths.items()}
+    return Training(recipe, mechanism, paths, losses, spent, _judged(mechanism, STEPS, recipe.steps_per_epoch))
+
+
+def loss(weights: Array) -> Array:
+    """Mean logistic loss over all people: (..., 2) -> (...), in nats."""
+    people, labels = _people()
+    scores = torch.from_numpy(np.ascontiguousarray(weights)) @ people.T
+    return np.asarray((nn.functional.softplus(scores) - labels * scores).mean(-1))
+
+
+@lru_cache(maxsize=1)
+def _people() -> tuple[Tensor, Tensor]:
+    """Features (n, 2) and labels (n), 0 or 1; the same for every seed, so that the loss surface stands still."""
+    rng = rng_of(0, 2)
+    features = rng.standard_normal((PEOPLE, 2)) * SCALES
+    labels = rng.random(PEOPLE) < expit(features @ TRUTH)
+    return torch.from_numpy(features), torch.from_numpy(labels.astype(np.float64))
+
+
+@lru_cache(maxsize=64)
+def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Who takes part in each step, features (B, 2) and labels (B), and the standard normal draws of its noise (2)."""
+    (features, labels), key = _people(), key_from_seed(seed)
+    drawn, steps = Batches(key, PEOPLE, batch_size, 1, 1, sampling, alone=False), []
+    for step in range(STEPS):
+        part = drawn.devices(*divmod(step, drawn.steps_per_epoch), step)[0][0]
+        steps.append((features[part], labels[part], standard_noise(key, step, 2, Share(), torch.float64)))
+    return steps
+
+
+@lru_cache(maxsize=1000)
+def _path(mechanism: Mechanism | None, recipe: Recipe) -> Array:
+    """Weights before the first step and after each: (STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
+    weight, path = nn.Parameter(torch.from_numpy(START.copy())), [START]
+    momentum = MOMENTUM if recipe.optimizer == "momentum" else 0.0
+    optimizer: torch.optim.Optimizer
+    if recipe.optimizer == "adam":
+        optimizer = make_optimizer("adam", [weight], recipe.lr)
+    else:
+        optimizer = torch.optim.SGD([weight], recipe.lr, momentum=momentum, dampening=momentum)
+    for features, labels, noise in _steps(recipe.batch_size, recipe.sampling, recipe.seed):
+        now = weight.detach()
+        each = (torch.sigmoid(features @ now) - labels)[:, None] * features  # (B, 2), of the loss of each
+        if mechanism is None:
+            weight.grad = each.sum(0) / recipe.batch_size
+        else:
+            rows = StackedGradients(each, PLANE)
+            weight.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=recipe.batch_size).gradient
+        optimizer.step()
+        path.append(now.numpy().copy())
+    return np.stack(path)
+
+
+@lru_cache(maxsize=1000)
+def _judged(mechanism: Mechanism, steps: int, steps_per_epoch: int) -> Guarantee:
+    """The guarantee after so many steps; with disjoint batches a pass is paid for as it begins."""
+    sampled = mechanism.sampling_rate is not None
+    return judge(mechanism, mechanism.bill(steps=steps) if sampled else math.ceil(steps / steps_per_epoch), DELTA)
+
+
+def _spent(mechanism: Mechanism, steps_per_epoch: int) -> dict[int, float | None]:
+    """Epsilon after so many steps of this mechanism."""
+    steps = range(1, STEPS + 1) if mechanism.sampling_rate is None else BILLED
+    return {step: _judged(mechanism, step, steps_per_epoch).epsilon for step in steps}
 
 
 @panel("02")
-def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: float, seed: int) -> Panel:
+def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: float) -> Panel:
     """A whole training of two weights: `result` is a `Training`."""
 
-    def account(result: compute.Training) -> str:
+    def account(result: Training) -> str:
         sampled = result.mechanism.sampling_rate is not None
         return _account(result, **{"steps": STEPS} if sampled else {"epochs": result.recipe.epochs})
 
     return Panel(
         "Thirty private steps",
         "Two weights on their way down the loss of a small classifier, and what the steps cost.",
-        compute.training,
+        train,
         [draw_path, draw_price],
         words.training,
         account=account,
@@ -199,21 +459,17 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
         **_clip_and_noise(clip_norm, z),
         batch_size=number("batch size B", batch_size, [2, 5, 10, 20, 40, 80, 160, 200, 400], unit="people"),
         lr=number("learning rate", lr, decades(-2, 1)),
-        optimizer=choice("optimizer", optimizer, {NAMES[name]: name for name in OPTIMIZERS}),
+        optimizer=choice("optimizer", optimizer, {name: optimizer for optimizer, name in NAMES.items()}),
         sampling=choice("batches", "poisson", {"Poisson": "poisson", "shuffled": "shuffle"}),
-        gamma=number("floor γ′", 1e-3, decades(-6, 0), unit="gradient², of DP-AdamBC", rare=True),
-        seed=seed_of(seed),
-        idle=lambda result: () if result.recipe.optimizer == "dp-adambc" else ("gamma",),
     )
 
 
-def tell_training(result: compute.Training) -> tuple[Tile, Tile, str]:
+def tell_training(result: Training) -> tuple[Tile, Tile, str]:
     """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
     billed, private, plain = result.spent["poisson"][STEPS], result.losses["private"][-1], result.losses["plain"][-1]
-    told = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "as Poisson batches", "billed as usual")
-    right = f"right for {percent(round(result.accuracy, 2))} of the people"
-    sentence = f"The private walker ends at a loss of {d(private)}, {right}; without privacy the loss is {d(plain)}."
-    return told, _held(result.guarantee, f"{SAMPLED[result.recipe.sampling][0]} batches"), sentence
+    claim = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "as Poisson batches", "billed as usual")
+    sentence = f"The private walker ends at a loss of {d(private)}; without privacy the loss is {d(plain)}."
+    return claim, _held(result.guarantee, f"{SAMPLED[result.recipe.sampling][0]} batches"), sentence
 
 
 WINDOW = (-1.6, 4.4), (-2.6, 4.6)
@@ -222,10 +478,9 @@ PATHS: dict[str, dict[str, Any]] = {
     "clipped": {"name": "clip only", "color": OTHER, "dash": "dash", "symbol": "square"},
     "private": {"name": "clip and noise", "color": NOISE, "dash": "dot", "symbol": "diamond"},
 }
-SAMPLED = {"poisson": ("Poisson", "solid"), "shuffle": ("shuffled", "dash")}
 
 
-def draw_path(result: compute.Training) -> Figure:
+def draw_path(result: Training) -> Figure:
     """The loss as a landscape over both weights, and the ways down."""
     landscape = {
         "type": "contour", **_losses(), "line": {"width": 0.6, "color": "#888"}, "showscale": False,
@@ -237,7 +492,7 @@ def draw_path(result: compute.Training) -> Figure:
         "Thirty steps downhill",
         landscape,
         *(line(**PATHS[name], size=5, width=2, **_xy(path)) for name, path in result.paths.items()),
-        fig.ring(11, **_xy(compute.START[None]), hoverinfo="skip", **text),
+        fig.ring(11, **_xy(START[None]), hoverinfo="skip", **text),
         hover="%{x:.2f}, %{y:.2f}",
         xaxis=axis("weight 1 (its feature is large)", WINDOW[0]),
         yaxis=axis("weight 2 (its feature is small)", WINDOW[1]),
@@ -247,14 +502,14 @@ def draw_path(result: compute.Training) -> Figure:
 @lru_cache(maxsize=1)
 def _losses() -> dict[str, Array]:
     x, y = (np.linspace(*side, 49) for side in WINDOW)
-    return {"x": x, "y": y, "z": compute.loss(np.stack(np.meshgrid(x, y), axis=-1))}
+    return {"x": x, "y": y, "z": loss(np.stack(np.meshgrid(x, y), axis=-1))}
 
 
-def draw_price(result: compute.Training) -> Figure:
+def draw_price(result: Training) -> Figure:
     """Epsilon by step, as the batches were drawn and as they were not."""
     lines = []
-    for name in SAMPLINGS:
-        (label, dash), own = SAMPLED[name], name == result.recipe.sampling
+    for name, (label, dash) in SAMPLED.items():
+        own = name == result.recipe.sampling
         told, color = (f"these {label} batches", HOLDS) if own else (f"if they were {label}", "#777")
         shape = {"shape": "hv" if name == "shuffle" else "linear"}  # a pass is paid for as it begins
         spent = result.spent[name]
@@ -272,71 +527,100 @@ def draw_price(result: compute.Training) -> Figure:
     )
 
 
-def optimizers(rows: Sequence[compute.Tuned]) -> str:
-    """Optimizers side by side, in plain text."""
+def optimizers(clip_norm: float, z: float, batch_size: int, rates: Sequence[float], seeds: Sequence[int]) -> str:
+    """Every optimizer at the best of these learning rates, mean over the seeds, as a table in plain text.
+
+    The tuning itself is not accounted.
+    """
     table = [("", "learning rate", "loss without privacy", "loss with it, ± deviation over seeds")]
-    table += [(NAMES[r.optimizer], f"{r.lr:g}", f"{r.plain:.3f}", f"{r.private:.3f} ± {r.deviation:.3f}") for r in rows]
+    for optimizer, name in NAMES.items():
+        tries = []
+        for lr in rates:
+            runs = [train(clip_norm, z, batch_size, optimizer, lr, "poisson", seed) for seed in seeds]
+            plain, private = (np.array([run.losses[way][-1] for run in runs]) for way in ("plain", "private"))
+            tries.append((private.mean(), private.std(), plain.mean(), lr))
+        private, deviation, plain, lr = min(tries)
+        table.append((name, f"{lr:g}", f"{plain:.3f}", f"{private:.3f} ± {deviation:.3f}"))
     return columns(table)
 
 
 # ---- What Adam divides by ------------------------------------------------------------------------------------------
 
+COORDINATES = 120
+
+
+class Denominators(NamedTuple):
+    """Adam on weights whose gradients differ in size, all with the same noise: what each is divided by.
+
+    A move is that of the last step if the average gradient were the true one, in learning rates: without noise 1.
+    """
+
+    noise_std: float
+    gradient: Array  # (COORDINATES,), size of each weight's gradient, the same in every step
+    divisor: Array  # (COORDINATES,), what Adam divides a weight's average gradient by
+
+    @property
+    def move(self) -> Array:
+        return self.gradient / self.divisor
+
+
+def adam_divisors(noise_std: float, steps: int, seed: int) -> Denominators:
+    """Run Adam for so many steps on a series of noisy gradients, and look into its state.
+
+    UsageError: noise negative or not finite, steps none from 1 to 1,000, seed negative.
+    """
+    check_whole("number of steps", steps, 1, 1000)
+    require(0 <= noise_std < math.inf, f"the noise deviation is {noise_std}: it must be a finite number, 0 or more")
+    gradient = torch.logspace(-3, 0, COORDINATES, dtype=torch.float64)
+    noise = torch.from_numpy(rng_of(seed, 2).standard_normal((steps, COORDINATES)))
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    adam = make_optimizer("adam", [weight], 1e-3)
+    for draw in noise:
+        weight.grad = gradient + noise_std * draw
+        adam.step()
+    divisor = (adam.state[weight]["exp_avg_sq"] / (1 - BETAS[1] ** steps)).sqrt()
+    return Denominators(noise_std, gradient.numpy(), divisor.numpy())
+
 
 @panel("02")
-def denominators(noise_std: float = 0.1, steps: int = 30, gamma: float = 1e-4, seed: int = 0) -> Panel:
+def denominators(noise_std: float = 0.1, steps: int = 30, seed: int = 0) -> Panel:
     """Adam's second moment under noise: `result` is a `Denominators`."""
     return Panel(
         "What Adam divides by",
-        "What the average gradient of each weight is divided by, and how far the true gradient then moves the weight.",
-        compute.denominators,
-        [draw_denominators, draw_moves],
+        "What Adam divides the average gradient of each weight by.",
+        adam_divisors,
+        [draw_divisors],
         words.denominators,
         tiles=tell_denominators,
         noise_std=number("noise deviation", noise_std, [0.0, *decades(-3, 0)], unit="gradient"),
         steps=number("steps so far", steps, [1, 2, 3, 5, 10, 20, 30, 50, 80], unit="steps"),
-        gamma=number("floor γ′", gamma, decades(-8, 0), unit="gradient²"),
         seed=seed_of(seed),
     )
 
 
-def tell_denominators(result: compute.Denominators) -> tuple[Tile, Tile, str]:
-    """How far both optimizers move the weight with the smallest gradient."""
-    floor, weights = f"learning rates moved; floor √γ′ = {short(math.sqrt(result.gamma))}", len(result.gradient)
-    adam = Tile(
-        "Adam, smallest gradient", short(result.adam_move[0]), "learning rates moved; 1 without noise", "printed"
+def tell_denominators(result: Denominators) -> tuple[Tile, Tile, str]:
+    """How far Adam moves the weights with the smallest and the largest gradient."""
+    unit = "learning rates moved; 1 without noise"
+    low, high = (
+        Tile(f"Adam, {which} gradient", short(move), unit, "printed")
+        for which, move in zip(("smallest", "largest"), result.move[[0, -1]], strict=True)
     )
-    corrected = holds(short(result.corrected_move[0]), floor, "DP-AdamBC, smallest gradient")
-    hidden = int((result.gradient < result.noise_std).sum())
+    hidden, weights = int((result.gradient < result.noise_std).sum()), len(result.gradient)
     if not hidden:
-        return adam, corrected, f"The noise is smaller than all {weights} gradients, so Adam still tells them apart."
+        return low, high, f"The noise is smaller than all {weights} gradients, so Adam still tells them apart."
     many = f"{hidden} of {weights} gradients {'is' if hidden == 1 else 'are'} smaller than the noise"
-    return adam, corrected, f"{many}, and there Adam divides by the noise."
+    return low, high, f"{many}, and there Adam divides by the noise."
 
 
-def draw_denominators(result: compute.Denominators) -> Figure:
+def draw_divisors(result: Denominators) -> Figure:
     """What each weight's average gradient is divided by."""
     ends = result.gradient[[0, -1]]
-    noise = line("noise", NOISE, "dot", x=ends, y=positive([result.noise_std] * 2))
-    marks = *_optimizers(result.gradient, result.adam, result.corrected, ends), noise
     return figure(
-        "What the average is divided by", *marks, hover=HOVER, xaxis=SIZE, yaxis=logs("divided by", [-4.2, 1.3])
+        "What the average is divided by",
+        points("Adam", PRINTED, "circle", 6, x=result.gradient, y=result.divisor),
+        line("Adam, no noise", PLAIN, "dash", width=1.5, x=ends, y=ends),
+        line("noise", NOISE, "dot", x=ends, y=positive([result.noise_std] * 2)),
+        hover="gradient %{x:.2g}: %{y:.3g}",
+        xaxis=logs("size of the weight's gradient", [-3.1, 0.1]),
+        yaxis=logs("divided by", [-4.2, 1.3]),
     )
-
-
-def draw_moves(result: compute.Denominators) -> Figure:
-    """How far the true gradient then moves each weight."""
-    marks = _optimizers(result.gradient, result.adam_move, result.corrected_move, np.ones(2))
-    move = logs("move (learning rates)", [-3.3, 1.6])
-    return figure("How far the true gradient moves it", *marks, hover=HOVER, xaxis=SIZE, yaxis=move)
-
-
-HOVER, SIZE = "gradient %{x:.2g}: %{y:.3g}", logs("size of the weight's gradient", [-3.1, 0.1])
-
-
-def _optimizers(size: Array, adam: Array, corrected: Array, silent: Array) -> list[fig.Mark]:
-    """One number of each weight by the size of its gradient; `silent` at both ends is Adam's without noise."""
-    return [
-        points("Adam", PRINTED, "circle", 6, x=size, y=adam),
-        points("DP-AdamBC", HOLDS, "diamond", 6, x=size, y=corrected),
-        line("Adam, no noise", PLAIN, "dash", width=1.5, x=size[[0, -1]], y=silent),
-    ]
