@@ -25,7 +25,7 @@ def jobs(monkeypatch) -> dict[str, Job]:
     seen: dict[str, Job] = {}
     train = Job.train
 
-    def spy(self: Job, listener):
+    def spy(self: Job, listener=lambda event: None):
         seen[self.name] = self
         return train(self, listener)
 
