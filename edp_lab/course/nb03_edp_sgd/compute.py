@@ -1,8 +1,8 @@
 """What ``03_edp_sgd.ipynb`` computes: Algorithm 1 line by line, noise against gradients, claimed and true. No widgets.
 
-    result = stages(as_printed=True, alpha_large=1.0, alpha_small=0.1, clip_norm=1.0, z=1.0, num_devices=8)    # pure
+    result = stages(as_printed=True, alpha_large=1.0, alpha_small=0.1, z=1.0, num_devices=8)    # pure
     history = GradientHistory(TrainConfig("smart-home", size="small"), epochs=6)    # trains for some seconds, once
-    promise(z=1.0, num_devices=8, alpha_max=1.0, micro_batch_size=8, epochs=1, delta=1e-5)
+    promise(z=1.0, num_devices=8, alpha_max=1.0, micro_batch_size=8)
 
 Clip factors, noise and the released mean are those of `edp_lab.training.dp_step`, epsilon is the judge's. What they
 refuse (UsageError) is refused here.
@@ -23,7 +23,7 @@ from torch import Tensor
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.inputs import BATCH, DELTA, DEVICES, Array, require, rng_of
 from edp_lab.course.kit.text import plain
-from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, judge
+from edp_lab.privacy import Alpha, Guarantee, Mechanism, Schedule, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.training import TrainConfig
@@ -39,18 +39,20 @@ MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # of one sentence's g
 
 
 class Stages(NamedTuple):
-    """What each of N devices holds after each line of Algorithm 1, for a model of two layers with one weight each."""
+    """What each of N devices holds after each line of Algorithm 1, for a model of two layers with one weight each.
 
-    mechanism: Mechanism  # with alpha taken for public; its clip norm and alpha are normalised where it is sound
+    The clip norm is 1.
+    """
+
+    mechanism: Mechanism  # with alpha taken for public; clip norm and alpha are normalised if it is sound
     alpha: Array  # (2,), layer scales as given
-    clip_norm: float  # C as given, in units of alpha
     points: Mapping[str, Array]  # by line, in the variant's order, (N, 2); device 0 has the first sentence
     scaled: Collection[str]  # lines after which gradients are in units of alpha
     kept: Array  # (N,), clip factors
     silent: Array  # (2,), the mean over devices without noise
     released: Array  # (2,), and with it
     reach: Array  # (2,), centre of the ellipse of means that the first sentence can reach
-    half_axes: Array  # (2,), its half axes: C alpha / N
+    half_axes: Array  # (2,), its half axes: alpha / N
     noise: Array  # (2,), deviation of the noise on the mean, by layer
     guarantee: Guarantee  # of one epoch
 
@@ -59,7 +61,6 @@ def stages(
     as_printed: bool,
     alpha_large: float,
     alpha_small: float,
-    clip_norm: float,
     z: float,
     num_devices: int,
     pull: float = 0.0,
@@ -74,9 +75,9 @@ def stages(
     alpha = torch.tensor([alpha_large, alpha_small], dtype=torch.float64)
     size, largest, unit = math.ceil(BATCH / max(num_devices, 1)), float(alpha.max()), alpha
     if as_printed:
-        mechanism = Mechanism.as_printed(clip_norm, z, num_devices, size, alpha=Alpha.PUBLIC, alpha_max=largest)
-    else:  # scales have maximum 1, and C takes up the rest
-        mechanism = Mechanism.sound(clip_norm * largest, z, num_devices, size, alpha=Alpha.PUBLIC)
+        mechanism = Mechanism.as_printed(1.0, z, num_devices, size, alpha=Alpha.PUBLIC, alpha_max=largest)
+    else:  # scales have maximum 1, and the clip norm takes up the rest
+        mechanism = Mechanism.sound(largest, z, num_devices, size, alpha=Alpha.PUBLIC)
         unit = alpha / largest
     gradients = _device_gradients(num_devices, pull, seed)
     factors = clip_factors(mechanism, layer_norms(gradients, PLANE), PLANE, unit)
@@ -97,9 +98,9 @@ def stages(
     silent, released = (release(mechanism, 0, rows, PLANE, unit, y).gradient for y in (torch.zeros(2).double(), total))
     others = factors[1:] @ gradients[1:] / num_devices
     return Stages(
-        mechanism, alpha.numpy(), clip_norm, {name: each.numpy() for name, each in held.items()},
+        mechanism, alpha.numpy(), {name: each.numpy() for name, each in held.items()},
         ("scale", "clip") if as_printed else ("scale", "clip", "noise"), factors.numpy(), silent.numpy(),
-        released.numpy(), others.numpy(), clip_norm * alpha.numpy() / num_devices,
+        released.numpy(), others.numpy(), alpha.numpy() / num_devices,
         np.array(noise_stds(mechanism, 0, unit, num_devices, 2)), judge(mechanism, 1, DELTA),
     )  # fmt: skip
 
@@ -113,12 +114,6 @@ def _device_gradients(num_devices: int, pull: float, seed: int) -> Tensor:
     if pull:
         sentences[0] = -pull * MEAN
     return torch.from_numpy(np.stack([part.mean(0) for part in np.array_split(sentences, num_devices)]))
-
-
-def spread(alpha: Tensor, layout: Layout) -> Tensor:
-    """The scale of each weight: (K) layer scales -> (P)."""
-    sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])
-    return alpha.repeat_interleave(sizes)
 
 
 # ---- A short real run ----------------------------------------------------------------------------------------------
@@ -197,16 +192,14 @@ def _batch_gradients(run: Trainer) -> Tensor:
 
 
 class Decayed(NamedTuple):
-    """Noise against gradients, epoch by epoch: lengths, and epsilon after 1, 2, ... epochs by "chosen" and "none"."""
+    """Noise against gradients, epoch by epoch: lengths."""
 
     config: TrainConfig
     gradient: Array  # (T,), of the batch's mean gradient, neither scaled nor clipped
     signal: Array  # (T,), of the mean of the clipped gradients, which is what gets the noise
     noise: Array  # (T,), expected (root mean square), of the noise on the mean
     same_cost: float | None  # noise of a run without decay that costs as much as the one chosen; None without noise
-    claimed: Mapping[str, Sequence[float | None]]
-    true: Mapping[str, Sequence[float | None]]  # with alpha taken to be public
-    guarantee: Guarantee  # of all epochs with the decay chosen
+    guarantee: Guarantee  # of all epochs
 
 
 def decayed(
@@ -223,11 +216,6 @@ def decayed(
     mechanism = config.mechanism()
     assert mechanism is not None  # the method is private
     alpha = history.alpha if as_printed else None
-    verdicts = {
-        name: [judge(described, epochs, history.delta) for epochs in range(1, history.epochs + 1)]
-        for name, described in (("chosen", mechanism), ("none", replace(mechanism, decay=Decay.NONE)))
-    }
-
     layers = len(history.sizes)
     stds = (torch.tensor(noise_stds(mechanism, t, alpha, num_devices, layers)) for t in range(history.epochs))
     noise = np.array([float((history.sizes.sqrt() * std.double()).norm()) for std in stds])
@@ -239,9 +227,7 @@ def decayed(
         _signals(history, mechanism, alpha),
         noise,
         None if same is None else float(noise[0] * same / z0),
-        {name: [verdict.epsilon_claimed for verdict in run] for name, run in verdicts.items()},
-        {name: [verdict.epsilon_if_alpha_public for verdict in run] for name, run in verdicts.items()},
-        verdicts["chosen"][-1],
+        judge(mechanism, history.epochs, history.delta),
     )
 
 
@@ -262,12 +248,13 @@ MANY = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Promise(NamedTuple):
-    """What the same z stands for: in the paper's accounting, as printed, and in the sound variant; alpha public."""
+    """What the same z stands for: in the paper's accounting, as printed, and in the sound variant.
+
+    One epoch, alpha public.
+    """
 
     printed: Mechanism  # Algorithm 1
     sound: Mechanism
-    epochs: int
-    delta: float
     multiplier: Mapping[str, float]  # by name, noise over sensitivity of what one step releases
     epsilon: Mapping[str, float | None]  # by name; None where it overflows
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
@@ -278,20 +265,20 @@ class Promise(NamedTuple):
         return float(ndtr(0.5 / self.multiplier[name])) if self.multiplier[name] else 1.0
 
 
-def promise(z: float, num_devices: int, alpha_max: float, micro_batch_size: int, epochs: int, delta: float) -> Promise:
-    """Algorithm 1 as printed and the sound variant at the same noise multiplier z, for so many epochs."""
+def promise(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) -> Promise:
+    """Algorithm 1 as printed and the sound variant at the same noise multiplier z, for one epoch."""
 
     def mechanisms(devices: int) -> tuple[Mechanism, Mechanism]:
         printed = Mechanism.as_printed(1.0, z, devices, micro_batch_size, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
         return printed, Mechanism.sound(1.0, z, devices, micro_batch_size)
 
     def epsilons(devices: int) -> dict[str, float | None]:
-        printed, sound = (judge(mechanism, epochs, delta) for mechanism in mechanisms(devices))
+        printed, sound = (judge(mechanism, 1, DELTA) for mechanism in mechanisms(devices))
         return {CLAIMED: printed.epsilon_claimed, PRINTED: printed.epsilon, SOUND: sound.epsilon}
 
     printed, sound = mechanisms(num_devices)
     multiplier = {CLAIMED: z, PRINTED: printed.noise_multiplier(0), SOUND: sound.noise_multiplier(0)}
     others = [epsilons(devices) for devices in MANY]
     curves = {name: [epsilon[name] for epsilon in others] for name in multiplier}
-    held = judge(printed, epochs, delta)
-    return Promise(printed, sound, epochs, delta, multiplier, epsilons(num_devices), curves, held)
+    held = judge(printed, 1, DELTA)
+    return Promise(printed, sound, multiplier, epsilons(num_devices), curves, held)

@@ -9,8 +9,8 @@ import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import decades, decay_of, delta_of, devices, number, seed_of, variant
-from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, logs, points, positive
+from edp_lab.course.kit.controls import decades, decay_of, devices, number, variant
+from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, points, positive
 from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, panel
 from edp_lab.course.kit.text import Words, account_of, at_least, at_most, percent, short, train_command
@@ -22,20 +22,19 @@ from edp_lab.privacy import Decay, Variant
 words = Words(__file__)
 figure = partial(fig.figure, height=380)
 ALPHAS = decades(-2, 1)
-clip_norm_of = partial(number, "clip norm C", stops=[stop for stop in decades(-2, 2) if stop <= 20], rare=True)
 
 
 # ---- Sound or printed ----------------------------------------------------------------------------------------------
 
 
 @panel("03")
-def promise(z: float = 1.0, num_devices: int = 8, epochs: int = 1) -> Panel:
+def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
     """What is claimed and what is true of the same z: `result` is a `Promise`."""
 
     def command(result: Promise, **_: Any) -> str:
         """Two calls of `edp-lab account`: as printed, with what is claimed, and sound."""
         of = (result.printed, result.sound)
-        return "\n".join(account_of(one, epochs=result.epochs, delta=result.delta) for one in of)
+        return "\n".join(account_of(one, epochs=1, delta=DELTA) for one in of)
 
     return Panel(
         "Sound or printed?",
@@ -48,9 +47,7 @@ def promise(z: float = 1.0, num_devices: int = 8, epochs: int = 1) -> Panel:
         z=number("noise multiplier z", z, decades(-2, 1)),
         num_devices=devices(num_devices, MANY),
         alpha_max=number("largest scale α", 1.0, ALPHAS),
-        epochs=number("epochs", epochs, [1, 2, 3, 5, 8, 12, 20, 30, 40], unit="epochs"),
         micro_batch_size=number("micro-batch size", 8, [1, 2, 4, 8, 16, 32, 64], unit="sentences", rare=True),
-        delta=delta_of(DELTA),
     )
 
 
@@ -96,7 +93,7 @@ def draw_by_devices(result: Promise) -> Figure:
         fig.vline(result.printed.num_devices),
         hover="N = %{x}: %{y:.3g}",
         xaxis=axis("GPUs N, at equal micro-batches", type="log", tickvals=MANY),
-        yaxis=log_axis(f"ε (at δ = {short(result.delta)})", [*said, *printed, *sound], labels=6),
+        yaxis=log_axis(f"ε (at δ = {short(DELTA)})", [*said, *printed, *sound], labels=6),
     )
 
 
@@ -104,22 +101,17 @@ def draw_by_devices(result: Promise) -> Figure:
 
 
 @panel("03")
-def stages(clip_norm: float = 1.0, z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
+def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
     """Algorithm 1 line by line on two layers of one weight: `result` is a `Stages`."""
-
-    def account(result: Stages) -> str:
-        """What the numbers say "if α is public" or of the sound variant."""
-        none = result.guarantee.epsilon is None
-        return "" if none else account_of(result.mechanism, epochs=1, delta=DELTA)
 
     pulls = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0]
     return Panel(
         "Algorithm 1, line by line",
         "The gradients of N devices after each line, one point each, in a model of two layers with one weight each.",
-        compute.stages,
+        partial(compute.stages, seed=seed),
         [(draw_stages, "1 1 100%")],
         words.stages,
-        account=account,
+        lambda result, **_: account_of(result.mechanism, epochs=1, delta=DELTA),
         tiles=tell_stages,
         as_printed=variant(True),
         pull=number("pull of sentence 1", 0.0, pulls, unit="mean gradients"),
@@ -127,8 +119,6 @@ def stages(clip_norm: float = 1.0, z: float = 1.0, num_devices: int = 8, seed: i
         alpha_small=number("α of the small layer", 0.2, ALPHAS),
         z=number("noise multiplier z", z, [0.0, *decades(-2, 1)]),
         num_devices=devices(num_devices),
-        clip_norm=clip_norm_of(clip_norm, unit="gradient ÷ α"),
-        seed=seed_of(seed),
     )
 
 
@@ -160,8 +150,7 @@ def draw_stages(result: Stages) -> Figure:
     layout = fig.plots(2, 3, [" "] * 6, horizontal_spacing=0.1, vertical_spacing=0.25)
     marks: list[Mark] = []
     for place, (name, held) in enumerate(result.points.items(), 1):
-        scale = np.ones(2) if name in result.scaled else result.alpha
-        allowed = result.clip_norm * scale
+        allowed = np.ones(2) if name in result.scaled else result.alpha
         # A long first gradient would leave no room for the others: what lies further out stands at the edge.
         usual = [held] if place > 2 else [held[1:], [MEAN / (1 if place == 1 else result.alpha)]]
         window = _window([0, 0], *usual, *([[-allowed, allowed]] if place > 1 else []))
@@ -213,22 +202,6 @@ def _ellipse(centre: Array, half_axes: Array, place: int, **look: Any) -> Mark:
     return {"type": "circle", **on, **dict(zip(("x0", "y0", "x1", "y1"), corners, strict=True)), **look}
 
 
-def alpha_figure(history: compute.GradientHistory) -> fig.Still:
-    """Per layer: the gradient's length in the first step, which becomes alpha, and the largest later on."""
-    norms, names = history.layer_norms().numpy(), history.layout.names
-    largest = norms[0].max()
-    order = [theme.layer_name(name) for name in theme.reading_order(names)]
-    rows = [theme.layer_name(name) for name in names]
-    return fig.still(
-        "Layer scales α, and what became of the gradients",
-        points("first step: α", INK, "diamond", 10, x=norms[0] / largest, y=rows),
-        points("largest later", PLAIN, "circle-open", 10, x=norms[1:].max(0) / largest, y=rows),
-        hover="%{y}: %{x:.3g}",
-        xaxis=logs("length of the gradient (1: the largest layer in the first step)"),
-        yaxis=axis("layer", categoryorder="array", categoryarray=order[::-1]),
-    )
-
-
 # ---- Decay ---------------------------------------------------------------------------------------------------------
 
 
@@ -245,14 +218,14 @@ def decay(
     """Noise against the gradients of a short run: `result` is a `Decayed`."""
 
     def command(result: Decayed, **_: Any) -> str:
-        told = "# trains with these values; the curves come from a run without noise"
-        return f"{told}\n{train_command(result.config)}"
+        """The run with this noise; the curves come from one without."""
+        return train_command(result.config)
 
     return Panel(
         "Noise that decays",
-        "How long the gradient and the noise are in every epoch of a short run, and what the noise costs in privacy.",
+        "How long the gradient and the noise are in every epoch of a short run.",
         partial(compute.decayed, history),
-        [draw_decay, draw_spent],
+        [draw_decay],
         words.decay,
         command,
         tiles=tell_decay,
@@ -262,7 +235,7 @@ def decay(
         tau=number("decay rate τ", tau, [k / 50 for k in range(51)], unit="per epoch"),
         z0=number("noise multiplier z0", z0, [0.0, *decades(-6, 1)]),
         num_devices=devices(num_devices),
-        clip_norm=clip_norm_of(clip_norm, unit="gradient ÷ α"),
+        clip_norm=number("clip norm C", clip_norm, decades(-2, 1), unit="gradient ÷ α", rare=True),
     )
 
 
@@ -286,21 +259,4 @@ def draw_decay(result: Decayed) -> Figure:
         hover="t = %{x}: %{y:.3g}",
         xaxis=axis("epoch t (first is 0)", [-0.2, max(epochs[-1], 1) + 0.2], dtick=1),
         yaxis=log_axis("L2 norm", [*result.gradient, *result.signal, *result.noise]),
-    )
-
-
-def draw_spent(result: Decayed) -> Figure:
-    """Epsilon by epoch, claimed and true, with the decay chosen and without one."""
-    epochs = list(range(1, len(result.gradient) + 1))
-    said, true = ([positive(run[name]) for name in ("chosen", "none")] for run in (result.claimed, result.true))
-    shown = [*said[0], *said[1], *true[0], *true[1]]
-    return figure(
-        "What it costs",
-        line("claimed", theme.CLAIMED, "dash", symbol="square-open", x=epochs, y=said[0]),
-        line("with a public α", HOLDS, symbol="circle", x=epochs, y=true[0]),
-        line("no decay: claimed", theme.CLAIMED, "dot", width=1.5, x=epochs, y=said[1]),
-        line("no decay: public α", HOLDS, "dashdot", width=1.5, x=epochs, y=true[1]),
-        hover="after %{x} epochs: %{y:.3g}",
-        xaxis=axis("epochs trained", [0.8, max(epochs[-1], 2) + 0.2], dtick=1),
-        yaxis=log_axis(f"ε (at δ = {short(result.guarantee.delta)})", shown, labels=6),
     )
