@@ -1,10 +1,9 @@
-"""What every accountant must do, whatever its method; and each against a peer: dp_accounting's RDP and PLD."""
+"""What every accountant must do, whatever its method; and each against a peer: dp_accounting's PLD."""
 
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-import dp_accounting as dp
 import mpmath
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from edp_lab.privacy import (
 from edp_lab.privacy.accountants import ORDERS, GroupRenyiDP, RenyiDP, gdp_delta, log_moments
 
 DELTA = 1e-5
-WHOLE = ORDERS % 1 == 0
 FULL = [Schedule([1.0], [1]), Schedule([3.0, 4.0, 2.5], [4, 1, 2]), Schedule([40.0], [300])]
 SAMPLED = [Schedule([1.0], [500], 0.01), Schedule([2.0, 0.7, 0.9], [100, 20, 30], 0.05)]
 
@@ -232,37 +230,11 @@ def test_large_groups_at_nearly_full_sampling_cost_what_they_must(z, steps, size
     assert GroupRenyiDP(Schedule([z], [steps], 0.999), size).epsilon(DELTA) >= least
 
 
-def random_schedule(number: int) -> Schedule:
-    """At most 8 distinct z, epsilon between .05 and 30."""
-    rng = np.random.default_rng((number, 1))
-    while True:
-        distinct = rng.integers(1, 9)
-        q = 10 ** rng.uniform(-3, -0.5)
-        z = 10 ** (rng.uniform(-0.2, 1.0) + rng.uniform(-0.1, 0.1, distinct))
-        schedule = Schedule(z, rng.integers(1, 60, distinct), q)
-        if 0.05 <= RenyiDP(schedule).epsilon(DELTA) <= 30:
-            return schedule
-
-
-@pytest.mark.parametrize("number", range(30))
-def test_renyi_agrees_with_dp_accounting_and_is_never_below_the_optimistic_bound(number):
-    """At whole orders, where theirs is exact; at fractional ones theirs adds the moduli of an alternating series."""
-    schedule, theirs = random_schedule(number), dp.rdp.RdpAccountant(orders=ORDERS[WHOLE].tolist())
-    theirs.compose(schedule.events())
-    ours, orders = RenyiDP(schedule), ORDERS[WHOLE]
-    rdp = ours.rdp[WHOLE]
-    assert rdp == pytest.approx(theirs._rdp, rel=1e-6, abs=1e-9)
-    at_whole = float(np.min(rdp + np.log1p(-1 / orders) - np.log(DELTA * orders) / (orders - 1)))
-    assert min(30, at_whole) == pytest.approx(min(30, theirs.get_epsilon(DELTA)), rel=1e-6)
-    assert ours.epsilon(DELTA) <= theirs.get_epsilon(DELTA) * (1 + 1e-9)
-    assert ours.epsilon(DELTA) >= optimistic(schedule).get_epsilon_for_delta(DELTA)
-
-
 @pytest.mark.parametrize(
     ("z", "q"), [(0.3, 0.01), (0.06, 0.5), (0.38, 0.17), (1.0, 1e-4), (5.0, 0.3), (30.0, 0.9), (0.115188, 5.446e-8)]
 )
-@pytest.mark.parametrize("order", [1.1, 1.7, 2.0, 5.3, 10.9])
-def test_moments_by_quadrature_equal_an_integral_with_40_digits(z, q, order):
+@pytest.mark.parametrize("order", [1.1, 2.0, 5.3, 10.9, 20.0])
+def test_moments_equal_an_integral_with_40_digits(z, q, order):
     with mpmath.workdps(40):
         a, zz, qq = mpmath.mpf(order), mpmath.mpf(z), mpmath.mpf(q)
         edges = [-30 * zz, -10 * zz, -5 * zz, 0, *(a * k / 8 for k in range(1, 9))]

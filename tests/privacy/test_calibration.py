@@ -129,20 +129,6 @@ def test_extreme_budgets_of_sampled_runs_are_met(budget, sampling_rate, steps):
     assert accountant_for(replace(mechanism, z0=z0), bill).epsilon(budget.delta) <= budget.epsilon
 
 
-def test_known_values():
-    """mu = 1 gives 4.38 at delta 1e-5, so T epochs need z = sqrt(T); as printed 2 sqrt(N) times that. Three utterances
-    cost three times one, a replaced one twice."""
-    budget, sound = Budget(4.3771, DELTA), Mechanism.sound(1.0, 1.0, 8, 1)
-    for epochs in (1, 9):
-        z0 = calibrate_z0(sound, epochs, budget)
-        assert z0 == pytest.approx(math.sqrt(epochs), rel=1e-4)
-        printed = calibrate_z0(Mechanism.as_printed(1.0, 1.0, 8, 8, alpha="public"), epochs, budget)
-        assert printed == pytest.approx(2 * math.sqrt(8 * epochs), rel=1e-4)
-        for changes, times in (({"utterances_per_person": 3}, 3), ({"adjacency": Adjacency.REPLACE_ONE}, 2)):
-            assert calibrate_z0(sound, epochs, replace(budget, **changes)) == pytest.approx(times * z0, rel=1e-8)
-    assert affordable_epochs(Mechanism.sound(1.0, 10.001, 8, 8), budget) == 100
-
-
 def test_the_ends_of_the_scale_and_no_noise_at_all():
     quiet, loud = Mechanism.sound(1.0, 1e-3, 8, 8, "linear", 0.1), Mechanism.sound(1.0, 1e8, 8, 8, "linear", 0.0)
     budget = Budget(1.0, DELTA)

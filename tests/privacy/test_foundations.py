@@ -1,14 +1,11 @@
 """The textbook mechanisms: each guarantee as a likelihood ratio, each sampler against its distribution."""
 
 import math
-from decimal import Decimal
 from unittest.mock import Mock
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as pld
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -66,16 +63,6 @@ def test_the_two_coins_of_the_textbook_have_epsilon_ln_3():
     assert response_epsilon(1) == response_epsilon(0) == math.inf
 
 
-@pytest.mark.parametrize("categories", [2, 3, 10])
-def test_mechanisms_agree_with_another_library(categories):
-    truth = truth_probability(1.7, categories)
-    replaced = (1 - truth) * categories / (categories - 1)  # its parameter: an answer drawn from all categories
-    peer = pld.from_randomized_response(replaced, categories)
-    assert peer.get_epsilon_for_delta(0) == pytest.approx(1.7, abs=2e-4)
-    peer = pld.from_laplace_mechanism(laplace_scale(categories, 0.7) / categories)
-    assert peer.get_epsilon_for_delta(0) == pytest.approx(0.7, abs=1e-3)
-
-
 @pytest.mark.parametrize("categories", [2, 4])
 @pytest.mark.parametrize("answer", [0, 1])
 def test_responses_have_the_stated_probabilities(categories, answer, rng):
@@ -95,16 +82,6 @@ def test_responses_accept_small_types_and_answers_one_by_one_and_the_largest_eps
     assert int(randomised_response(1, 0.5, rng)) in (0, 1)
     smallest = Mock(random=np.zeros, integers=lambda low, high, shape: np.full(shape, low))
     assert randomised_response([0, 1], 1e5, smallest).tolist() == [1, 0]
-
-
-def test_the_estimate_undoes_the_expected_responses():
-    # 40 % yes under the two coins: 0.25 * 0.6 + 0.75 * 0.4 = 45 % of the responses
-    estimate, error = estimate_frequencies([1] * 450 + [0] * 550, math.log(3))
-    assert estimate == pytest.approx([0.6, 0.4])
-    assert error == pytest.approx([2 * math.sqrt(0.45 * 0.55 / 1000)] * 2)
-    outside = estimate_frequencies([0, 0, 1], 0.1).estimate  # unbiased, so it may leave [0, 1]
-    assert outside.max() > 1
-    assert outside.sum() == pytest.approx(1)
 
 
 def test_the_estimate_is_unbiased_and_its_standard_error_is_honest(rng):
@@ -154,17 +131,6 @@ def test_the_analytic_sigma_keeps_delta_and_is_the_smallest_and_the_classic_one_
         classic = classic_gaussian_sigma(sensitivity, epsilon, delta)
         assert classic == pytest.approx(sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon)
         assert classic > sigma
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 2.5, 7.0, 50.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.1])
-def test_the_gaussian_mechanism_agrees_with_another_library(epsilon, delta):
-    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
-    assert analytic_gaussian_sigma(2.0, epsilon, delta) == pytest.approx(2 * sigma, rel=1e-5)
-    assert gaussian_epsilon(2.0, 2 * sigma, delta) == pytest.approx(epsilon, rel=1e-4)
-    if epsilon >= 1:
-        with pytest.raises(UsageError, match=rf"epsilon is {epsilon}.*below 1.*analytic_gaussian_sigma"):
-            classic_gaussian_sigma(1.0, epsilon, delta)
 
 
 @st.composite
@@ -286,27 +252,14 @@ def test_equal_shares_fit_the_budget_and_no_more(budget, queries):
                 counter.count(bool, small)
 
 
-@given(st.lists(st.decimals("0.01", "1", places=2), min_size=1, max_size=30))
-@example([Decimal("0.281")] * 29)  # its float lies above, that of the budget 8.149 below
-def test_decimal_shares_fit_the_decimal_budget(shares):
-    counter = NoisyCounter([], float(sum(shares)), np.random.default_rng(0))
-    for share in shares:
-        counter.count(bool, float(share))
-    with pytest.raises(UsageError):
-        counter.count(bool, 1e-12)
-
-
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("epsilon", lambda x, rng: truth_probability(x)),
         ("epsilon", lambda x, rng: randomised_response([0], x, rng)),
         ("epsilon", lambda x, rng: estimate_frequencies([0], x)),
-        ("epsilon", lambda x, rng: laplace_scale(1, x)),
         ("sensitivity", lambda x, rng: laplace_release([0], x, 1, rng)),
         ("epsilon", lambda x, rng: classic_gaussian_sigma(1, x, DELTA)),
-        ("sensitivity", lambda x, rng: classic_gaussian_sigma(x, 0.5, DELTA)),
         ("epsilon", lambda x, rng: analytic_gaussian_sigma(1, x, DELTA)),
         ("sensitivity", lambda x, rng: analytic_gaussian_sigma(x, 1, DELTA)),
         ("sensitivity", lambda x, rng: gaussian_epsilon(x, 1, DELTA)),
@@ -333,6 +286,7 @@ def test_numbers_that_must_be_positive(name, call, bad, rng):
             for call in (classic_gaussian_sigma, analytic_gaussian_sigma, gaussian_epsilon)
             for bad in (0.0, 1.0, -0.1, math.nan)
         ),
+        ("epsilon is 1.0.*below 1.*analytic_gaussian_sigma", lambda rng: classic_gaussian_sigma(1.0, 1.0, DELTA)),
         ("number of categories is 1:", lambda rng: truth_probability(1.0, 1)),
         ("number of categories is 2.5:", lambda rng: response_epsilon(0.5, 2.5)),
         ("probability of truth is nan:", lambda rng: response_epsilon(math.nan)),
@@ -421,7 +375,7 @@ def test_every_release_is_k_anonymous_and_says_nothing_untrue(rows, k, most):
     assert not linkage.identified.any() or k == 1
 
 
-def test_the_roll_identifies_patients_in_the_plain_table_none_among_two_and_a_starred_row_anybody():
+def test_the_roll_identifies_patients_in_the_plain_table_and_none_among_two():
     plain = link(anonymise(TABLE, COLUMNS, 1, 0), ROLL, SECRETS)
     assert plain.identified.all()
     assert plain.rows_per_person.tolist() == [1] * 6 + [0] * 3
@@ -431,8 +385,3 @@ def test_the_roll_identifies_patients_in_the_plain_table_none_among_two_and_a_st
     assert not linked.identified.any()
     within = link(anonymise(TABLE, COLUMNS, 2, 0), TABLE, SECRETS)  # who share a secret are betrayed all the same
     assert within.disclosed.tolist() == [True, True, False, False, False, False]  # both have asthma
-    odd = np.array([["420", "30", "f"]] * 2 + [["511", "61", "m"], ["530", "25", "f"]])
-    release = anonymise(odd, COLUMNS, 2, 0.5)
-    linkage = link(release, odd, ["a", "a", "b", "b"])
-    assert linkage.rows_per_person.tolist() == [4, 4, 2, 2]
-    assert linkage.disclosed.tolist() == [False, False, True, True]  # only the starred rows fit the last two

@@ -1,4 +1,4 @@
-"""Epsilon against reference values, a 60-digit evaluation, another accountant, and monotonicity."""
+"""Epsilon against a 60-digit evaluation, monotonicity, and verdicts of the judge."""
 
 import itertools
 import math
@@ -39,13 +39,6 @@ def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
 
 def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(math.log(low), math.log(high)).map(math.exp)
-
-
-@pytest.mark.parametrize(
-    ("mu", "epsilon"), [(1, 4.38), (2, 10.00), (2 * math.sqrt(2), 15.46), (4, 24.38), (2 * math.sqrt(8), 39.38)]
-)
-def test_reference_values(mu, epsilon):
-    assert gdp_epsilon(mu, DELTA) == pytest.approx(epsilon, abs=0.005)
 
 
 @settings(max_examples=300)
@@ -190,14 +183,6 @@ def test_as_printed_more_devices_and_larger_scales_cost_more_than_is_claimed(z, 
     assert true_epsilon(replace(few, num_devices=N + 1), epochs, DELTA) > true_epsilon(few, epochs, DELTA)
 
 
-@given(logarithmic(1e-2, 1e2), st.integers(1, 30), logarithmic(0.1, 10))
-def test_scaling_alpha_is_scaling_clip_and_noise(z, epochs, s):
-    """(s alpha, C, z) has the epsilon of (alpha, s C, z / s)."""
-    scaled = Mechanism.as_printed(1.0, z, 8, 8, alpha="public", alpha_max=s)
-    moved = Mechanism.as_printed(s, z / s, 8, 8, alpha="public")
-    assert true_epsilon(scaled, epochs, DELTA) == pytest.approx(true_epsilon(moved, epochs, DELTA), rel=1e-9)
-
-
 @given(logarithmic(1e-2, 1e3), st.integers(1, 64), st.integers(1, 64), st.integers(1, 30))
 def test_the_sound_version_never_exceeds_its_claim_whatever_clip_norm_and_devices(z, N, m, epochs):
     """Sound z_t is the multiplier that zCDP assumes, and the closed form is tighter than zCDP."""
@@ -289,7 +274,7 @@ def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():
     ):
         floats = judge(mechanism, 1, DELTA, published)
         assert (floats.status, floats.condition) == ("for real numbers only", "in real numbers")
-        assert "a float, whose last bits" in floats.scope
+        assert "not cryptographic" in floats.scope
         assert ("seed" in floats.reason) == published
         assert floats.epsilon == true_epsilon(mechanism, 1, DELTA)
     for named in ("utterance", "zero-out", "disjoint", "adversary", "public", "not covered"):
