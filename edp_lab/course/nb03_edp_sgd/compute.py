@@ -173,15 +173,6 @@ class GradientHistory:
         return self.first.unflatten(0, (num_devices, FINEST // num_devices)).mean(1)
 
 
-def library_step(history: GradientHistory, clip_norm: float, z: float, num_devices: int, draws: Tensor) -> Tensor:
-    """What the library releases of the first batch, as printed; standard normal draws (N, P) of the devices -> (P)."""
-    size = math.ceil(BATCH / num_devices)
-    mechanism = Mechanism.as_printed(clip_norm, z, num_devices, size)
-    rows = StackedGradients(history.per_device(num_devices), history.layout)
-    noise = draws.sum(0) / math.sqrt(num_devices)
-    return release(mechanism, 0, rows, history.layout, history.alpha, noise).gradient
-
-
 def _batch_gradients(run: Trainer) -> Tensor:
     """(FINEST, P) gradients of the batch that the run meets next, with its own dropout."""
     now = run.progress
