@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -209,6 +210,7 @@ def main(job: str) -> None:
     task = Task(**fields)
     contestants = [Contestant(*each) for each in given]
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    warnings.filterwarnings("ignore", "Full backward hook")  # Opacus', on a first layer
     for turn in turns(task, contestants, pretrained, memory):
         if int(os.environ.get("RANK", 0)) == 0:
             print(json.dumps(turn), flush=True)
