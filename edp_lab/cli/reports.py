@@ -419,7 +419,7 @@ def three_phases(record: ThreePhaseRecord, reasons: Mapping[str, Iterable[str]],
     if labels is not None and account is not None and account.composed:
         ways = ", ".join(f"{way} {up(epsilon, 4)}" for way, epsilon in account.composed.items())
         unless = "" if record.status == "holds" else f" ({record.status})"
-        released = f"{labels.queries:,} asked, {labels.answered:,} answered, {labels.right:.1%} right; epsilon "
+        released = f"{labels.queries:,} labels, {labels.right:.1%} right; epsilon "
         released += (
             f"{up(account.epsilon, 4)} at delta {account.delta:g}, one training example replaced{unless}: {ways}"
         )

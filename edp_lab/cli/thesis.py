@@ -119,7 +119,7 @@ def three_phase(
     phases: Annotated[str, "Which phases take part, such as 1,2,3 or 2,3."] = "1,2,3",
     sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6,
     instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set.", COUNT] = 10,
-    vote: Annotated[str, "hard, soft, laplace, gaussian or confident."] = "laplace",
+    vote: Annotated[str, "hard, laplace or gaussian."] = "laplace",
     vote_epsilon: Annotated[float, "Of one noised label; all of them together cost more."] = 0.2,
     labels: Annotated[int | None, "Public images put to the vote (default: all).", COUNT] = None,
     method: Annotated[str, "Training of the instructors: adam, dp-adam, sgd ..."] = "adam",

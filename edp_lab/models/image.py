@@ -142,10 +142,6 @@ class ImageClassifier(nn.Module):
         parts = x.split(max(1, SCORED // math.prod(self.shape)))
         return torch.cat([self.logits(part).log_softmax(1) for part in parts]).cpu().numpy()  # type: ignore[no-any-return]
 
-    def probabilities(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(n, *shape) -> (n, classes)."""
-        return np.exp(self.log_probabilities(images))
-
     def predict(self, images: NDArray[np.float32]) -> NDArray[np.int64]:
         """The most probable class of each example: (n, *shape) -> (n)."""
         return self.log_probabilities(images).argmax(1)

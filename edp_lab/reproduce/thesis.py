@@ -287,9 +287,9 @@ class Lab:
         Returns: the network, and the share of its labels that are true.
         """
         data, public = self.images(repeat, SIGMA), self.public
-        predicted = np.array([voter.predicted[:public] for voter in voters])
+        counts = vote_counts([voter.predicted[:public] for voter in voters], data.classes)
         noise = stream(self._key(repeat, f"{vote.vote} vote, {name}"), Purpose.NOISE)
-        labels = vote.labels(np.eye(data.classes, dtype=np.float32)[predicted], noise)
+        labels = vote.labels(counts, noise)
         last_tenth = data.test[public:], data.test_labels[public:]
         seen = Images(data.name, data.test[:public], labels, *last_tenth, data.classes)
         [network] = self.train([self.job(f"{name}: understudy, {vote.vote} vote", repeat, seen, **given)])
@@ -457,7 +457,7 @@ def phase_three(table: str, lab: Lab) -> Iterator[Row]:
     for name, kind in MODELS.items():
         for private in (True, False):
             ten, training = _instructors(lab, name, kind, private), _training(private)
-            vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA, len(ten[0]))
+            vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA)
             how = {"model": kind, **training}
             named = f"{name}, {training['method']}"
             taught = [lab.understudy(named, repeat, voters, vote, **how) for repeat, voters in enumerate(ten)]

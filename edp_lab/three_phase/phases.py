@@ -7,8 +7,7 @@ labels, the only thing that is released. Public are nine tenths of the test set;
 What holds for the understudy is what its labels cost (`votes`), whatever else was done: phase I leaves labels bare,
 phase II guarantees nothing without noise, and guarantees do not multiply.
 
-Settings and data that make no sense are refused by `UsageError` before anything is trained, a vote that answers no
-query after it.
+Settings and data that make no sense are refused by `UsageError` before anything is trained.
 
 Source: Barzegar 2021, chapters 3 and 4; phases II and III are PATE (Papernot et al. 2017).
 """
@@ -38,10 +37,7 @@ from edp_lab.three_phase.classifier import Trained, train_classifier
 from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
 from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, Classes, ClassifierSettings, ThreePhaseSettings
 from edp_lab.three_phase.votes import (
-    NO_LABEL,
     PRIVATE,
-    Aggregator,
-    Vote,
     VoteAccount,
     account_votes,
     label_probabilities,
@@ -73,8 +69,7 @@ class Labels:
     """What the vote said about the public images."""
 
     queries: int
-    answered: int  # a confident vote may decline
-    right: float  # share of the answers that are true
+    right: float  # share of the labels that are true
     right_without_noise: float  # of the same votes, counted exactly
     unanimous: float  # share of the queries on which all instructors agree
     unanimous_survives: float  # the chance that noise leaves the label of such a query as it is
@@ -268,38 +263,32 @@ class _Run:
         if None not in epsilons:
             worst = max(epsilon for epsilon in epsilons if epsilon is not None)
             why = "the worst of its instructors (one example left out, all others where they are)"
-        probabilities = self._probabilities(slice(self.public, None))
-        for vote in (Vote.HARD, Vote.SOFT):
-            predicted = Aggregator(vote).labels(probabilities, np.random.default_rng(0))
-            self._add(f"{vote} vote", len(order), predicted, worst, why, [], seconds)
+        predicted = self._counts(slice(self.public, None)).argmax(axis=1)
+        self._add(HARD, len(order), predicted, worst, why, [], seconds)
 
     def label(self) -> None:
         """Put the public images to the vote, and account for it."""
         queries = self.settings.labels or self.public
-        probabilities, aggregator = self._probabilities(slice(queries)), self.settings.aggregator()
-        counts = vote_counts(probabilities.argmax(axis=2), self.images.classes)
+        counts, aggregator = self._counts(slice(queries)), self.settings.aggregator()
         self.record.privacy = account_votes(aggregator, queries, self.settings.delta)
-        self.answers = aggregator.labels(probabilities, stream(self.key, Purpose.NOISE, 2))
-        truth, answered = self.images.test_labels[:queries], int((self.answers != NO_LABEL).sum())
+        self.answers = aggregator.labels(counts, stream(self.key, Purpose.NOISE, 2))
+        truth = self.images.test_labels[:queries]
         agreed = np.array([len(self.voters)] + [0] * (self.images.classes - 1))
         chances = label_probabilities(agreed, aggregator) if aggregator.vote in PRIVATE else [1.0]
         self.record.labels = Labels(
             queries,
-            answered,
-            right=float((self.answers == truth).sum() / max(answered, 1)),
+            right=float((self.answers == truth).mean()),
             right_without_noise=float((counts.argmax(axis=1) == truth).mean()),
             unanimous=float((counts.max(axis=1) == len(self.voters)).mean()),
             unanimous_survives=float(chances[0]),
         )
 
     def phase_three(self) -> None:
-        """The understudy, on the public images that got a label."""
+        """The understudy, on the public images that were put to the vote."""
         account = self.record.privacy
         assert account is not None
-        chosen = np.flatnonzero(self.answers != NO_LABEL)
-        if not len(chosen):
-            raise UsageError(f"the vote answered none of its {len(self.answers)} queries: raise its epsilon")
-        job = self._job(UNDERSTUDY, self.images.test[chosen], self.answers[chosen], self.settings.understudy_method)
+        labelled = self.images.test[: len(self.answers)]
+        job = self._job(UNDERSTUDY, labelled, self.answers, self.settings.understudy_method)
         epsilon, why = None, "no noise on the votes"
         if math.isfinite(account.epsilon):
             # T15: private training would protect images that are public and labels that are noised already.
@@ -319,9 +308,10 @@ class _Run:
         settings = self.settings.training(method, len(x), self.images.classes, name)
         return Job(name, settings, x, y, self.images.test[self.public :], self.images.test_labels[self.public :])
 
-    def _probabilities(self, queries: slice) -> NDArray[np.float32]:
-        """Of every voter: (N, Q, K)."""
-        return np.array([voter.probabilities(self.images.test[queries]) for voter in self.voters])
+    def _counts(self, queries: slice) -> NDArray[np.int64]:
+        """How many voters chose each class: (Q, K)."""
+        predicted = [voter.predict(self.images.test[queries]) for voter in self.voters]
+        return vote_counts(predicted, self.images.classes)
 
     def _keep(self, job: Job, trained: Trained, epsilon: float | None, why: str) -> None:
         seconds = sum(row["seconds"] for row in trained.rows)

@@ -177,7 +177,7 @@ class ThreePhaseSettings:
         return self.instructors if 2 in self.phases else 1
 
     def aggregator(self) -> Aggregator:
-        return Aggregator.for_epsilon(self.vote, self.vote_epsilon, self.delta, self.voters)
+        return Aggregator.for_epsilon(self.vote, self.vote_epsilon, self.delta)
 
     def training(self, method: str, examples: int, classes: int, name: str) -> ClassifierSettings:
         """How the network of that name is trained on so many examples."""

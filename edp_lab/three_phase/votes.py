@@ -2,7 +2,7 @@
 
 Noise is what makes a vote private. One training example changes at most one instructor, so at most one vote moves from
 one class to another: the counts of two neighbours differ by 2 in L1 and by sqrt(2) in L2. Predictions of N instructors
-for Q queries are (N, Q) labels, their probabilities (N, Q, K), counts (Q, K).
+for Q queries are (N, Q) labels, counts (Q, K).
 
 N. Papernot, M. Abadi, U. Erlingsson, I. Goodfellow, K. Talwar, "Semi-supervised knowledge transfer for deep learning
 from private training data", ICLR 2017 (arXiv 1610.05755); N. Papernot, S. Song, I. Mironov, A. Raghunathan, K. Talwar,
@@ -36,10 +36,7 @@ from edp_lab.privacy.foundations import (
     report_noisy_max,
 )
 
-NO_LABEL = -1  # where Confident-GNMax does not answer
 L1_SENSITIVITY = 2.0
-THRESHOLD_SHARE = 0.8  # of the instructors: PATE 2018 asks for 200 of 250
-THRESHOLD_RATIO = 3.75  # noise on the test of consensus over noise on the votes: its 150 over 40
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -47,20 +44,18 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 class Vote(StrEnum):
-    """A way to vote; only the last three are private."""
+    """A way to vote; only the last two are private."""
 
     HARD = "hard"  # most votes; the lowest class where two have as many
-    SOFT = "soft"  # largest mean probability
     LAPLACE = "laplace"  # LNMax: most votes after Laplace noise (Papernot et al. 2017, equation 1)
     GAUSSIAN = "gaussian"  # GNMax: the same with Gaussian noise (Papernot et al. 2018, section 4.1)
-    CONFIDENT = "confident"  # GNMax only where instructors agree, which noise decides, too (algorithm 1 there)
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
         raise UsageError(f"unknown vote {value!r}: choose {', '.join(cls)}")
 
 
-PRIVATE = (Vote.LAPLACE, Vote.GAUSSIAN, Vote.CONFIDENT)
+PRIVATE = (Vote.LAPLACE, Vote.GAUSSIAN)
 
 
 @dataclass(frozen=True)
@@ -69,25 +64,20 @@ class Aggregator:
 
     vote: Vote
     noise: float = 0.0  # on each count: scale b of Laplace noise (PATE's 1 / gamma), deviation of Gaussian noise, or 0
-    threshold: float = 0.0  # votes that the strongest class needs, after noise, to be answered
-    threshold_noise: float = 0.0  # deviation of that noise, of a confident vote; else 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vote", Vote(self.vote))
-        private, confident = self.vote in PRIVATE, self.vote is Vote.CONFIDENT
-        for name, value, wanted in (("", self.noise, private), ("threshold ", self.threshold_noise, confident)):
-            if not 0 <= value < math.inf or (value > 0) != wanted:
-                needs = "must be a finite number greater than 0" if wanted else "must be 0: it adds none"
-                raise UsageError(f"the {name}noise of a {self.vote} vote is {value}: it {needs}")
-        if not math.isfinite(self.threshold):
-            raise UsageError(f"the threshold of the vote is {self.threshold}: it must be a number of votes")
+        private = self.vote in PRIVATE
+        if not 0 <= self.noise < math.inf or (self.noise > 0) != private:
+            needs = "must be a finite number greater than 0" if private else "must be 0: it adds none"
+            raise UsageError(f"the noise of a {self.vote} vote is {self.noise}: it {needs}")
 
     @classmethod
-    def for_epsilon(cls, vote: Vote | str, epsilon: float, delta: float, instructors: int) -> Aggregator:
-        """The vote of which each query is epsilon-DP (Laplace) or (epsilon, delta)-DP (Gaussian, confident).
+    def for_epsilon(cls, vote: Vote | str, epsilon: float, delta: float) -> Aggregator:
+        """The vote of which each query is epsilon-DP (Laplace) or (epsilon, delta)-DP (Gaussian).
 
-        Neighbours: one training example replaced, see the top. Laplace noise has the scale 2 / epsilon. A confident
-        vote splits the budget between its two noises as PATE 2018 does on MNIST. Votes without noise take no epsilon.
+        Neighbours: one training example replaced, see the top. Laplace noise has the scale 2 / epsilon. A vote without
+        noise takes no epsilon.
         """
         vote = Vote(vote)
         if vote not in PRIVATE:
@@ -96,30 +86,18 @@ class Aggregator:
             raise UsageError(f"the epsilon of a vote is {epsilon}: it must be a finite number greater than 0")
         if vote is Vote.LAPLACE:
             return cls(vote, laplace_scale(L1_SENSITIVITY, epsilon))
-        unit = analytic_gaussian_sigma(1.0, epsilon, delta)
-        if vote is Vote.GAUSSIAN:
-            return cls(vote, math.sqrt(2) * unit * (1 + 1e-15))
-        # The votes have sensitivity sqrt(2), the strongest count 1.
-        share = math.sqrt(2 + THRESHOLD_RATIO**-2) * (1 + 1e-15)
-        return cls(vote, share * unit, THRESHOLD_SHARE * instructors, THRESHOLD_RATIO * share * unit)
+        return cls(vote, math.sqrt(2) * analytic_gaussian_sigma(1.0, epsilon, delta) * (1 + 1e-15))
 
-    def labels(self, probabilities: NDArray[np.floating[Any]], rng: np.random.Generator) -> NDArray[np.int64]:
-        """The label of every query: (N, Q, K) -> (Q), -1 where there is no answer.
+    def labels(self, counts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """The label of every query: (Q, K) -> (Q).
 
-        Guarantee of one query, of many: `account_votes`. A hard or soft vote has none.
+        Guarantee of one query, of many: `account_votes`. A hard vote has none.
         """
-        if self.vote is Vote.SOFT:
-            return probabilities.mean(axis=0).argmax(axis=1)
-        counts = vote_counts(probabilities.argmax(axis=2), probabilities.shape[2])
         if self.vote is Vote.HARD:
             return counts.argmax(axis=1)
         if self.vote is Vote.LAPLACE:
             return report_noisy_max(counts, 1.0, L1_SENSITIVITY / self.noise, rng)
-        labels = gaussian_release(counts, self.noise, rng).argmax(axis=1)
-        if self.vote is Vote.CONFIDENT:
-            strongest = gaussian_release(counts.max(axis=1), self.threshold_noise, rng)
-            labels[strongest < self.threshold] = NO_LABEL
-        return labels
+        return gaussian_release(counts, self.noise, rng).argmax(axis=1)
 
 
 def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
@@ -136,7 +114,7 @@ def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
 
 
 def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np.float64]:
-    """With what probability a noisy vote gives each label, if it answers: (K) -> (K), correct to 1e-12.
+    """With what probability a noisy vote gives each label: (K) -> (K), correct to 1e-12.
 
     P[j] is the integral of noise density at x - count_j times the product of the noise distribution at x - count_i.
     Ten voters who agree, ten classes, Laplace: 0.26 at scale 10, 0.50 at scale 5.
@@ -166,7 +144,7 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
 class VoteAccount:
     """What the labels of all queries cost together, for one training example replaced, in its place in the parts."""
 
-    queries: int  # put to the vote, answered or not
+    queries: int  # put to the vote
     delta: float  # of every epsilon here, except that of one Laplace query, which holds at 0
     query_epsilon: float  # of one query; inf for a vote without noise, and so is `epsilon`
     composed: dict[str, float]  # of all queries, by each way of adding up
@@ -178,7 +156,7 @@ def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAcc
 
     Formal guarantee: the labels of all queries, and every model and answer computed from them, are (epsilon, delta)-DP
     with respect to one training example, if that example reaches one instructor only, the queries do not depend on the
-    training examples, and the noise is secret. A confident vote is charged as if it had answered every query.
+    training examples, and the noise is secret.
     """
     check_delta(delta)
     each = query_epsilon(aggregator, delta)
@@ -203,7 +181,7 @@ def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dic
     * Laplace, pure epsilon: the plain sum; advanced composition; zero-concentrated DP with rho = queries epsilon^2 / 2
       (Bun and Steinke 2016, proposition 1.4); Renyi DP (PATE 2017's moments accountant with the better conversion).
     * Gaussian: the labels are computed from counts + noise, one Gaussian release of L2 sensitivity sqrt(2), so mu
-      adds up in squares. A confident vote also releases its strongest count, of sensitivity 1.
+      adds up in squares.
     """
     check_delta(delta)
     if aggregator.vote not in PRIVATE or queries < 0:
@@ -223,8 +201,7 @@ def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dic
 
 def _mu(aggregator: Aggregator) -> float:
     """Sensitivity over standard deviation of all that one query with Gaussian noise releases."""
-    consensus = 1 / aggregator.threshold_noise if aggregator.vote is Vote.CONFIDENT else 0.0
-    return math.hypot(math.sqrt(2) / aggregator.noise, consensus) * ROUND_UP
+    return math.sqrt(2) / aggregator.noise * ROUND_UP
 
 
 class PartitionCost(NamedTuple):

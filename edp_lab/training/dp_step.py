@@ -35,7 +35,7 @@ Where one pass forms the sum for many micro-batches (`KeptGradients`; ghost clip
 terms of one gradient can cancel within a product of matrices, and a library may round what it computes of one utterance
 by another's presence. There it is *assumed* that all this moves two neighbours' sums apart by less than C / 2,200, some
 7,600u C, or than what h leaves, where that is more. Measured are 66u C for 64 utterances, each a micro-batch, 458u C
-for 512 (`tests/training/test_rounding.py`), 1,051u C for 8,192, which are sixteen passes that are summed in float64.
+for 512 (`tests/training/test_dp_step.py`), 1,051u C for 8,192, which are sixteen passes that are summed in float64.
 `--precision float64` makes u 2^-53, and the same room 5 * 10^8 times as large beside what is rounded.
 """
 

@@ -125,7 +125,7 @@ def test_private_rows_and_understudies_have_the_epsilon_of_their_networks_or_lab
             assert made[table, name].epsilon == pytest.approx(0.999 * claimed)
             assert made[table, name].delta == delta
     assert made["6.2", "DPAdam, epsilon 2, noise of eq. 3.3, C 4"].epsilon == pytest.approx(200)
-    labels = account_votes(Aggregator.for_epsilon("laplace", 0.2, 1e-5, 2), 540, 1e-5).epsilon
+    labels = account_votes(Aggregator.for_epsilon("laplace", 0.2, 1e-5), 540, 1e-5).epsilon
     for name in MODELS:
         assert made["4.7", f"{name}, no DPAdam"].epsilon == labels
         assert made["4.7", f"DP-{name}"].epsilon == made["4.6", f"DP-{name}"].epsilon == pytest.approx(6.993)
@@ -174,7 +174,7 @@ def test_an_understudy_learns_the_labels_of_the_vote_and_is_scored_on_the_last_t
     assert lab.understudy("a", 0, voters, Aggregator(Vote.HARD), model="cnn")[1] == 1
     assert np.array_equal(jobs[0].y, truth[:540])
     assert np.array_equal(jobs[0].test_y, truth[540:])
-    assert 0 < lab.understudy("a", 0, voters, Aggregator.for_epsilon("laplace", 0.2, 1e-5, 3), model="cnn")[1] < 0.4
+    assert 0 < lab.understudy("a", 0, voters, Aggregator.for_epsilon("laplace", 0.2, 1e-5), model="cnn")[1] < 0.4
 
 
 def test_repeats_have_seeds_and_test_images_of_their_own(tmp_path, monkeypatch):

@@ -182,7 +182,7 @@ def test_rows_are_told_epoch_by_epoch_and_score_the_test_examples():
     assert [row["epoch"] for row in told] == [1, 2, 3]
     assert told[-1]["loss"] < told[0]["loss"]
     assert trained.accuracy == (trained.model.predict(data.test) == data.test_labels).mean()
-    p = trained.model.probabilities(data.test)[range(len(data.test)), data.test_labels]
+    p = np.exp(trained.model.log_probabilities(data.test))[range(len(data.test)), data.test_labels]
     assert told[-1]["test_loss"] == pytest.approx(-np.log(p).mean(), rel=1e-4)
 
 

@@ -3,14 +3,26 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 from sklearn import metrics
 
 from edp_lab.corpora.images import Images, load_images
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
+from edp_lab.three_phase.perturbation import (
+    RESIZED,
+    compare,
+    image_guarantee,
+    image_sensitivity,
+    perturb,
+    printed_sigma,
+)
 from edp_lab.three_phase.phases import Event, Job, ThreePhaseRecord, _Run, run_three_phase
 from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, ThreePhaseSettings, score_labels
 
@@ -41,12 +53,12 @@ def record() -> ThreePhaseRecord:
 
 def test_all_parts_are_scored_on_the_last_tenth_and_privacy_is_that_of_the_labels_by_hand(record):
     instructors = [f"instructor {i}" for i in (1, 2, 3)]
-    assert [part.name for part in record.parts] == [PLAIN, ONE, *instructors, HARD, "soft vote", UNDERSTUDY]
-    assert [part.examples for part in record.parts] == [300, 300, 100, 100, 100, 300, 300, 90]
+    assert [part.name for part in record.parts] == [PLAIN, ONE, *instructors, HARD, UNDERSTUDY]
+    assert [part.examples for part in record.parts] == [300, 300, 100, 100, 100, 300, 90]
     assert {sum(map(sum, part.scores.confusion)) for part in record.parts} == {10}
     assert (record.data["public"], record.data["test"]) == (90, 10)
     # 90 labels, 0.2 each: plain sum 18; rho = 90 * 0.02 = 1.8, rho + 2 sqrt(rho ln 1e5) = 10.90.
-    assert record.privacy.queries == record.labels.answered == 90
+    assert record.privacy.queries == record.labels.queries == 90
     assert record.privacy.query_epsilon == pytest.approx(0.2)
     assert record.privacy.composed["plain sum"] == pytest.approx(18)
     assert record.privacy.composed["zCDP"] == pytest.approx(1.8 + 2 * math.sqrt(1.8 * math.log(1e5)))
@@ -110,21 +122,11 @@ def test_fewer_labels_cost_less_and_a_vote_without_noise_guarantees_nothing(jobs
     assert found.status == "none"
 
 
-def test_an_unanswered_query_teaches_nothing_and_a_vote_that_answers_none_is_refused(jobs, monkeypatch):
-    found = run_three_phase(replace(QUICK, vote="confident", vote_epsilon=20.0), FEW)
-    assert 0 < found.labels.answered == len(jobs[UNDERSTUDY].x) < found.labels.queries == 90
-    assert found.privacy.queries == 90
-    never = replace(QUICK.aggregator(), vote="confident", threshold=1e9, threshold_noise=1.0)
-    monkeypatch.setattr(ThreePhaseSettings, "aggregator", lambda self: never)
-    with pytest.raises(UsageError, match="answered none of its 90 queries"):
-        run_three_phase(QUICK, FEW)
-
-
 @pytest.mark.parametrize(
     ("chosen", "parts", "voters"),
     [
         ((1,), [PLAIN, ONE], None),
-        ((2,), [PLAIN, "instructor 1", "instructor 2", "instructor 3", HARD, "soft vote"], 3),
+        ((2,), [PLAIN, "instructor 1", "instructor 2", "instructor 3", HARD], 3),
         ((3,), [PLAIN, UNDERSTUDY], 1),
         ((1, 3), [PLAIN, ONE, UNDERSTUDY], 1),
     ],
@@ -197,3 +199,85 @@ def test_scores_are_those_of_scikit_learn():
 def test_data_that_do_not_suffice_are_refused(change, images, message):
     with pytest.raises(UsageError, match=message):
         run_three_phase(replace(QUICK, **change), images)
+
+
+# ---- Phase I: the noise is as asked, the statistics are the thesis', and the epsilon is that of a whole image --------
+
+
+IMAGES = load_images("digits").train
+
+
+def noised(sigma: float = 0.6, seed: int = 0) -> np.ndarray:
+    return perturb(IMAGES, sigma, np.random.default_rng(seed))
+
+
+def test_noise_is_normal_independent_not_clipped_and_of_its_own_in_every_block():
+    noise = (noised().astype(np.float64) - IMAGES).ravel()
+    assert stats.kstest(noise / 0.6, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.02
+    assert abs(np.corrcoef(noise[:-64], noise[64:])[0, 1]) < 0.02
+    assert noised().min() < -0.5
+    assert noised().max() > 1.5
+    assert np.array_equal(noised(0.0), IMAGES)
+    black = np.zeros((4001, 1, 8, 8), dtype=np.float32)
+    found = perturb(black, 0.6, np.random.default_rng(0))
+    assert not (found == 0).any()
+    assert not np.array_equal(found[:2000], found[2000:4000])
+    assert found.dtype == np.float32
+    assert not black.any()
+
+
+def test_the_printed_sigma_goes_on_above_1():
+    assert printed_sigma(0.5, 1e-5) == pytest.approx(math.sqrt(2 * math.log(125000)) / 0.5)
+    assert printed_sigma(7, 1e-5) == pytest.approx(0.6921, abs=1e-4)
+
+
+def test_noise_after_the_resize_would_protect_sixteen_times_less():
+    before, after = (image_guarantee(shape, 0.6, 1e-5) for shape in ((1, 28, 28), RESIZED))
+    assert before.sensitivity == 28
+    assert after.sensitivity == pytest.approx(443.4, abs=0.05)
+    assert after.epsilon > 200 * before.epsilon
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
+def test_no_two_images_are_further_apart_than_the_sensitivity(shape, seed):
+    rng = np.random.default_rng(seed)
+    distance = np.linalg.norm((rng.random(shape) - rng.random(shape)).ravel())
+    assert distance <= image_sensitivity(shape) == np.linalg.norm(np.ones(shape).ravel())
+
+
+def test_statistics_are_those_of_numpy_also_without_noise_or_contrast():
+    found = compare(IMAGES, noised())
+    x, y = IMAGES.ravel().astype(np.float64), noised().ravel().astype(np.float64)
+    assert (found.before.mean, found.before.variance) == pytest.approx((x.mean(), x.var()))
+    assert found.before.standard_deviation == pytest.approx(x.std())
+    assert found.covariance == pytest.approx(np.cov(x, y, bias=True)[0, 1], rel=1e-5)
+    assert found.correlation == pytest.approx(np.corrcoef(x, y)[0, 1], rel=1e-5)
+    assert found.signal_noise_ratio == pytest.approx(x.var() / 0.36, rel=0.02)
+    each = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(IMAGES, noised(), strict=True)]
+    assert found.image_correlation == pytest.approx(np.mean(each), rel=1e-5)
+    same = compare(IMAGES, IMAGES)
+    assert same.correlation == pytest.approx(1)
+    assert same.image_correlation == pytest.approx(1)
+    assert same.signal_noise_ratio == math.inf
+    grey = np.full((3, 1, 2, 2), 0.5, dtype=np.float32)
+    flat = compare(grey, grey)
+    assert (flat.correlation, flat.image_correlation) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "culprit"),
+    [
+        *((partial(noised, sigma), "sigma is") for sigma in (-1e-9, math.nan, math.inf)),
+        *((partial(image_guarantee, (1, 8, 8), sigma, 1e-5), "sigma is") for sigma in (-1e-9, math.nan, math.inf)),
+        *(
+            (partial(perturb, wrong, 0.6, np.random.default_rng(0)), "between 0 and 1")
+            for wrong in (255 * IMAGES, IMAGES - 0.01, np.where(IMAGES > 0.9, np.nan, IMAGES))
+        ),
+        *((partial(image_sensitivity, shape), "no pixels") for shape in ((), (1, 0, 8))),
+        *((partial(compare, IMAGES[:0], other), "cannot compare") for other in (IMAGES[:5], IMAGES[:0])),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, culprit):
+    with pytest.raises(UsageError, match=culprit):
+        call()

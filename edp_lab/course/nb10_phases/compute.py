@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from edp_lab.attacks.statistics import rate_of
 from edp_lab.corpora.images import load_images
@@ -27,7 +26,6 @@ from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, RESIZED, ImageGuar
 from edp_lab.three_phase.settings import PUBLIC_SHARE, ThreePhaseSettings
 from edp_lab.three_phase.votes import (
     L1_SENSITIVITY,
-    NO_LABEL,
     Vote,
     VoteAccount,
     account_votes,
@@ -69,10 +67,8 @@ class Sketch:
         return vote_counts(predictions[:, : self.public], self.images.classes)
 
     def labels(self, settings: ThreePhaseSettings, draw: int = 0) -> Labels:
-        """The noisy label of each public image, -1 without an answer; draw 0 has the noise of a run."""
-        predictions = self.predictions(settings.sigma, settings.instructors)[:, : self.public]
-        rng = stream(self.key, Purpose.NOISE, 2 + draw)
-        return settings.aggregator().labels(np.eye(self.images.classes)[predictions], rng)
+        """The noisy label of each public image; draw 0 has the noise of a run."""
+        return settings.aggregator().labels(self.counts(settings), stream(self.key, Purpose.NOISE, 2 + draw))
 
     def _noised(self, sigma: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         parts = (self.images.train, self.images.test)
@@ -162,15 +158,13 @@ class Ballot(NamedTuple):
     picture: Array  # (8, 8), as the instructors see it
     counts: NDArray[np.int64]  # (K), votes
     noisy: Array  # (K), with one draw of noise
-    chances: Array  # (K), of each label to come out, if any does
-    answer: float  # chance that any does: below 1 for a confident vote only
+    chances: Array  # (K), of each label to come out
     said: list[tuple[int, int]]  # labels that have votes, and how many
     best: list[int]  # the one with the most, or those that tie
     queries: int  # public images
-    unanimous: float  # chance that a label on which all N agree comes out, if any does
+    unanimous: float  # chance that a label on which all N agree comes out
     query_epsilon: float  # of one label; for Laplace noise at delta 0
-    answered: int  # labels that came out in this draw
-    majority: float  # share of these that the most instructors said
+    majority: float  # share of this draw's labels that the most instructors said
     right: float  # and of those that are true
     right_without_noise: float  # share true by counting the votes
     alone: float  # and by one instructor on average
@@ -183,11 +177,9 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
     aggregator, votes, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
     predictions = sketch.predictions(settings.sigma, voters)[:, : sketch.public]
     truth, labels, winners = sketch.images.test_labels[: sketch.public], sketch.labels(settings, draw), votes.argmax(1)
-    came, counts, strongest = labels != NO_LABEL, votes[image], int(votes[image].max())
+    counts, strongest = votes[image], int(votes[image].max())
     agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
-    chances, answer = label_probabilities(counts, aggregator), 1.0  # refuses a vote without noise
-    if aggregator.vote is Vote.CONFIDENT:
-        answer = float(ndtr((strongest - aggregator.threshold) / aggregator.threshold_noise))
+    chances = label_probabilities(counts, aggregator)  # refuses a vote without noise
     rng = stream(sketch.key, Purpose.NOISE, 3 + image, draw)
     if aggregator.vote is Vote.LAPLACE:
         noisy = laplace_release(counts, L1_SENSITIVITY, L1_SENSITIVITY / aggregator.noise, rng)
@@ -201,15 +193,13 @@ def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw
         counts=counts,
         noisy=noisy,
         chances=chances,
-        answer=answer,
         said=[(label, said) for label, said in enumerate(counts.tolist()) if said],
         best=np.flatnonzero(counts == strongest).tolist(),
         queries=sketch.public,
         unanimous=float(label_probabilities(agreed, aggregator)[0]),
         query_epsilon=query_epsilon(aggregator, settings.delta),
-        answered=int(came.sum()),
-        majority=float((labels == winners)[came].sum() / max(came.sum(), 1)),
-        right=float((labels == truth)[came].sum() / max(came.sum(), 1)),
+        majority=float((labels == winners).mean()),
+        right=float((labels == truth).mean()),
         right_without_noise=float((winners == truth).mean()),
         alone=float((predictions == truth).mean()),
     )
@@ -255,16 +245,12 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
 
 
 def _understudy(sketch: Sketch, settings: ThreePhaseSettings, spent: int, draw: int) -> tuple[float, ...]:
-    """Accuracy of an understudy, both ends of its interval, and the share of its labels that are true.
-
-    Without any label an understudy always answers 0.
-    """
+    """Accuracy of an understudy, both ends of its interval, and the share of its labels that are true."""
     features, truth, public = sketch.features(settings.sigma), sketch.images.test_labels, sketch.public
     labels = sketch.labels(settings, draw)[:spent]
-    came = np.flatnonzero(labels != NO_LABEL)
-    model = fit_linear(features[came], labels[came], sketch.images.classes)
+    model = fit_linear(features[:spent], labels, sketch.images.classes)
     rate = rate_of((features[public:] @ model).argmax(axis=1) == truth[public:])
-    return rate.value, *rate.interval, (labels[came] == truth[came]).sum() / max(len(came), 1)
+    return rate.value, *rate.interval, (labels == truth[:spent]).mean()
 
 
 _composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)

@@ -48,7 +48,7 @@ def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
     """The inputs for settings of these names, in this order."""
     noised = "vote" not in names or start.vote in PRIVATE
     require(noised, f"a {start.vote} vote has no noise to look at: choose {', '.join(PRIVATE)}")
-    kinds = ["most votes after Laplace noise", "the same with Gaussian noise", "Gaussian, where voters agree only"]
+    kinds = ["most votes after Laplace noise", "the same with Gaussian noise"]
     voters, sigmas = [1, 2, 3, 5, 10, 15, 20, 30, 50, 100], [k / 20 for k in range(41)]
     make = {
         "sigma": lambda: number("noise on a pixel σ", start.sigma, sigmas, unit="pixel: 0 to 1"),
@@ -196,7 +196,7 @@ def tell_votes(result: Ballot) -> tuple[Tile, Tile, str]:
     voters, best, most = result.settings.instructors, result.best, int(result.counts.max())
     survive = "of unanimous labels survive the noise"
     said = claimed("100 %", survive)
-    held = holds(percent(result.unanimous), survive + (", if answered" if result.answer < 1 else ""))
+    held = holds(percent(result.unanimous), survive)
     told = f"{words.listed(best)} {'have' if best[1:] else 'has'} the most votes, {most} of {voters}"
     told += " each" if best[1:] else ""
     return said, held, f"{told}; in this draw of the noise {result.noisy.argmax()} leads."
