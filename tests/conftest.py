@@ -21,7 +21,6 @@ LONGEST = (  # from minutes to a minute: they begin first, so that at the end no
     "cli/test_machine_faults.py",
     "course/test_runner.py",
     "test_wheel.py",
-    "training/test_kills.py",
     "training/test_launch.py",
     "training/test_processes.py",
     "course/test_contract.py",

@@ -26,7 +26,7 @@ from edp_lab.jobs import NUMERICS
 from edp_lab.models import load_model
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.training import TrainConfig, train
-from tests.models.test_crf import enumerate_paths
+from tests.models.test_clc import enumerate_paths
 
 SIZE = CLCSize(hidden=5, layers=1, word=4, character=3, filters=3)
 POOL = generate(40, seed=3).utterances

@@ -1,29 +1,42 @@
 """The eDP-SGD step against Algorithm 1 written out line by line, and its noise against its own description."""
 
+import json
 import math
+import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
 from scipy import stats
+from torch import nn
 
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
-from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.privacy import Alpha, GaussianDP, Mechanism, PrivacyLossDistribution, judge
+from edp_lab.privacy.calibration import Budget, calibrate_z0
+from edp_lab.privacy.mechanism import SCALES, SCALES_NOISE
+from edp_lab.training import TrainConfig, resume, run_ledger, train
 from edp_lab.training.config import NOISES
-from edp_lab.training.dp_step import PrivateStep, add_noise, clip, layer_scales, release
+from edp_lab.training.dp_step import PrivateStep, U, add_noise, clip, clip_factors, headroom, layer_scales, release
 from edp_lab.training.gradients import (
     Layout,
+    LoopGradients,
     StackedGradients,
     layer_norms,
     model_gradients,
     stacked_gradients,
     trainable,
 )
+from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import DrawnNoise, Share, standard_noise
 
 WORDS = ["set", "an", "alarm", "for", "noon", "please", "call", "my", "doctor", "now"]
@@ -249,3 +262,302 @@ def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
         assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters()]), released)
     with pytest.raises(UsageError, match="number all steps upwards"):
         step(0, 1, losses)
+
+
+# ---- What floats round within a clipped sum is less than what the clip leaves for it ---------------------------------
+
+
+SHORT = 515  # u, by which a clipped gradient may be too long
+ASSUMED = 1 / 2200  # of C, where a pass forms many gradients
+
+
+def room(count: int) -> float:
+    """For two sums' rounding, in u C."""
+    return headroom(count) / U - SHORT
+
+
+def sum_of(gradients: torch.Tensor, kind: str, bound: float, count: int | None = None) -> torch.Tensor:
+    """Of rows (M, P), clipped to `bound` and summed as computed, `count` (M) being expected: (P)."""
+    layout = Layout(("all",), (slice(0, gradients.shape[1]),))
+    given = StackedGradients(gradients, layout)
+    if kind == "loop":
+        weight = torch.nn.Parameter(torch.zeros(gradients.shape[1], dtype=gradients.dtype))
+        given = LoopGradients([weight], [lambda row=row: (weight * row).sum()[None] for row in gradients], layout)
+    mechanism = Mechanism.sound(bound, 1.0, len(gradients), 1)
+    out = torch.empty(gradients.shape[1], dtype=gradients.dtype)
+    count = count or len(gradients)
+    return clip(mechanism, given, layout, None, count, out).total.spans[0].numbers.double() * count
+
+
+def adversarial(count: int, width: int) -> torch.Tensor:
+    """Numbers that a float32 sum, from 256 of them on, rounds all one way, by nearly half a unit."""
+    return torch.full((count, width), 1 + 2.0**-16 + 2.0**-20)
+
+
+@pytest.mark.parametrize("kind", ["stacked", "loop"])
+@pytest.mark.parametrize("count", [1, 2, 512, 2048, 16384])
+def test_sums_of_gradients_formed_one_by_one_are_as_near_the_exact_ones_as_is_charged(kind, count):
+    rows = adversarial(count, 16)
+    bound = 1.01 * float(rows[0].double().norm())  # nothing is shortened: the exact sum is known
+    error = sum_of(rows, kind, bound) - count * rows[0].double()
+    assert float(error.norm()) <= room(count) / 2 * U * bound
+    if count > 256:  # a float32 accumulator would not have done
+        naive = torch.from_numpy(np.cumsum(rows.numpy(), axis=0, dtype=np.float32)[-1]).double()
+        assert float((naive - count * rows[0].double()).norm()) > room(count) / 2 * U * bound
+
+
+def test_neighbours_sums_as_computed_are_no_further_apart_than_the_sensitivity():
+    generator = torch.Generator().manual_seed(0)
+    for count, width in ((1, 3), (16, 4000), (512, 100)):
+        rows = 1 + torch.rand(count, width, generator=generator) * 2.0**-12
+        for other in (0.0, -1.0, 1e-25, 1e15):
+            moved = torch.cat([rows[:-1], other * rows[-1:]])
+            apart = (sum_of(rows, "stacked", 1.0) - sum_of(moved, "stacked", 1.0)).norm()
+            assert float(apart) <= (1 if other >= 0 else 2)
+
+
+def test_in_a_large_batch_the_last_rounding_of_the_sum_is_charged(monkeypatch):
+    rows = torch.ones(20_000, 16)
+    without = torch.cat([rows[:-1], 0 * rows[-1:]])
+
+    def furthest() -> float:
+        """By how much of C one of many equal gradients moves the sum, over some C."""
+        bounds = np.linspace(1, 2, 9)
+        return max(float((sum_of(rows, "stacked", c) - sum_of(without, "stacked", c)).norm()) / c for c in bounds)
+
+    assert furthest() <= 1
+    monkeypatch.setattr("edp_lab.training.dp_step.headroom", lambda *steps: 2.0**-11)
+    assert furthest() > 1
+
+
+def test_more_than_floats_can_add_up_is_refused():
+    with pytest.raises(UsageError, match="lower --batch-size or --processes"):
+        headroom(10**6, ranks=8)
+    with pytest.raises(UsageError, match="a step of 1 micro-batches got 103: it may have 102 at most"):
+        sum_of(torch.ones(103, 1), "stacked", 1.0, count=1)
+
+
+def test_a_norm_whose_squares_underflow_is_not_too_short():
+    layout, mechanism = Layout(("all",), (slice(0, 10**6),)), Mechanism.sound(1e-6, 1.0, 1, 1, alpha="public")
+    alpha, tiny = torch.tensor([2.0**-38], dtype=torch.float64), torch.full((1, 10**6), 1e-20)
+    torch.set_flush_denormal(True)
+    try:
+        norms = StackedGradients(tiny, layout).clipped_sum(torch.empty(10**6), lambda n: n[:, 0] * 0).norms
+    finally:
+        torch.set_flush_denormal(False)
+    exact = math.sqrt(10**6) * 1e-20 / float(alpha[0])
+    assert float(clip_factors(mechanism, norms, layout, alpha)[0]) * exact <= mechanism.clip_norm
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_what_one_pass_for_many_micro_batches_rounds_is_far_less_than_is_assumed(size):
+    """Ghost clipping in float32, with an utterance and without, against float64, one by one."""
+    corpus = generate(64, seed=3)
+    widths = {"hidden": 32, "layers": 2, "word": 20, "character": 8, "filters": 8, "dropout": 0.0}
+    model = build_model("clc", Labels.of(corpus), seed=1, private=True, size=widths)
+    data, layout = model.dataset(corpus.utterances), Layout.of(trainable(model))
+    mechanism = Mechanism.sound(0.1, 1.0, 1, size)
+
+    def total(parts: list[np.ndarray], naive: bool) -> torch.Tensor:
+        out = torch.empty(layout.size, dtype=next(model.parameters()).dtype)
+        given = model_gradients(model, data, parts, None, layout, naive)
+        return clip(mechanism, given, layout, None, 1, out).total.spans[0].numbers.double()
+
+    parts = np.array_split(np.arange(64), 64 // size)
+    floats = [total(given, naive=False) for given in (parts, parts[1:])]
+    model.double()
+    exact = [total(given, naive=True) for given in (parts, parts[1:])]
+    error = float(((floats[0] - floats[1]) - (exact[0] - exact[1])).norm()) / mechanism.clip_norm
+    assert error < ASSUMED / 50, f"{error / U:.1f} u"
+
+
+# ---- A trusted peer: with one utterance per micro-batch and no layer scales, our step is Opacus's DPOptimizer --------
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
+
+C = 1.2
+
+
+def batch(size: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    scale = torch.logspace(-2, 2, size)[:, None]  # some gradients are clipped, some are not
+    return model, torch.randn(size, 5) * scale, torch.randint(0, 3, (size,))
+
+
+def utterance_loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, k: int) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(x[k : k + 1]), y[k : k + 1], reduction="none")
+
+
+def looped(size: int) -> tuple[torch.nn.Module, LoopGradients]:
+    """Our gradients, one utterance per micro-batch."""
+    model, x, y = batch(size)
+    parameters = trainable(model)
+    losses = [partial(utterance_loss, model, x, y, k) for k in range(size)]
+    return model, LoopGradients([p for _, p in parameters], losses, Layout.of(parameters))
+
+
+def ours(size: int, mechanism: Mechanism, noise: torch.Tensor) -> torch.Tensor:
+    """(P) released by our step, one utterance per device."""
+    _, gradients = looped(size)
+    return release(mechanism, 0, gradients, gradients.layout, None, noise).gradient
+
+
+def theirs(size: int, noise_multiplier: float, seed: int = 0) -> torch.Tensor:
+    """(P) the gradient that Opacus hands to the optimizer."""
+    model, x, y = batch(size)
+    wrapped = GradSampleModule(model)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(wrapped.parameters(), lr=1.0),
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=C,
+        expected_batch_size=size,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    torch.nn.functional.cross_entropy(wrapped(x), y).backward()
+    optimizer.pre_step()
+    return torch.cat([p.grad.flatten() for p in wrapped.parameters()])
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_without_noise_the_step_equals_opacus(size):
+    printed = Mechanism.as_printed(C, 0.0, size, 1, alpha="none")
+    silence = torch.zeros(theirs(size, 0.0).numel())
+    assert torch.allclose(ours(size, printed, silence), theirs(size, 0.0), rtol=0, atol=1e-6)
+    sound = Mechanism.sound(C, 0.0, size, 1)  # clips by 2^-11 more, to stay below C in float32
+    assert torch.allclose(ours(size, sound, silence), theirs(size, 0.0), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
+    """Whatever the number of devices that share the eight utterances, the mean is over eight."""
+    model, gradients = looped(8)
+    printed = Mechanism.as_printed(C, 0.0, devices, 1, alpha="none")
+    step = PrivateStep(model, printed, key=1, epochs=1, micro_batches=8)
+    step(0, 0, gradients.losses)
+    left = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert torch.allclose(left, theirs(8, 0.0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_with_noise_the_distribution_is_that_of_opacus(kind):
+    """Two samples of 300 steps each: means, spread and shape of every coordinate."""
+    size, z = 4, 0.7
+    sound = Mechanism.sound(C, z, size, 1)
+    mean = theirs(size, 0.0)
+    noise = [standard_noise(1, step, len(mean), Share(kind, size)) for step in range(300)]
+    left = torch.stack([ours(size, sound, draw) for draw in noise]) - mean
+    right = torch.stack([theirs(size, z, seed) for seed in range(300)]) - mean
+    std = z * C / size
+    for sample in (left.numpy(), right.numpy()):
+        assert stats.kstest(sample.flatten() / std, "norm").pvalue > 1e-3
+        assert np.abs(sample.mean(0)).max() < 5 * std / 300**0.5
+    assert stats.ks_2samp(left.flatten().numpy(), right.flatten().numpy()).pvalue > 1e-3
+    assert left.std() / right.std() == pytest.approx(1, abs=0.02)
+
+
+# Noised layer scales: what is released moves by no more than its noise is made for, and every draw of it is billed.
+
+
+LAYERS = nn.ParameterList([nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (3, 1, 5)])
+
+
+def step_of(micro_batch_size: int, z0: float = 1e-9) -> PrivateStep:
+    mechanism = Mechanism.sound(0.5, z0, 4, micro_batch_size, alpha="noised")
+    return PrivateStep(LAYERS, mechanism, key=7, epochs=1)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+def test_one_utterance_moves_the_layer_norms_by_at_most_the_sensitivity(micro_batch_size: int) -> None:
+    step, rng, moved = step_of(micro_batch_size), torch.Generator().manual_seed(0), []
+    bound = step.mechanism.sensitivity() / 4
+    for trial in range(200):
+        rows = torch.randn(4, 9, generator=rng, dtype=torch.float64) * 10 ** (trial % 5 - 2)
+        other = rows.clone()
+        other[0] = 0.0 if micro_batch_size == 1 else -100 * rows[0] * torch.rand(9, generator=rng)
+        norms = []
+        for gradients in (rows, other):
+            step.noised_scales(StackedGradients(gradients, step.layout), 7)
+            norms.append(layer_norms(step.gradient[None], step.layout)[0])  # before their noise
+        moved.append(float(torch.linalg.vector_norm(norms[0] - norms[1])))
+    assert 0.2 * bound < max(moved) <= bound
+
+
+def test_scales_are_the_norms_with_the_noise_of_their_bill_and_never_too_small() -> None:
+    rows = torch.zeros(4, 9, dtype=torch.float64)
+    rows[:, 0], rows[:, 3] = 0.3, 0.1  # the third layer has no gradient
+    silent = step_of(1).noised_scales(StackedGradients(rows, step_of(1).layout), 7)
+    assert silent[:2].tolist() == pytest.approx([1.0, 1 / 3])
+    step = step_of(1, z0=0.02)
+    drawn = torch.stack([step.noised_scales(StackedGradients(rows, step.layout), key) for key in range(2000)])
+    std = SCALES_NOISE * 0.02 * 0.5 / 4
+    assert float((drawn[:, 1] / drawn[:, 0]).std()) == pytest.approx(std / 0.3 * math.sqrt(1 + 1 / 9), rel=0.1)
+    assert 0 < float(drawn[:, 2].min()) <= std / 0.25
+    assert torch.equal(drawn[3], step.noised_scales(StackedGradients(rows, step.layout), 3))
+
+
+def test_two_hundred_bills_are_those_of_a_peer() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        epochs, delta = int(rng.integers(1, 30)), 10 ** float(rng.uniform(-8, -3))
+        z0 = float(np.exp(rng.uniform(0, 2))) * math.sqrt(epochs)
+        mechanism = Mechanism.sound(1.0, z0, 8, 8, alpha="noised")
+        account = GaussianDP(mechanism.schedule(mechanism.bill(epochs)))
+        one = 1 / math.sqrt(epochs / z0**2 + 1 / (SCALES_NOISE * z0) ** 2)
+        low, high = (
+            pld.from_gaussian_mechanism(
+                one, value_discretization_interval=1e-3, pessimistic_estimate=worst, use_connect_dots=worst
+            ).get_epsilon_for_delta(delta)
+            for worst in (False, True)
+        )
+        assert low - 1e-6 <= account.epsilon(delta) <= high + 1e-6
+
+
+def test_sampled_scales_are_one_more_sampled_release() -> None:
+    mechanism = Mechanism.sound(1.0, 1.5, 8, 1, sampling_rate=0.1, alpha="noised")
+    bill = mechanism.bill(3)
+    assert bill == {SCALES: 1, 0: 10, 1: 10, 2: 10}
+    options = {"sampling_prob": 0.1, "value_discretization_interval": 1e-3}
+    peer = pld.from_gaussian_mechanism(1.5, **options).self_compose(30)
+    peer = peer.compose(pld.from_gaussian_mechanism(1.5 * SCALES_NOISE, **options))
+    tight = PrivacyLossDistribution(mechanism.schedule(bill)).epsilon(1e-5)
+    assert tight == pytest.approx(peer.get_epsilon_for_delta(1e-5), rel=1e-3)
+    without = Mechanism.sound(1.0, 1.5, 8, 1, sampling_rate=0.1)
+    assert judge(mechanism, bill, 1e-5).epsilon > judge(without, 3, 1e-5).epsilon  # type: ignore[operator]
+    assert judge(mechanism, {0: 10, 1: 10, 2: 10}, 1e-5).epsilon == judge(mechanism, 3, 1e-5).epsilon
+    assert judge(mechanism, {**bill, SCALES: 2}, 1e-5).epsilon > judge(mechanism, 3, 1e-5).epsilon  # type: ignore[operator]
+    assert judge(mechanism, bill, 1e-5).epochs == 3
+    assert calibrate_z0(mechanism, 3, Budget(3.0, 1e-5)) > calibrate_z0(without, 3, Budget(3.0, 1e-5))
+    assert mechanism.bill(steps=15) == {SCALES: 1, 0: 10, 1: 5}
+
+
+def test_every_key_is_billed_and_nothing_else_may_come_before_the_first_step(tmp_path) -> None:
+    ledger = PrivacyLedger(tmp_path / "ledger.jsonl", Mechanism.sound(1.0, 1.0, 8, 8, alpha="noised"))
+    for key in (1, 1, 2):  # the first twice: the same draw
+        ledger.write(SCALES, SCALES, key)
+    ledger.write(0, 0, 2)
+    assert PrivacyLedger.open(ledger.path).bill() == {SCALES: 2, 0: 1}
+    for epoch, step in ((SCALES, 0), (0, SCALES), (-2, -2)):
+        with pytest.raises(UsageError, match="number the steps"):
+            ledger.write(epoch, step, 3)
+    with pytest.raises(UsageError, match="knows no noised alpha"):
+        TrainConfig("smart-home", as_printed=True, alpha="noised")
+
+
+def test_a_run_draws_them_once_also_if_it_is_resumed(tmp_path) -> None:
+    config = TrainConfig("smart-home-health", size="small", batch_size=200, epochs=1, z0=1.0, alpha="noised", lr=0.01)
+    whole, broken, stop = tmp_path / "whole", tmp_path / "broken", threading.Event()
+    record = train(config, whole)
+    stop.set()  # after the first step
+    train(config, broken, stop=stop)
+    resumed = resume(broken)
+    lines = [json.loads(line) for line in (broken / "ledger.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines[1:3]] == [SCALES, 0]
+    assert sum(line.get("epoch") == SCALES for line in lines) == 1
+    assert run_ledger(broken).bill() == {SCALES: 1, 0: 1}
+    assert resumed["model_sha256"] == record["model_sha256"]
+    assert resumed["final"]["epsilon"] == record["final"]["epsilon"]
+    mechanism = config.mechanism()
+    assert mechanism is not None
+    assert record["final"]["epsilon"] == judge(mechanism, 1, record["config"]["delta"]).epsilon

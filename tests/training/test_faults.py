@@ -1,7 +1,7 @@
 """A run that is killed at a chosen operation, stopped, locked out or without room: what is on the disk is enough.
 
 Importing torch takes seconds, so a server does it once, and every process is forked from there. Kills of ranks and
-their launcher: test_kills.py.
+their launcher: test_launch.py.
 """
 
 import gc
