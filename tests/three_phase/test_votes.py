@@ -23,7 +23,7 @@ from edp_lab.three_phase.votes import (
     query_epsilon,
     vote_counts,
 )
-from tests.privacy.test_composition import worst_case_delta
+from tests.privacy.test_calibration import worst_case_delta
 from tests.privacy.test_guarantee import exact_delta
 
 COUNTS = st.lists(st.integers(0, 12), min_size=2, max_size=5).filter(any).map(np.array)
