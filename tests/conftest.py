@@ -19,7 +19,7 @@ LONGEST = (  # from minutes to a minute: they begin first, so that at the end no
     "test_notebooks.py",
     "training/test_faults.py",
     "cli/test_machine_faults.py",
-    "course/test_runner.py",
+    "course/test_run.py",
     "test_wheel.py",
     "training/test_launch.py",
     "training/test_processes.py",

@@ -86,7 +86,7 @@ def account(
     """
     import numpy as np
 
-    from edp_lab.privacy import Adjacency, Alpha, accountant_for, judge
+    from edp_lab.privacy import Alpha, accountant_for, judge
     from edp_lab.privacy.calibration import Budget
     from edp_lab.privacy.guarantee import HOLDS
 
@@ -127,8 +127,7 @@ def account(
     if target_epsilon is not None:
         budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
         report["calibration"] = _calibration(mechanism, bill, budget)
-    adjacent = Adjacency(guarantee.adjacency).name.lower().replace("_", "-")
-    answer(as_json, report, reports.account(report, mechanism, adjacent))
+    answer(as_json, report, reports.account(report, mechanism))
 
 
 def _judge_claim(ctx: typer.Context, named: set[str], file: Path | None, as_json: bool) -> None:

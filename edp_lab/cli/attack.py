@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -26,7 +25,7 @@ from edp_lab.cli.options import (
     commas,
     numbers,
 )
-from edp_lab.cli.output import Screen, check_file, echo, number, print_json, telling, write_text
+from edp_lab.cli.output import Screen, answer, number, print_json, telling
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.training.config import SEED, TrainConfig
 
@@ -97,7 +96,7 @@ def canaries(
         epsilon = number(row.epsilon, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
     Screen().table(lines, groups=1)
-    Screen().report(reports.canaries(config, rows, fillings))
+    Screen().report(reports.canaries(rows, fillings))
 
 
 # ---- Who was in the training set -------------------------------------------------------------------------------------
@@ -107,7 +106,6 @@ Confidence = Annotated[float, "Of the intervals.", {"min": 0.5, "max": 0.9999}]
 Cache = Annotated[Path | None, "Where trained shadow models are kept. (default: the user's cache)"]
 Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
 Against = Annotated[Path | None, "Also attack this run of the same corpus and seed, and show how the AUC changes."]
-Out = Annotated[Path | None, "Also write the JSON to this file."]
 
 
 @attack_app.command()
@@ -117,7 +115,6 @@ def loss(
     fpr: Fpr = "0.01,0.001",
     confidence: Confidence = 0.95,
     against: Against = None,
-    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """The floor: call those members whose loss is low. No training."""
@@ -142,7 +139,6 @@ def shadow(
     cache: Cache = None,
     plain: Annotated[bool, "Train shadow models by SGD, not by the target's method."] = False,
     against: Against = None,
-    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
@@ -164,7 +160,6 @@ def lira(
     seed: Seed = 0,
     cache: Cache = None,
     against: Against = None,
-    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """The strong attack (Carlini et al. 2022): how likely is this confidence with, and without, the utterance?"""
@@ -174,13 +169,11 @@ def lira(
 
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
-    """With what all of these commands are told."""
+    """Attack the run, and the one it is compared with, with the options that these commands share."""
     from edp_lab.attacks.target import change, same_pool
 
-    run, out, fpr = (ctx.params[name] for name in ("run", "out", "fpr"))
-    against = ctx.params.get("against")
+    run, against, fpr = (ctx.params[name] for name in ("run", "against", "fpr"))
     rates = numbers("--fpr", fpr, "0.01,0.001", float, 1e-6, 1 - 1e-6)
-    check_file(out)
     if against is not None:
         same_pool(against, run)
     settings |= {name: ctx.params[name] for name in ("confidence", "seed", "cache") if name in ctx.params}
@@ -189,10 +182,5 @@ def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any
         attacked = attack(run, fprs=rates, told=told, **settings)
     changed = None if before is None else change(before, attacked)
     found = attacked.to_json()
-    result = json.dumps({**found, "change": changed}, indent=2, allow_nan=False)
-    if ctx.params["as_json"]:
-        echo(result)
-    else:
-        Screen().report(reports.membership(found, attacked.title, changed))
-    if out is not None:
-        write_text(out, f"{result}\n")
+    report = reports.membership(found, attacked.title, changed)
+    answer(ctx.params["as_json"], {**found, "change": changed}, report)

@@ -18,7 +18,7 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from edp_lab.files import regular, writable, write_whole
+from edp_lab.files import writable
 
 WIDTH = 120  # columns, at most
 # Characters that command a terminal, and those that turn the direction of writing.
@@ -37,10 +37,10 @@ def echo(text: object = "", error: bool = False) -> None:
         print(shown(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
 
 
-def print_json(value: Any, indent: int = 2, readable: bool = False) -> None:
-    """`readable`: letters as they are, where standard output can encode them."""
-    plain = not readable or not (sys.stdout.encoding or "").lower().startswith("utf")
-    echo(json.dumps(value, indent=indent, ensure_ascii=plain, allow_nan=False))
+def print_json(value: Any) -> None:
+    """Letters stay as they are if standard output can encode them."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    echo(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False))
 
 
 def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
@@ -55,10 +55,10 @@ class Report(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def answer(as_json: bool, found: Any, report: Report, readable: bool = False) -> None:
-    """What was found: as JSON, or as a report."""
+def answer(as_json: bool, found: Any, report: Report) -> None:
+    """Print a result as JSON, or as a report."""
     if as_json:
-        print_json(found, readable=readable)
+        print_json(found)
     else:
         Screen().report(report)
 
@@ -117,20 +117,9 @@ def table(lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> Table
     return made
 
 
-def check_file(out: Path | None, option: str = "--out") -> None:
-    """UsageError where no such file can be written; told before the work."""
-    if out is not None:
-        writable(regular(out).resolve().parent, f"choose another {option}")
-
-
-def output_folder(out: Path, option: str = "--out") -> Path:
+def output_folder(out: Path) -> Path:
     """The folder as an absolute path; see `writable`."""
-    return writable(out.resolve(), f"choose another {option}")
-
-
-def write_text(path: Path, text: str, option: str = "--out") -> None:
-    """See `write_whole`."""
-    write_whole(path.resolve(), text.encode(), f"choose another {option}")
+    return writable(out.resolve(), "choose another --out")
 
 
 # ---- How far the work has come ---------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def _name(mechanism: Mechanism) -> str:
 # ---- Epsilon ---------------------------------------------------------------------------------------------------------
 
 
-def account(report: Mapping[str, Any], mechanism: Mechanism, neighbours: str) -> Report:
+def account(report: Mapping[str, Any], mechanism: Mechanism) -> Report:
     """Report of ``edp-lab account``."""
     m, holds, claimed = mechanism, report["holds"], report["claimed"]
     devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
@@ -56,14 +56,9 @@ def account(report: Mapping[str, Any], mechanism: Mechanism, neighbours: str) ->
     title = f"{_name(m)}: z0 {number(m.z0)}, C {number(m.clip_norm)}, {length}, {devices}delta {up(holds['delta'], 3)}"
     facts = [
         ("claimed epsilon", f"{number(claimed['epsilon'])} ({claimed['method']}; {claimed['reason']})"),
-        (
-            "guaranteed epsilon",
-            f"{up(holds['epsilon'])} ({holds['method']}; neighbours: {neighbours}; batches: {holds['sampling']})",
-        ),
+        ("guaranteed epsilon", up(holds["epsilon"])),
         *[("", line) for line in _unless(holds)],
     ]
-    if holds["status"] == "holds" and claimed["epsilon"] is not None and claimed["epsilon"] > holds["epsilon"]:
-        facts.append(("", "the claimed epsilon is an upper bound here"))
     facts += [*_noise(report), *_limits(report.get("attack")), *_calibrated(report.get("calibration"), m.decay)]
     if report.get("certificate"):
         facts.append(("certificate", "every number of the run's certificate was recomputed, and is right"))
@@ -87,29 +82,18 @@ def _unless(holds: Mapping[str, Any]) -> list[str]:
 
 
 def _noise(report: Mapping[str, Any]) -> Facts:
-    z, std = report["noise_multiplier"], report["noise_std"]
+    z = report["noise_multiplier"]
     if not z or z[0] is None:
         return []
-    last = z[-1] != z[0]
-    return [
-        (
-            "noise over sensitivity",
-            f"{number(z[0])} in the first epoch, {number(z[-1])} in the last" if last else number(z[0]),
-        ),
-        (
-            "sensitivity",
-            f"{number(report['sensitivity'])}; noise on the sum {number(std[0])}{' at first' if last else ''}",
-        ),
-    ]
+    noise = number(z[0]) if z[-1] == z[0] else f"{number(z[0])} in the first epoch, {number(z[-1])} in the last"
+    return [("noise over sensitivity", f"{noise}; sensitivity {number(report['sensitivity'])}")]
 
 
 def _limits(attack: Mapping[str, float] | None) -> Facts:
     if attack is None:
         return []
-    if attack["best_auc"] > 0.9999:
-        return [("any membership attack", "no limit to speak of (AUC at most 1)")]
-    share = attack["best_tpr_at_fpr_0.01"]
-    return [("any membership attack", f"AUC at most {attack['best_auc']:.4f}; finds at most {share:.1%} at 1 % FPR")]
+    auc, tpr = up(attack["best_auc"], 4), up(attack["best_tpr_at_fpr_0.01"], 3)
+    return [("any membership attack", f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR")]
 
 
 def _calibrated(found: Mapping[str, Any] | None, decay: str) -> Facts:
@@ -200,11 +184,7 @@ def plan(made: Plan) -> Report:
 def trained(record: Mapping[str, Any], out: Path) -> Report:
     """The record of a run."""
     final, held, config, splits = (record[name] for name in ("final", "guarantee", "config", "corpus"))
-    splits, warnings = splits["splits"], [*splits["warnings"]]
-    if splits["validation"] < 30:
-        warnings.append("so few validation utterances say little about how good the model is")
-    if config["batch_size"] > splits["train"]:
-        warnings.append(f"a batch of {config['batch_size']} takes all of them, so an epoch is a single step")
+    splits, warnings = splits["splits"], splits["warnings"]
     slots = "no slot annotation" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
     facts = [
         (
@@ -274,8 +254,9 @@ def membership(found: Mapping[str, Any], title: str, changed: Mapping[str, Any] 
     sure, bound = f"{100 * found['confidence']:g} %", found["bound"]
     facts = [("AUC", f"{found['auc']:.4f} ({sure}: {_span(found['auc_interval'])}); 0.5 is guessing")]
     for rate, at in found["tpr_at_fpr"].items():
-        text = f"no number: {at['why']}"
-        if at["value"] is not None:
+        if at["value"] is None:
+            text = f"no number: {at['why']}"
+        else:
             guess = at["guessing"]
             text = f"{at['value']:.4f} ({sure}: {_span(at['interval'])})"
             text += f"; guessing there {guess['value']:.4f} ({_span(guess['interval'])})"
@@ -292,11 +273,10 @@ def membership(found: Mapping[str, Any], title: str, changed: Mapping[str, Any] 
     return Report(f"{title}: {found['members']} members, {found['non_members']} non-members", facts)
 
 
-def canaries(config: Any, rows: Sequence[Memorisation], fillings: int) -> Report:
+def canaries(rows: Sequence[Memorisation], fillings: int) -> Report:
     """What canaries show, below their table."""
-    c, scores = config, {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
+    scores = {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
     facts = [
-        ("settings", f"{c.corpus}, {c.size} {c.model}, {c.epochs} epochs, z0 {c.z0:g}, seed {c.seed}"),
         ("exposure", f"mean bits; about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
         ("extracted", "canaries with rank 1; 0 copies: the control, never inserted"),
         ("test SER", ", ".join(scores.values())),

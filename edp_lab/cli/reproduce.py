@@ -14,15 +14,10 @@ from rich.box import HEAVY_HEAD
 
 from edp_lab.cli import reports
 from edp_lab.cli.options import CORES, COUNT, App, BatchSize, Corpus, Json, Size, numbers
-from edp_lab.cli.output import (
-    Screen,
-    echo,
-    print_json,
-    telling,
-    write_text,
-)
+from edp_lab.cli.output import Screen, echo, print_json, telling
 from edp_lab.cli.thesis import thesis
 from edp_lab.errors import UsageError
+from edp_lab.files import write_whole
 
 if TYPE_CHECKING:
     from edp_lab.reproduce.epsilons import ExplainedEpsilon
@@ -87,12 +82,13 @@ def table1(
         try:
             for cells in rows_of(runs, scale, models.split(","), corpora.split(",")):
                 made.append(cells)
-                write_text(out / "table.json", json.dumps([cell for row in made for cell in row], indent=1) + "\n")
+                table = json.dumps([cell for row in made for cell in row], indent=1)
+                write_whole(out.resolve() / "table.json", f"{table}\n".encode(), "choose another --out")
         except KeyboardInterrupt:
             tell(f"interrupted; finished runs are kept in {out}: the same command resumes", True)
             raise
     if as_json:
-        print_json([cell for row in made for cell in row], indent=1)
+        print_json([cell for row in made for cell in row])
         return
     console = Screen(WIDTH)
     for cells in made:

@@ -41,7 +41,7 @@ data_app = App(no_args_is_help=True, help="Corpora: list, fetch, make.")
 
 
 @data_app.command("list")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False) -> None:
+def list_(as_json: Json = False) -> None:
     """Every corpus the course knows, its licence, and where it lies on this machine."""
     from edp_lab.corpora import list_corpora
 
@@ -297,7 +297,7 @@ def predict(
     answers = predict_texts(run, text)
     if len(text) > 1 and not any(" " in one for one in text):
         echo("each word was taken for a sentence: if that was one sentence, put quotes around it", error=True)
-    answer(as_json, answers, reports.predicted(answers), readable=True)
+    answer(as_json, answers, reports.predicted(answers))
 
 
 # ---- Pretraining -----------------------------------------------------------------------------------------------------

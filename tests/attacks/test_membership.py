@@ -194,14 +194,10 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
             attack_shadow(overfitted, (shadow,), **settings)
 
 
-def test_the_command_tells_scripts_and_people_what_was_found_and_what_could_not_be(
-    overfitted, private, trains, tmp_path, cli
-):
-    out = tmp_path / "loss.json"
-    status, printed, _ = cli("attack", "loss", "--run", str(private), "--json", "--out", str(out))
-    told = json.loads(printed)
-    assert (status, json.loads(out.read_text())) == (0, told)
-    assert told["bound"]["epsilon"] > 0
+def test_the_command_tells_scripts_and_people_what_was_found_and_what_could_not_be(overfitted, private, trains, cli):
+    status, printed, _ = cli("attack", "loss", "--run", str(private), "--json")
+    assert status == 0
+    assert json.loads(printed)["bound"]["epsilon"] > 0
     status, printed, _ = cli("attack", "loss", "--run", str(overfitted))
     said = ("AUC", "TPR at 0.1 % no number", "guarantee none (plain training)", "verdict membership leaks")
     assert [words for words in said if words not in " ".join(printed.split())] == []

@@ -149,7 +149,7 @@ HARMLESS = "go\\u001b[31mred\\u0007\\u202egnp.\\u009b2J[bold]x[/bold]"
 
 def test_what_a_corpus_holds_does_not_command_a_terminal(capsys):
     output.echo(HOSTILE)
-    output.print_json([HOSTILE.replace("\x1b", "")], readable=True, indent=0)
+    output.print_json([HOSTILE.replace("\x1b", "")])
     output.Screen().print(HOSTILE)
     output.Screen().table([["name", "x"], [HOSTILE, "1"]])
     printed = capsys.readouterr().out

@@ -109,7 +109,6 @@ def test_a_fault_of_the_library_keeps_its_traceback(cli, monkeypatch):
     "call",
     [
         "data make smart-home --out loop/x.jsonl",
-        "attack loss --run run --out loop",
         "train --method sgd --corpus loop --out new",
     ],
 )
