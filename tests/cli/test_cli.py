@@ -2,10 +2,8 @@
 
 import ast
 import dataclasses
-import importlib.util
 import inspect
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +20,6 @@ from edp_lab.cli.thesis import three_phase
 from edp_lab.corpora import load_corpus
 from edp_lab.training import TrainConfig
 from edp_lab.training.config import option_name
-from tests.test_docs import check_command
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
 ALL_OF_PRIVACY = (
@@ -176,14 +173,3 @@ def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, noised, comman
     status, out, _ = cli(*command.replace("RUN", str(noised)).split())
     long = [line for line in out.splitlines() if len(line) > columns and len(line.split()) > 2]  # but paths and names
     assert (status, long) == (0, [])
-
-
-def test_commands_of_committed_results_exist():
-    for path in (ROOT / "data" / "results").glob("*.json"):
-        for command in set(re.findall(r'"command": "([^"]+)"', path.read_text())):
-            program, *arguments = command.split()
-            if program != "edp-lab":
-                module = arguments[1] if program == "python" else command.partition("(")[0].rpartition(".")[0]
-                assert importlib.util.find_spec(module), command
-                continue
-            check_command(typer.main.get_command(main_app), arguments)
