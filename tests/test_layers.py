@@ -131,7 +131,6 @@ from edp_lab.course.nb01_coins import panels
 from edp_lab.course.nb04_cost import panels
 from edp_lab.course.nb06_tradeoff import compute, panels
 from edp_lab.course.nb10_phases import panels
-from edp_lab.course.nb10_phases.compute import Sketch
 for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --steps 10"):
     app(command.split(), standalone_mode=False)
 base = compute.replace(compute.BASE, z0=0.1)
@@ -144,8 +143,8 @@ for name, arguments in {
     "04 table1": (30,),
     "06 Explorer": (compute.load_grid(), base),
     "06 ladder": (base, 2e-4),
-    "10 pixels": (Sketch(0), panels.ThreePhaseSettings()),
-    "10 Pipeline": (Sketch(0), panels.ThreePhaseSettings()),
+    "10 pixels": (panels.Sketch(0), panels.ThreePhaseSettings()),
+    "10 Pipeline": (panels.Sketch(0), panels.ThreePhaseSettings()),
 }.items():
     PANELS[name](*arguments)  # draws, and tells
 """

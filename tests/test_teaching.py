@@ -18,12 +18,12 @@ from edp_lab.attacks.step_audit import MechanismAudit
 from edp_lab.cli import app
 from edp_lab.corpora import metrics
 from edp_lab.course.kit.text import at_least, at_most, digits, short
-from edp_lab.course.nb00_start.compute import TIMES, challenge
+from edp_lab.course.nb00_start.panels import TIMES, challenge
 from edp_lab.course.nb01_coins.compute import belief
 from edp_lab.course.nb04_cost.compute import table1
-from edp_lab.course.nb05_models.compute import look_at
+from edp_lab.course.nb05_models.panels import look_at
 from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
-from edp_lab.course.nb09_devices.compute import table2
+from edp_lab.course.nb09_devices.panels import table2
 from edp_lab.privacy import Mechanism, composition
 from edp_lab.privacy import foundations as basic
 from edp_lab.three_phase import perturbation, votes

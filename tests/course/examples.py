@@ -22,12 +22,12 @@ from typer.testing import CliRunner
 from edp_lab.attacks.loss import attack_loss
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS, Panel, all_panels
-from edp_lab.course.nb00_start.compute import SmallModel
+from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
 from edp_lab.course.nb06_tradeoff.compute import BASE, load_grid
 from edp_lab.course.nb07_membership.compute import measured, target_config
 from edp_lab.course.nb08_audit.compute import StepNoise
-from edp_lab.course.nb10_phases.compute import Sketch
+from edp_lab.course.nb10_phases.panels import Sketch
 from edp_lab.three_phase.settings import ThreePhaseSettings
 from edp_lab.training import TrainConfig, train
 
@@ -76,9 +76,9 @@ THESIS = ThreePhaseSettings(epochs=1)
 
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 read": lambda: (small_model(),),
-    "00 step": lambda: (small_model(), replace(SMALL, epochs=40)),  # so that every stop of t lies in the run
+    "00 step": lambda: (small_model(), SMALL),
     "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
-    "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0, 0),
+    "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0),
     "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "04 bill": lambda: (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
     "07 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
@@ -87,8 +87,8 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
     "06 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
     "06 ladder": lambda: (replace(BASE, z0=0.1), 2e-4),
-    "09 noise": lambda: (1.0, 1.0, 8, 10, 1e-5, 0),
-    "09 Processes": lambda: (PANELS["09 noise"](1.0, 1.0, 8, 10, 1e-5, 0), TrainConfig("smart-home", size="small")),
+    "09 noise": lambda: (1.0, 1.0, 8, 10),
+    "09 Processes": lambda: (PANELS["09 noise"](1.0, 1.0, 8, 10), TrainConfig("smart-home", size="small")),
     "10 pixels": lambda: (phases_sketch(), THESIS),
     "10 votes": lambda: (phases_sketch(), THESIS),
     "10 Pipeline": lambda: (phases_sketch(), THESIS),

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
-from edp_lab.course.nb09_devices import compute, panels
-from edp_lab.course.nb09_devices.compute import DeviceNoise, device_noise, ring_bytes, scaling, shares
+from edp_lab.course.nb09_devices import panels
+from edp_lab.course.nb09_devices.panels import DeviceNoise, device_noise, extrapolate, ring_bytes, shares
 from edp_lab.reproduce.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
@@ -27,8 +27,7 @@ from tests.course.examples import Wrong, drawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NOISE: dict[str, Any] = {
-    "variant": AS_PRINTED, "num_devices": 8, "clip_norm": 1.0, "z0": 1.0, "epochs": 10, "parameters": 300_000,
-    "delta": 1e-5, "seed": 0,
+    "variant": AS_PRINTED, "num_devices": 8, "clip_norm": 1.0, "z0": 1.0, "epochs": 10, "parameters": 300_000
 }  # fmt: skip
 
 
@@ -62,7 +61,7 @@ def test_small_model_has_the_parameters_that_are_said() -> None:
 
 
 def above() -> Any:
-    return panels.noise(1.0, 1.0, 8, 10, 1e-5, 0)
+    return panels.noise(1.0, 1.0, 8, 10)
 
 
 def test_command_makes_this_very_run(trained: Any) -> None:
@@ -76,8 +75,8 @@ def test_command_makes_this_very_run(trained: Any) -> None:
 
 def test_panel_takes_the_sliders_values_and_refuses_more_processes_than_devices() -> None:
     sliders = above()
-    panel = panels.Processes(sliders, TrainConfig("smart-home", size="small", noise="per-device"))
-    sliders.set(variant=SOUND, num_devices=4, z0=0.3, clip_norm=2.0, seed=5)
+    panel = panels.Processes(sliders, TrainConfig("smart-home", size="small", noise="per-device", seed=5))
+    sliders.set(variant=SOUND, num_devices=4, z0=0.3, clip_norm=2.0)
     config = panel.prepare()
     assert (config.as_printed, config.num_devices, config.z0, config.clip_norm) == (False, 4, 0.3, 2.0)
     assert (config.noise, config.seed, config.processes) == ("per-device", 5, 1)
@@ -90,10 +89,10 @@ def test_panel_takes_the_sliders_values_and_refuses_more_processes_than_devices(
 
 @pytest.mark.parametrize("model", ["clc", "bert"])
 def test_committed_rows_say_when_and_where_and_stand_beside_the_papers(model: str) -> None:
-    rows = compute.table2(model)
+    rows = panels.table2(model)
     assert {row["method"] for row in rows} == set(panels.METHODS)
     for row in rows:
-        assert re.search(r"\d cores, \w+, \w+, \d{4}-\d\d-\d\d, torch \d", compute.where(row))
+        assert re.search(r"\d cores, \w+, \w+, \d{4}-\d\d-\d\d, torch \d", panels.where(row))
         assert row["command"].startswith("edp-lab reproduce table2")
     lines = [re.findall("<td[^>]*>(.*?)</td>", line) for line in panels.table2_table(rows).split("</tr>")]
     paper = next(row for row in TABLE_2 if (row.model.lower(), row.corpus) == (model, "ATIS"))
@@ -101,11 +100,6 @@ def test_committed_rows_say_when_and_where_and_stand_beside_the_papers(model: st
         "eDP-SGD, 8 devices: 1 process, 7 simulated": f"{paper.edp_sgd_factor:g}",
         "DP-SGD, one by one": f"{paper.dp_sgd_factor:g}",
     }
-
-
-def test_a_row_says_device_and_date() -> None:
-    row = {"machine": "2 cores", "device": "cuda", "versions": {"torch": "9"}, "date": "1 May 2027"}
-    assert compute.where(row) == "2 cores, cuda, 1 May 2027, torch 9"
 
 
 @pytest.mark.parametrize("model", ["clc", "bert"])
@@ -120,18 +114,15 @@ def test_what_was_measured_is_given_back_and_the_rest_lies_between(model: str) -
 
 
 def test_one_device_is_the_measurement_and_two_processes_are_those_of_the_file() -> None:
-    result = scaling("clc", 8, 64, 10.0, 10.0, 1.0)
+    result = extrapolate("clc", 8, 64, 10.0, 10.0, 1.0)
     assert result.step[0] == shares("clc").edp_sgd[-1]
     assert result.message[0] == 0
-    assert result.measured.all()
-    assert not scaling("clc", 5, 64, 10.0, 10.0, 1.0).measured[list(result.counts).index(4) + 1]
-    assert not scaling("clc", 8, 128, 10.0, 10.0, 1.0).measured[0]
-    one, two = compute.two_processes()["edp-sgd"]
+    one, two = panels.two_processes()["edp-sgd"]
     assert (one["processes"], two["processes"], one["batch_size"], two["model"]) == (1, 2, 256, "bert")
     faster = one["seconds"] / two["seconds"]
     assert 1 < faster < 2
-    assert panels.draw_speed(scaling("bert", 2, 256, 1.0, 10.0, 1.0))["data"][2]["y"] == [faster]
-    assert panels.draw_speed(scaling("bert", 2, 64, 1.0, 10.0, 1.0))["data"][2]["y"] == []
+    assert panels.draw_speed(extrapolate("bert", 2, 256, 1.0, 10.0, 1.0))["data"][2]["y"] == [faster]
+    assert panels.draw_speed(extrapolate("bert", 2, 64, 1.0, 10.0, 1.0))["data"][2]["y"] == []
 
 
 def test_shares_have_the_parameters_of_the_papers_models(real_data: Path) -> None:
@@ -147,14 +138,12 @@ def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureF
         "edp-lab reproduce table2 --corpus atis --model clc --methods sgd,edp-sgd --gpus 1 --threads 1"
     )
     exec(shlex.split(extrapolated)[2], {})
-    told = [float(number) for number in re.findall(r"[\d.]+", capsys.readouterr().out)]
-    r = panel.result
-    assert told == pytest.approx([1000 * r.step[r.here], r.speed_up[r.here], r.ratio[r.here]], rel=0.01)
+    assert repr(panel.result.message) in capsys.readouterr().out
 
 
 def test_two_ranks_train_the_model_of_one() -> None:
     little = TrainConfig("smart-home", size="small", precision="float64", noise="per-device", epochs=1)
-    real = panels.Processes(panels.noise(0.5, 0.8, 4, 10, 1e-6, 0), little)
+    real = panels.Processes(panels.noise(0.5, 0.8, 4, 10), little)
     for count in (1, 2):
         real.processes.value = count
         real.run(wait=True)
@@ -164,7 +153,7 @@ def test_two_ranks_train_the_model_of_one() -> None:
         "4 devices: 2 processes, 2 simulated",
     ]
     assert [run.record["world_size"] for run in real.runs] == [1, 2]
-    assert compute.difference(*real.runs) < 1e-9
+    assert panels.difference(*real.runs) < 1e-9
     assert real.runs[0].losses == pytest.approx(real.runs[1].losses, rel=1e-9)
     assert "<b>4 devices: 2 processes, 2 simulated</b>" in real.words.value
     assert real.tiles.sentence == "It is the same model, up to the order of sums."

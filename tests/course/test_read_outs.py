@@ -11,7 +11,7 @@ from edp_lab.course.kit.panel import PANELS
 from edp_lab.course.nb01_coins.compute import GAUSSIAN
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED
 from edp_lab.course.nb03_edp_sgd.compute import SOUND as SOUND_VARIANT
-from edp_lab.course.nb05_models.compute import layers
+from edp_lab.course.nb05_models.panels import layers
 from edp_lab.course.nb08_audit.compute import StepNoise
 from edp_lab.errors import UsageError
 from tests.course.examples import THESIS, panel_of, phases_sketch, report_of

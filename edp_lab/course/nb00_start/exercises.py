@@ -10,7 +10,7 @@ import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, given
 from edp_lab.course.kit.inputs import DEVICES
-from edp_lab.course.nb00_start.compute import challenge
+from edp_lab.course.nb00_start.panels import challenge
 
 
 def _clip(answer: Callable[[Any, float], Any], rng: np.random.Generator) -> Differences:

@@ -1,70 +1,108 @@
-"""The panels of ``09_many_gpus.ipynb``: noise of N devices, real processes, what N devices would give."""
+"""The panels of ``09_many_gpus.ipynb``: noise of N devices, real processes, what N devices would give.
+
+    noise = device_noise(AS_PRINTED, num_devices=8, clip_norm=1.0, z0=1.0, epochs=1, parameters=300_000)
+    run = little_run(config)                                  # trains; starts `config.processes` real processes
+    scaled = extrapolate("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
+
+Rows of the benchmark stay as ``edp-lab reproduce table2 --json`` writes them. Values that make no sense are refused by
+`UsageError`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import choice, decades, delta_of, devices, number, seed_of
+from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, DEVICES, SOUND
+from edp_lab.course.kit.inputs import AS_PRINTED, DELTA, DEVICES, SOUND, Array, check_whole, mechanism_of, require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
 from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.nb09_devices import compute
-from edp_lab.course.nb09_devices.compute import LITTLE, DeviceNoise, LittleRun, Row, Scaling, printed
-from edp_lab.training import StepDone, TrainConfig
+from edp_lab.models import load_model
+from edp_lab.privacy import Guarantee, Mechanism, judge
+from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.reproduce.printed import TABLE_2, Table2Row
+from edp_lab.reproduce.results_io import RESULTS, rows
+from edp_lab.training import StepDone, TrainConfig, train
+from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.run_folder import MODEL
 from edp_lab.training.trainer import Event
 
-SMALL = 298_131  # parameters of the small CLC on smart-home
-MODELS = {"small CLC": SMALL, **{m.upper(): compute.shares(m).parameters for m in ("clc", "bert")}}
-METHODS = {
-    "sgd": "SGD",
-    "edp-sgd": "eDP-SGD",
-    "dp-sgd": "DP-SGD, by book-keeping",
-    "dp-sgd-naive": "DP-SGD, one by one",
-    "opacus": "DP-SGD, by Opacus",
-}
-OCTAVES = {"type": "log", "dtick": math.log10(2)}
+Row = dict[str, Any]  # of the benchmark of steps
 
-
-def who(row: Row) -> str:
-    """A method and its devices, in words."""
-    if row["method"] != "edp-sgd":
-        return METHODS[row["method"]]
-    real = row["processes"]
-    real_ones = count(real, "process", "processes")
-    return f"{METHODS['edp-sgd']}, {count(row['gpus'], 'device')}: {real_ones}, {row['gpus'] - real} simulated"
-
-
-words = Words(
-    __file__,
-    megabytes=lambda number: f"{d(number / 1e6)} MB",
-    ring_bytes=compute.ring_bytes,
-    guarantee_of=text.guarantee_of,
-    printed=printed,
-    where=compute.where,
-    who=who,
-)
+DRAWS = 4000  # coordinates of which noise is drawn
+FLOAT32 = 4  # bytes
+LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
 
 
 # ---- The noise of N devices ----------------------------------------------------------------------------------------
 
 
+class DeviceNoise(NamedTuple):
+    """One step's noise on the mean over N devices, and what the run costs."""
+
+    mechanism: Mechanism
+    parameters: int
+    aggregate: Array  # (4000,), drawn once for the sum
+    per_device: Array  # (4000,), as the mean of N devices' own draws
+    same: Array  # (4000,), if all devices draw the same numbers, each at the deviation that is meant for its own
+    counts: NDArray[np.int64]  # (K,), numbers of devices
+    here: int  # where N is among them
+    on_mean: Array  # (K,), deviation of the noise on the mean
+    wanted: Array  # (K,), z0 times what an utterance moves the mean by
+    guarantee: Guarantee  # of the run on N devices
+
+
+def device_noise(
+    variant: str, num_devices: int, clip_norm: float, z0: float, epochs: int, parameters: int
+) -> DeviceNoise:
+    """Draw the noise of the first step, as the library's trainer would, and bill `epochs` epochs without decay."""
+    check_whole("number of epochs", epochs, 1, 1000)
+    check_whole("number of parameters", parameters, 1, 10**12)
+    mechanism = mechanism_of(variant, clip_norm, z0, "none", 0.0, num_devices)
+    counts = np.unique([*DEVICES, num_devices])
+    settings = [mechanism_of(variant, clip_norm, z0, "none", 0.0, int(count)) for count in counts]
+    on_mean, key = mechanism.noise_std(0) / num_devices, key_from_seed(0)
+    kinds = ("aggregate", "per-device", "shared")
+    once, own, same = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in kinds)
+
+    drawn = on_mean * once, on_mean * own, mechanism.device_noise_std(0) * same
+    return DeviceNoise(
+        *(mechanism, parameters, *drawn, counts, counts.tolist().index(num_devices)),
+        on_mean=np.array([one.noise_std(0) / one.num_devices for one in settings]),
+        wanted=np.array([one.z0 * one.sensitivity() / one.num_devices for one in settings]),
+        guarantee=judge(mechanism, epochs, DELTA, seed_published=False),
+    )
+
+
+def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
+    """What each device sends in one ring all-reduce of a float32 gradient, 2 (N - 1) / N of it; for one N or many."""
+    return 2 * (devices - 1) / devices * FLOAT32 * parameters
+
+
 @panel("09")
-def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed: int) -> Panel:
+def noise(C: float, z0: float, num_devices: int, epochs: int) -> Panel:
     """What N devices add and send: `result` is a `DeviceNoise`."""
     return Panel(
         "N devices, one noise",
         "The noise on the mean gradient when one device draws it or N do, and how it depends on N.",
-        compute.device_noise,
+        device_noise,
         [draw_drawn, draw_devices],
         words.noise,
         lambda result, **_: account_of(result.mechanism, epochs=result.guarantee.epochs, delta=result.guarantee.delta),
@@ -75,8 +113,6 @@ def noise(C: float, z0: float, num_devices: int, epochs: int, delta: float, seed
         z0=number("noise multiplier z0", z0, decades(-3, 1)),
         parameters=choice("model", SMALL, MODELS),
         epochs=number("length of the run", epochs, range(1, 41), unit="epochs", rare=True),
-        delta=delta_of(delta),
-        seed=seed_of(seed),
     )
 
 
@@ -126,6 +162,42 @@ def draw_devices(result: DeviceNoise) -> Figure:
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
 
 
+class LittleRun(NamedTuple):
+    """One training run on a little corpus."""
+
+    config: TrainConfig
+    record: dict[str, Any]  # "devices" says how many processes were real and how many devices simulated
+    losses: list[float]  # mean over the batch, of each step (not private)
+    parameters: Array  # (P,), of the trained model
+    seconds: float  # with starting the processes, scoring and saving
+
+
+def little_run(
+    config: TrainConfig, listener: Callable[[Event], None] = lambda event: None, stop: threading.Event | None = None
+) -> LittleRun:
+    """Train on 600 generated commands, on as many processes as `config` says; its corpus counts for nothing."""
+    losses: list[float] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepDone):
+            losses.append(event.loss)
+        listener(event)
+
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="edp-lab-") as name:
+        corpus, out = Path(name) / "little.jsonl", Path(name) / "run"
+        write_jsonl(generate(LITTLE, 0), corpus)
+        record = train(replace(config, corpus=str(corpus)), out, listen, stop)
+        model = load_model(out / MODEL)
+    parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
+    return LittleRun(config, record, losses, parameters, time.perf_counter() - start)
+
+
+def difference(one: LittleRun, other: LittleRun) -> float:
+    """The largest difference of any parameter."""
+    return float(np.abs(one.parameters - other.parameters).max())
+
+
 @panel("09")
 class Processes(RunPanel):
     """A real run with the noise panel's values, its devices on one process or on several; only Run starts any work."""
@@ -146,7 +218,7 @@ class Processes(RunPanel):
 
     def prepare(self) -> TrainConfig:
         above = self._settings.values
-        shared = {name: above[name] for name in ("clip_norm", "z0", "num_devices", "seed", "delta")}
+        shared = {name: above[name] for name in ("clip_norm", "z0", "num_devices")}
         own = {"epochs": self.epochs.value, "processes": self.processes.value, "noise": self.noise.value}
         return replace(self._start, as_printed=above["variant"] == AS_PRINTED, **shared, **own)
 
@@ -162,7 +234,7 @@ class Processes(RunPanel):
 
         self.words.value = ""
         self.progress(0, 1, "starting processes" if config.processes > 1 else "training")
-        run = compute.little_run(config, listen, self.stop_event)
+        run = little_run(config, listen, self.stop_event)
         others = [r for r in self.runs if config != r.config == replace(config, processes=r.config.processes)]
         self.runs.append(run)
         self._draw()
@@ -185,7 +257,7 @@ def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
     if other is None:
         told = "Run it again with another number of processes, and compare."
         return took, Tile("other run", "none", "that differs in processes only"), told
-    apart = compute.difference(run, other)
+    apart = difference(run, other)
     same = "It is the same model, up to the order of sums." if apart < 1e-6 else "It is another model."
     return took, Tile("largest difference", short(apart), f"of {run.parameters.size:,} parameters"), same
 
@@ -213,12 +285,40 @@ def run_command(config: TrainConfig) -> str:
     """Make the little corpus, then the run, into a folder that is named after its settings."""
     c, variant = config, "as-printed" if config.as_printed else "sound"
     out = f"runs/{variant}-{c.noise}-n{c.num_devices}-p{c.processes}-c{c.clip_norm:g}"
-    out += f"-z{c.z0:g}-e{c.epochs}-d{c.delta:g}-s{c.seed}"
+    out += f"-z{c.z0:g}-e{c.epochs}-s{c.seed}"
     make = f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl"
     return f"{make}\n{train_command(replace(config, corpus='little.jsonl'), out)}"
 
 
 # ---- Table 2 -------------------------------------------------------------------------------------------------------
+
+
+def where(row: Row) -> str:
+    """Machine, device, versions and date of a committed row, in words."""
+    kind = "" if row["device"] == "cpu" else f", {row['device']}"
+    return f"{row['machine']}{kind}, {row['date']}, torch {row['versions']['torch']}"
+
+
+@cache
+def committed() -> list[Row]:
+    """``data/results/bench_step.json``: steps of all methods on ATIS."""
+    return rows(RESULTS / "bench_step.json", "edp-lab reproduce table2 --json")
+
+
+def table2(model: str) -> list[Row]:
+    """The committed rows on one process, batches of 64."""
+    return [row for row in committed() if (row["model"], row["processes"], row["batch_size"]) == (model, 1, 64)]
+
+
+def two_processes() -> dict[str, tuple[Row, Row]]:
+    """The committed rows of the same work on one process and on two, by method."""
+    of = {(row["method"], row["processes"]): row for row in committed() if row["batch_size"] == 256}
+    return {method: (of[method, 1], of[method, 2]) for method in ("sgd", "edp-sgd")}
+
+
+def printed(model: str) -> Table2Row:
+    """The paper's row, ATIS."""
+    return next(row for row in TABLE_2 if (row.model.lower(), row.corpus) == (model, "ATIS"))
 
 
 def table2_table(rows: Sequence[Row]) -> Html:
@@ -229,7 +329,7 @@ def table2_table(rows: Sequence[Row]) -> Html:
 
 def two_processes_text() -> str:
     """What was measured on one process and on two."""
-    measured = {name: (one["seconds"], two["seconds"]) for name, (one, two) in compute.two_processes().items()}
+    measured = {name: (one["seconds"], two["seconds"]) for name, (one, two) in two_processes().items()}
     return "\n".join(
         f"{METHODS[name]:<8} 1 process {one:.3f} s, 2 processes {two:.3f} s a step: {one / two:.2f} times as fast"
         for name, (one, two) in measured.items()
@@ -239,13 +339,87 @@ def two_processes_text() -> str:
 # ---- What N devices would give -------------------------------------------------------------------------------------
 
 
+class Shares(NamedTuple):
+    """Seconds of a step by batch size, one process on one core: `data/results/bench_shares.json`."""
+
+    model: str
+    batches: tuple[int, ...]  # rising
+    sgd: tuple[float, ...]  # seconds of such a step
+    edp_sgd: tuple[float, ...]
+    parameters: int  # of the private model, P
+    where: str
+    command: str
+
+    def seconds(self, method: str, batch: float) -> float:
+        """Measured, or on the straight line between or beyond what was."""
+        x, y = self.batches, self.sgd if method == "sgd" else self.edp_sgd
+        k = min(max(int(np.searchsorted(x, batch)), 1), len(x) - 1)
+        return y[k - 1] + (y[k] - y[k - 1]) * (batch - x[k - 1]) / (x[k] - x[k - 1])
+
+
+@cache
+def shares(model: str) -> Shares:
+    """What was measured for a model of the paper's size."""
+    measured = rows(RESULTS / "bench_shares.json", "edp-lab reproduce table2 --json")
+    of = {(row["method"], row["batch_size"]): row for row in measured if row["model"] == model}
+    require(of, f"no steps of {model!r} were measured: choose clc or bert")
+    batches = sorted({batch for _, batch in of})
+    sgd, edp_sgd = (tuple(of[method, batch]["seconds"] for batch in batches) for method in ("sgd", "edp-sgd"))
+    last = of["edp-sgd", batches[-1]]
+    return Shares(model, tuple(batches), sgd, edp_sgd, last["parameters"], where(last), last["command"])
+
+
+class Scaling(NamedTuple):
+    """Seconds of a step on N devices, a share of the batch each, then one ring all-reduce of the gradient."""
+
+    shares: Shares  # what was measured, on one core
+    batch: int  # utterances of a step, over all devices
+    counts: NDArray[np.int64]  # (K,), numbers of devices, at least two utterances each
+    devices: int  # N
+    here: int  # where N is among them
+    sgd: Array  # (K,), seconds of a step: SGD's share
+    extra: Array  # (K,), what eDP-SGD adds by clipping and noise
+    message: Array  # (K,), the all-reduce
+
+    @property
+    def step(self) -> Array:
+        """(K,), all three."""
+        return self.sgd + self.extra + self.message
+
+    @property
+    def speed_up(self) -> Array:
+        """(K,), over eDP-SGD on one device."""
+        return self.step[0] / self.step
+
+    @property
+    def ratio(self) -> Array:
+        """(K,), of eDP-SGD's step to SGD's on as many devices."""
+        return self.step / (self.sgd + self.message)
+
+
+def extrapolate(model: str, devices: int, batch: int, bandwidth: float, latency: float, speed: float) -> Scaling:
+    """Steps on 1, 2, 4, ... devices, from measured shares and assumed links (GB/s; microseconds for each of the ring's
+    2 (N - 1) messages) and devices (times as fast as the measured core). Nothing of it was run on GPUs.
+    """
+    check_whole("batch", batch, 4, 4096)
+    check_whole("number of devices", devices, 1, batch // 2)
+    for name, value in (("bandwidth", bandwidth), ("speed of a device", speed)):
+        require(0 < value < math.inf, f"the {name} is {value}: it must be greater than 0")
+    require(0 <= latency < math.inf, f"the latency is {latency}: it must be 0 or more")
+    known, counts = shares(model), np.unique([*(n for n in (*DEVICES, 64) if 2 * n <= batch), devices])
+    sgd, edp_sgd = (np.array([known.seconds(m, batch / n) for n in counts]) / speed for m in ("sgd", "edp-sgd"))
+    message = ring_bytes(known.parameters, counts) / (1e9 * bandwidth) + 2 * (counts - 1) * 1e-6 * latency
+    here = counts.tolist().index(devices)
+    return Scaling(known, batch, counts, devices, here, sgd, edp_sgd - sgd, message)
+
+
 @panel("09")
 def scaling(num_devices: int = 8) -> Panel:
     """What N devices would give: `result` is a `Scaling`."""
     return Panel(
         "What would N GPUs give?",
         "The parts of one step of eDP-SGD, and how much faster N devices are than one. Only one core was measured.",
-        compute.scaling,
+        extrapolate,
         [draw_step, draw_speed],
         words.scaling,
         scaling_command,
@@ -289,15 +463,14 @@ def draw_speed(result: Scaling) -> Figure:
     shares, n = result.shares, result.counts
     measured: dict[str, Any] = {"x": [], "y": []}
     if (shares.model, result.batch) == ("bert", 256):
-        one, two = compute.two_processes()["edp-sgd"]
+        one, two = two_processes()["edp-sgd"]
         measured = {"x": [2], "y": [one["seconds"] / two["seconds"]]}
-    hollow = ["circle" if exact and k == 1 else "circle-open" for k, exact in zip(n, result.measured, strict=True)]
     edge = math.log10(max(8, *n)) + 0.08
     lowest = min(-0.35, math.log10(result.speed_up.min()) - 0.1)
     return figure(
         "How much faster than one device?",
         line("ideal", INK, "dot", width=1.5, x=n, y=n),
-        line("extrapolated", PLAIN, "dash", x=n, y=result.speed_up, symbol=hollow, size=9),
+        line("extrapolated", PLAIN, "dash", x=n, y=result.speed_up, symbol="circle-open", size=9),
         points("2 processes, measured", HOLDS, "diamond", 13, edge=0, **measured),
         fig.ring(16, x=[result.devices], y=[result.speed_up[result.here]], hoverinfo="skip"),
         hover="N = %{x}: %{y:.3g}",
@@ -307,10 +480,39 @@ def draw_speed(result: Scaling) -> Figure:
 
 
 def scaling_command(result: Scaling, **values: Any) -> str:
-    """How the steps were measured (once for each batch size), and the call that extrapolates and prints."""
-    told = (
-        "s = {}; "
-        "print(f'{1000 * s.step[s.here]:.4g} ms a step, {s.speed_up[s.here]:.3g} times as fast as on one device, "
-        "{s.ratio[s.here]:.3g} times the step of SGD')"
-    )
-    return f"{result.shares.command}\n{text.python(compute.scaling, do=told, **values)}"
+    """How the steps were measured (once for each batch size), and the call that extrapolates."""
+    return f"{result.shares.command}\n{text.python(extrapolate, **values)}"
+
+
+# ---- The room's models, methods and templates -----------------------------------------------------------------------
+
+SMALL = 298_131  # parameters of the small CLC on smart-home
+MODELS = {"small CLC": SMALL, **{m.upper(): shares(m).parameters for m in ("clc", "bert")}}
+METHODS = {
+    "sgd": "SGD",
+    "edp-sgd": "eDP-SGD",
+    "dp-sgd": "DP-SGD, by book-keeping",
+    "dp-sgd-naive": "DP-SGD, one by one",
+    "opacus": "DP-SGD, by Opacus",
+}
+OCTAVES = {"type": "log", "dtick": math.log10(2)}
+
+
+def who(row: Row) -> str:
+    """A method and its devices, in words."""
+    if row["method"] != "edp-sgd":
+        return METHODS[row["method"]]
+    real = row["processes"]
+    real_ones = count(real, "process", "processes")
+    return f"{METHODS['edp-sgd']}, {count(row['gpus'], 'device')}: {real_ones}, {row['gpus'] - real} simulated"
+
+
+words = Words(
+    __file__,
+    megabytes=lambda number: f"{d(number / 1e6)} MB",
+    ring_bytes=ring_bytes,
+    guarantee_of=text.guarantee_of,
+    printed=printed,
+    where=where,
+    who=who,
+)

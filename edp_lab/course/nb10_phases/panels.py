@@ -1,30 +1,122 @@
-"""The panels of ``10_three_phases.ipynb``: two that follow their sliders, and one that also runs the pipeline."""
+"""The panels of ``10_three_phases.ipynb``: noised pixels, noisy votes, and what labels cost; the last also runs the
+pipeline.
+
+    result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
+    print(command(result.settings))                                 # the same with networks, on the command line
+
+Noise, votes and accounts are those of `edp_lab.three_phase`; linear models stand in for its networks, so that the whole
+pipeline follows a slider. Values that make no sense are refused by `UsageError`.
+"""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edp_lab.attacks.statistics import rate_of
+from edp_lab.corpora.images import load_images
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import choice, decades, delta_of, number
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points
-from edp_lab.course.kit.inputs import require
+from edp_lab.course.kit.inputs import Array, require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
-from edp_lab.course.nb10_phases import compute
-from edp_lab.course.nb10_phases.compute import Ballot, LabelBill, NoisedImages, Sketch
-from edp_lab.three_phase.perturbation import CLAIMED_EPSILON, CLAIMED_SIGMA
-from edp_lab.three_phase.settings import NOT_PRIVATE, THESIS_ACCURACY, UNDERSTUDY, ThreePhaseSettings
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_release, laplace_release
+from edp_lab.three_phase import perturbation
+from edp_lab.three_phase.perturbation import (
+    CLAIMED_EPSILON,
+    CLAIMED_SIGMA,
+    RESIZED,
+    ImageGuarantee,
+    Perturbation,
+    image_guarantee,
+)
+from edp_lab.three_phase.settings import NOT_PRIVATE, PUBLIC_SHARE, THESIS_ACCURACY, UNDERSTUDY, ThreePhaseSettings
 from edp_lab.three_phase.settings import PLAIN as PLAIN_MODEL
-from edp_lab.three_phase.votes import PRIVATE, VoteAccount
+from edp_lab.three_phase.votes import (
+    L1_SENSITIVITY,
+    PRIVATE,
+    Vote,
+    VoteAccount,
+    account_votes,
+    composed_epsilons,
+    label_probabilities,
+    query_epsilon,
+    vote_counts,
+)
+
+SHOWN = 6  # images of phase I in the figure
+RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels
+DRAWS = 5  # of the noise on the labels, over which accuracies are averaged
+MNIST_SHAPE, MNIST_QUERIES = (1, 28, 28), 9000  # what the thesis has
+SIGMAS = [float(s) for s in np.geomspace(0.01, 10, 31)]
+LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
+Labels = NDArray[np.int64]
+
+
+# ---- The pipeline with linear models --------------------------------------------------------------------------------
+
+
+class Sketch:
+    """Phases I and II on digits, with linear instructors: the images, noise and parts of `run_three_phase`."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.images = seed, load_images("digits", seed)
+        self.public = int(PUBLIC_SHARE * len(self.images.test))  # the first ones may be labelled; the others test
+        self.key = key_from_seed(f"three phases {seed}")  # that of a run with this seed
+        self.order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
+        # Remembered: (sigma) -> noised train, noised test, (n, 1, 8, 8) both; (sigma) -> what a linear model reads of
+        # the noised test images, (n, 65); (sigma, N) -> (N, 600), what each instructor says of each test image.
+        self.noised = lru_cache(maxsize=8)(self._noised)
+        self.features = lru_cache(maxsize=8)(lambda sigma: linear_features(self.noised(sigma)[1]))
+        self.predictions = lru_cache(maxsize=64)(self._predictions)
+
+    def counts(self, settings: ThreePhaseSettings) -> NDArray[np.int64]:
+        """Votes for each class on each public image: (Q, K)."""
+        predictions = self.predictions(settings.sigma, settings.instructors)
+        return vote_counts(predictions[:, : self.public], self.images.classes)
+
+    def labels(self, settings: ThreePhaseSettings, draw: int = 0) -> Labels:
+        """The noisy label of each public image; draw 0 has the noise of a run."""
+        return settings.aggregator().labels(self.counts(settings), stream(self.key, Purpose.NOISE, 2 + draw))
+
+    def _noised(self, sigma: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        parts = (self.images.train, self.images.test)
+        rngs = (stream(self.key, Purpose.NOISE, place) for place in (0, 1))
+        train, test = (perturbation.perturb(x, sigma, rng) for x, rng in zip(parts, rngs, strict=True))
+        return train, test
+
+    def _predictions(self, sigma: float, instructors: int) -> Labels:
+        fewest = int(np.bincount(self.images.train_labels).min())
+        rarest = f"the rarest digit, which has {fewest} training images: take {fewest} at most"
+        require(instructors <= fewest, f"{instructors} instructors cannot all see {rarest}")
+        train, labels = linear_features(self.noised(sigma)[0]), self.images.train_labels
+        parts = np.array_split(self.order, instructors)
+        models = [fit_linear(train[part], labels[part], self.images.classes) for part in parts]
+        return np.array([(self.features(sigma) @ model).argmax(axis=1) for model in models])
+
+
+def fit_linear(features: Array, y: Labels, classes: int) -> Array:
+    """Least squares from features to 1 for the label, 0 for others: (n, F), (n) -> (F, K)."""
+    gram = features.T @ features + RIDGE * np.eye(features.shape[1])
+    return np.asarray(np.linalg.solve(gram, features.T @ np.eye(classes)[y]), dtype=np.float64)
+
+
+def linear_features(x: NDArray[np.floating[Any]]) -> Array:
+    """Pixels and a constant: (n, ...) -> (n, pixels + 1)."""
+    flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # also of no images
+    return np.concatenate([flat, np.ones((len(x), 1))], axis=1)
+
 
 if TYPE_CHECKING:
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord
@@ -32,7 +124,7 @@ if TYPE_CHECKING:
 
 words = text.Words(
     __file__,
-    draws=compute.DRAWS,
+    draws=DRAWS,
     not_private=NOT_PRIVATE,
     spelt=lambda name: name.replace("Renyi", "Rényi"),
     thesis_accuracy=THESIS_ACCURACY,
@@ -72,7 +164,7 @@ def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> te
     head = ("", "unanimous labels survive", "labels true", "understudy right", "ε of one label", "ε of all labels")
     table: list[tuple[str, ...]] = [head]
     for name, settings in rows.items():
-        ballot, bill = compute.take_vote(sketch, settings), compute.spend_labels(sketch, settings)
+        ballot, bill = take_vote(sketch, settings), spend_labels(sketch, settings)
         shares = map(percent, (ballot.unanimous, bill.right, bill.accuracy))
         table.append((name, *shares, *map(at_most, (ballot.query_epsilon, bill.account.epsilon))))
     return text.html_table(table)
@@ -81,13 +173,49 @@ def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> te
 # ---- Phase I -------------------------------------------------------------------------------------------------------
 
 
+class NoisedImages(NamedTuple):
+    """Phase I on digits."""
+
+    settings: ThreePhaseSettings
+    labels: Labels  # (SHOWN)
+    shown: Array  # (2, SHOWN, 8, 8) images as they are, and noised
+    pixels: Perturbation  # the thesis' statistics of the training set
+    guarantee: ImageGuarantee  # what holds
+    mnist: ImageGuarantee  # what would for images of 28 x 28
+    sensitivity_needed: float  # with which this noise would have the claimed epsilon; 0 without noise
+    curves: dict[str, list[float]]  # epsilon over `SIGMAS` by name of a line
+
+
+def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
+    """Phase I: Gaussian noise on every pixel, what it does to the images and what it promises."""
+    sigma, delta, clean = settings.sigma, settings.delta, sketch.images.train
+    train, shape = sketch.noised(sigma)[0], clean.shape[1:]
+    return NoisedImages(
+        settings,
+        labels=sketch.images.train_labels[:SHOWN],
+        shown=np.stack([clean[:SHOWN, 0], train[:SHOWN, 0]]).astype(np.float64),
+        pixels=perturbation.compare(clean, train),
+        guarantee=image_guarantee(shape, sigma, delta),
+        mnist=image_guarantee(MNIST_SHAPE, sigma, delta),
+        sensitivity_needed=sigma / analytic_gaussian_sigma(1.0, CLAIMED_EPSILON, delta),
+        curves=epsilon_curves(shape, delta),
+    )
+
+
+@lru_cache(maxsize=16)
+def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float]]:
+    """Epsilon of one image over `SIGMAS`, for three sizes."""
+    sizes = {"3 × 256 × 256": RESIZED, "28 × 28 (MNIST)": MNIST_SHAPE, f"{shape[1]} × {shape[2]} (here)": shape}
+    return {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
+
+
 @panel("10")
 def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     """Noise on the pixels; `result` is a `NoisedImages`."""
     return Panel(
         "Phase I: noise on the pixels",
         "Six private images before and after noise, and the ε that this noise gives to one of them.",
-        lambda **values: compute.noise_images(sketch, replace(start, **values)),
+        lambda **values: noise_images(sketch, replace(start, **values)),
         [draw_images, draw_epsilon],
         words.pixels,
         lambda result, **_: command(result.settings, (1,)),
@@ -114,13 +242,13 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
     )
 
 
-ROWS = ("as it is", "noised", "resized,\nnoised,\naveraged")
+ROWS = ("as it is", "noised")
 PICTURE = {"type": "heatmap", "colorscale": [[0, "black"], [1, "white"]], "zmin": 0, "zmax": 1, "showscale": False}
 BARE = {"ticks": "", "showline": False, "constrain": "domain"}  # axes of a picture
 
 
 def draw_images(result: NoisedImages) -> Figure:
-    """Images as they are, noised, and with what a resize before the noise leaves."""
+    """Images as they are, and noised."""
     shown, side = result.shown.shape[1:3]
     places = [(side + 1) * i + (side - 1) / 2 for i in range(shown)]
     bare: dict[str, Any] = {**BARE, "showgrid": False, "ticklabelstandoff": 4}
@@ -129,7 +257,7 @@ def draw_images(result: NoisedImages) -> Figure:
     return figure(
         "What noise leaves",
         {**PICTURE, "z": _side_by_side(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE},
-        height=300,
+        height=260,
         top=44,
         xaxis=axis("label, passed on without noise", **bare, **labels),
         yaxis={**bare, **rows, "scaleanchor": "x", "constraintoward": "top"},
@@ -157,7 +285,7 @@ def draw_epsilon(result: NoisedImages) -> Figure:
     return figure(
         "ε of one image, by its size in pixels",
         *(
-            line(name, **look, x=compute.SIGMAS, y=curve, hover="σ %{x:.2g}: ε ≈ %{y:.3g}")
+            line(name, **look, x=SIGMAS, y=curve, hover="σ %{x:.2g}: ε ≈ %{y:.3g}")
             for (name, curve), look in zip(result.curves.items(), looks, strict=True)
         ),
         points("claimed", CLAIMED, "star", 15, x=said[0], y=said[1], **shown),
@@ -167,7 +295,50 @@ def draw_epsilon(result: NoisedImages) -> Figure:
     )
 
 
-# ---- Phase II: votes -----------------------------------------------------------------------------------------------
+# ---- Phase II ------------------------------------------------------------------------------------------------------
+
+
+class Ballot(NamedTuple):
+    """Phase II: a vote on one public image, and what noise does to all of them."""
+
+    settings: ThreePhaseSettings
+    truth: int  # the image's digit
+    picture: Array  # (8, 8), as the instructors see it
+    counts: NDArray[np.int64]  # (K), votes
+    noisy: Array  # (K), with one draw of noise
+    chances: Array  # (K), of each label to come out
+    unanimous: float  # chance that a label on which all N agree comes out
+    query_epsilon: float  # of one label; for Laplace noise at delta 0
+    right: float  # share of all public images whose label is true, if the votes are counted without noise
+    alone: float  # the same by one instructor on average
+
+
+def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw: int = 0) -> Ballot:
+    """Put the public images to the vote of linear instructors, and look at one of them."""
+    require(0 <= image < sketch.public, f"there is no public image {image}: choose 0 to {sketch.public - 1}")
+    require(draw >= 0, f"the number of the draw is {draw}: it must be 0 or more")
+    aggregator, votes, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
+    predictions = sketch.predictions(settings.sigma, voters)[:, : sketch.public]
+    truth, counts = sketch.images.test_labels[: sketch.public], votes[image]
+    agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
+    chances = label_probabilities(counts, aggregator)  # refuses a vote without noise
+    rng = stream(sketch.key, Purpose.NOISE, 3 + image, draw)
+    if aggregator.vote is Vote.LAPLACE:
+        noisy = laplace_release(counts, L1_SENSITIVITY, L1_SENSITIVITY / aggregator.noise, rng)
+    else:
+        noisy = gaussian_release(counts, aggregator.noise, rng)
+    return Ballot(
+        settings,
+        truth=int(truth[image]),
+        picture=sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
+        counts=counts,
+        noisy=noisy,
+        chances=chances,
+        unanimous=float(label_probabilities(agreed, aggregator)[0]),
+        query_epsilon=query_epsilon(aggregator, settings.delta),
+        right=float((votes.argmax(1) == truth).mean()),
+        alone=float((predictions == truth).mean()),
+    )
 
 
 @panel("10")
@@ -175,7 +346,7 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     """Noisy votes of linear instructors; `result` is a `Ballot`."""
 
     def take(image: int, draw: int, **values: Any) -> Ballot:
-        return compute.take_vote(sketch, replace(start, **values), image, draw)
+        return take_vote(sketch, replace(start, **values), image, draw)
 
     return Panel(
         "Phase II: instructors vote",
@@ -193,13 +364,10 @@ def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 
 def tell_votes(result: Ballot) -> tuple[Tile, Tile, str]:
     """How often a label survives on which all agree, said and true, and what became of this vote."""
-    voters, best, most = result.settings.instructors, result.best, int(result.counts.max())
     survive = "of unanimous labels survive the noise"
-    said = claimed("100 %", survive)
     held = holds(percent(result.unanimous), survive)
-    told = f"{words.listed(best)} {'have' if best[1:] else 'has'} the most votes, {most} of {voters}"
-    told += " each" if best[1:] else ""
-    return said, held, f"{told}; in this draw of the noise {result.noisy.argmax()} leads."
+    most = f"Label {result.counts.argmax()} has the most votes, {result.counts.max()} of {result.settings.instructors}"
+    return claimed("100 %", survive), held, f"{most}; in this draw of the noise {result.noisy.argmax()} leads."
 
 
 def draw_ballot(result: Ballot) -> Figure:
@@ -220,7 +388,53 @@ def draw_ballot(result: Ballot) -> Figure:
     )
 
 
-# ---- Phase III: what labels cost and teach, and the pipeline with networks -------------------------------------------
+# ---- Phase III -----------------------------------------------------------------------------------------------------
+
+
+class LabelBill(NamedTuple):
+    """Phase III: what labels cost, and what an understudy learns from them."""
+
+    settings: ThreePhaseSettings
+    account: VoteAccount  # of the labels put to the vote
+    accountant: str  # the way of adding up that gives the least epsilon
+    composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant
+    # Means over draws of the noise:
+    accuracy: float  # of the understudy on images that nobody labels,
+    interval: tuple[float, float]  # both ends of its 95 % interval,
+    right: float  # and the share of the labels that are true
+
+
+def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
+    """Account for the labels that linear instructors give, and train linear understudies on them."""
+    spent = settings.labels or sketch.public
+    there = f"there are {sketch.public} public images: ask for no more than that"
+    require(spent <= sketch.public, f"{spent} labels, but {there}")
+    aggregator = settings.aggregator()
+    bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
+    account = account_votes(aggregator, spent, settings.delta)
+    scores = np.mean([_understudy(sketch, settings, spent, draw) for draw in range(DRAWS)], axis=0)
+    accuracy, low, high, right = scores.tolist()
+    return LabelBill(
+        settings,
+        account,
+        accountant=min(account.composed, key=lambda way: account.composed[way]),
+        composed={way: [bill[way] for bill in bills] for way in bills[0]},
+        accuracy=accuracy,
+        interval=(low, high),
+        right=right,
+    )
+
+
+def _understudy(sketch: Sketch, settings: ThreePhaseSettings, spent: int, draw: int) -> tuple[float, ...]:
+    """Accuracy of an understudy, both ends of its interval, and the share of its labels that are true."""
+    features, truth, public = sketch.features(settings.sigma), sketch.images.test_labels, sketch.public
+    labels = sketch.labels(settings, draw)[:spent]
+    model = fit_linear(features[:spent], labels, sketch.images.classes)
+    rate = rate_of((features[public:] @ model).argmax(axis=1) == truth[public:])
+    return rate.value, *rate.interval, (labels == truth[:spent]).mean()
+
+
+_composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)
 
 
 @panel("10")
@@ -236,7 +450,7 @@ class Pipeline(RunPanel):
             **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
             "understudy_method": choice("understudy", start.understudy_method, {"Adam": "adam", "DP-Adam": "dp-adam"}),
         }
-        self.bill = compute.spend_labels(sketch, start)
+        self.bill = spend_labels(sketch, start)
         super().__init__(
             "Phase III: an understudy learns from labels",
             "What all labels cost together, and how well a model does that learns from nothing else.",
@@ -257,7 +471,7 @@ class Pipeline(RunPanel):
 
     def _changed(self, change: Mapping[str, Any]) -> None:
         with self.guard(change["owner"]):
-            self.bill = compute.spend_labels(self._sketch, self.prepare())
+            self.bill = spend_labels(self._sketch, self.prepare())
             self._show()
 
     def _show(self, record: ThreePhaseRecord | None = None) -> None:
@@ -271,7 +485,7 @@ class Pipeline(RunPanel):
     def work(self, settings: ThreePhaseSettings) -> None:
         from edp_lab.three_phase import phases  # brings torch, which only networks need
 
-        self.bill = compute.spend_labels(self._sketch, settings)
+        self.bill = spend_labels(self._sketch, settings)
         self._show()
         self.bar.max, self.bar.value = settings.instructors + 3, 0
 
@@ -306,7 +520,7 @@ def _epsilons(account: VoteAccount, settings: ThreePhaseSettings) -> tuple[Tile,
 
 def draw_bill(result: LabelBill) -> Figure:
     """Epsilon of all labels by their number: by the plain sum, by the least of the accountants, and as claimed."""
-    settings, account, n = result.settings, result.account, compute.LABEL_COUNTS
+    settings, account, n = result.settings, result.account, LABEL_COUNTS
     least = [min(epsilons) for epsilons in zip(*result.composed.values(), strict=True)]
     summed, said = [k * account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
     on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε ≈ %{y:.3g}"}
