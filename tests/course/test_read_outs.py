@@ -27,7 +27,7 @@ def compute_of(name: str, **values: Any) -> Any:
     ("call", "says"),
     [
         (lambda: compute_of("06 ladder", adjacency="ADD_OR_REMOVE_ONE"), "there is no number for add/remove"),
-        (lambda: layers("gpt", None), "unknown model 'gpt': choose clc or bert"),  # type: ignore[arg-type]
+        (lambda: layers("gpt", None), "unknown model 'gpt': choose clc, bert"),  # type: ignore[arg-type]
         (lambda: StepNoise(-1), "seed is -1"),
         (lambda: PANELS["10 votes"](phases_sketch(), replace(THESIS, vote="hard")), "a hard vote has no noise to look"),
     ],
