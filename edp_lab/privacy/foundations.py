@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,14 +26,6 @@ from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon
 
 ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
 BUDGET_ROUNDING = 2.0**-51  # of the budget, once: see `NoisyCounter`
-
-
-class Noise(StrEnum):
-    """What `report_noisy_max` adds, named as in numpy; the same scale gives the same epsilon for all three."""
-
-    LAPLACE = "laplace"
-    EXPONENTIAL = "exponential"  # the permute-and-flip mechanism: never less useful than GUMBEL
-    GUMBEL = "gumbel"  # the exponential mechanism
 
 
 class Frequencies(NamedTuple):
@@ -114,23 +105,6 @@ def laplace_release(
     return exact + rng.laplace(0.0, scale, exact.shape)
 
 
-def classic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) -> float:
-    """The standard deviation sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, for epsilon < 1 only.
-
-    Guarantee: (epsilon, delta)-DP for an L2 sensitivity. The proof needs epsilon < 1, and for large epsilon the
-    formula is wrong (from 8.45 on at delta 1e-5). Below 1 it is sound, but adds more noise than
-    `analytic_gaussian_sigma`.
-    Source: Dwork and Roth 2014, theorem A.1.
-    """
-    check_delta(delta)
-    scale = laplace_scale(sensitivity, epsilon)
-    if epsilon >= 1:
-        raise UsageError(
-            f"epsilon is {epsilon}: the classic Gaussian theorem holds below 1 only; use analytic_gaussian_sigma"
-        )
-    return scale * math.sqrt(2 * math.log(1.25 / delta)) * ROUND_UP
-
-
 def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) -> float:
     """The smallest standard deviation that is (epsilon, delta)-DP, for any epsilon, rounded up.
 
@@ -181,7 +155,8 @@ def exponential_probabilities(
     """With what probability the exponential mechanism picks each candidate: proportional to e^(score / scale).
 
     Scale is 2 sensitivity / epsilon, or half of that for monotone scores; scores are (..., candidates).
-    `report_noisy_max` with Gumbel noise draws from them: see there for the guarantee.
+
+    Guarantee: a choice with these probabilities is epsilon-DP, under the conditions of `report_noisy_max`.
     Source: McSherry and Talwar 2007, theorem 6; Dwork and Roth 2014, theorem 3.10.
     """
     scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
@@ -196,10 +171,9 @@ def report_noisy_max(
     sensitivity: float,
     epsilon: float,
     rng: np.random.Generator,
-    noise: Noise | str = Noise.LAPLACE,
     monotone: bool = False,
 ) -> NDArray[np.intp]:
-    """The index of the largest score after noise of scale 2 sensitivity / epsilon; (..., candidates) -> (...).
+    """The index of the largest score after Laplace noise of scale 2 sensitivity / epsilon; (..., candidates) -> (...).
 
     Guarantee: each choice is epsilon-DP, however many candidates, if no score moves by more than `sensitivity`
     between neighbours. With `monotone` the scale halves, which is sound only if no neighbour moves one score up and
@@ -207,14 +181,11 @@ def report_noisy_max(
     leaves one candidate for another (noise 2 / epsilon). Only the index is covered: the noisy maximum itself is not.
     Why it holds: given the others' noise, the winner needs noise above a threshold, neighbours move that threshold
     by at most 2 sensitivity (1 if monotone), and P[noise > x] falls by at most e^(d / scale) over a distance d.
-    Source: Dwork and Roth 2014, claim 3.9 (Laplace); McKenna and Sheldon 2020 (exponential, as permute-and-flip).
+    Source: Dwork and Roth 2014, claim 3.9.
     """
-    if noise not in list(Noise):
-        raise UsageError(f"unknown noise {noise!r}: choose one of {', '.join(Noise)}")
     scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
     points = _behind_the_best(scores)
-    draw: Callable[..., NDArray[np.float64]] = getattr(rng, Noise(noise).value)
-    return np.argmax(points + draw(scale=scale, size=points.shape), axis=-1)
+    return np.argmax(points + rng.laplace(scale=scale, size=points.shape), axis=-1)
 
 
 class NoisyCounter:

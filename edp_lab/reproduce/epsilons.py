@@ -56,15 +56,6 @@ class ExplainedEpsilon:
     survives_float32: bool
     epochs_range: tuple[int, int] | None  # smallest and largest T up to 120 that explain the value; None if none does
 
-    @property
-    def some_survive_float32(self) -> bool:
-        """Whether float32 carries the noise of any of `settings`, at the largest z0 of its range, to the last epoch."""
-        return any(
-            judge(_mechanism(self.decay, one.tau, one.z0_range[1]), one.epochs, self.delta).epsilon is not None
-            for one in self.settings
-            if one.z0_range
-        )
-
 
 @dataclass(frozen=True)
 class Reach:

@@ -142,7 +142,7 @@ def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGu
 def printed_sigma(epsilon: float, delta: float) -> float:
     """Equations 2.12, 3.1 and 3.3 as the thesis uses them: for sensitivity 1, at any epsilon.
 
-    No guarantee from epsilon 1 on, where the theorem ends: see `edp_lab.privacy.foundations.classic_gaussian_sigma`.
+    No guarantee from epsilon 1 on, where the theorem ends (Dwork and Roth 2014, theorem A.1).
     """
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
