@@ -148,6 +148,7 @@ LIBRARIES = (
     "OMP_DYNAMIC",
     "GLIBC_TUNABLES",
 )
+SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # when it is imported; they change no result
 
 
 def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
@@ -156,7 +157,8 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
 
     processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
     processor += [torch.get_float32_matmul_precision()]
-    processor += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(LIBRARIES))
+    named = (name for name in sorted(os.environ) if name.startswith(LIBRARIES) and name not in SET_BY_SKLEARN)
+    processor += [f"{name}={os.environ[name]}" for name in named]
     processes = accelerator.num_processes
     return {
         "inputs": inputs,
