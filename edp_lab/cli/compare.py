@@ -1,4 +1,4 @@
-"""``edp-lab compare``: runs side by side, without columns that are empty; what is the same in all is said once."""
+"""``edp-lab compare``: runs side by side, without lines that are empty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edp_lab.cli.output import Screen, print_json, shown, table
 if TYPE_CHECKING:
     from edp_lab.reproduce.compare import Comparison, Row
 
-NOTHING, NOTE = "-", "note: {}".format
+NOTHING = "-"
 LONGEST = 22  # of a name in a table; longer ones go on in the next line
 
 
@@ -38,16 +38,12 @@ def compare(
         _show(comparison)
 
 
-# ---- Columns ---------------------------------------------------------------------------------------------------------
+class Property(NamedTuple):
+    """One property of the runs, a line of the table."""
 
-
-class Column(NamedTuple):
-    """One property of the runs."""
-
-    title: str  # with a new line where it may break
+    title: str
     value: Callable[[Row], Any]  # of a row; None where it has none
     spec: str = ""  # by which a float is written
-    folds: bool = False  # said once where it is the same in all runs
 
     def text(self, run: Row) -> str:
         value = self.value(run)
@@ -56,82 +52,55 @@ class Column(NamedTuple):
         return NOTHING if value is None else shown(format(value, self.spec if isinstance(value, float) else ""))
 
 
-def columns(comparison: Comparison) -> list[Column]:
-    """Every column in which at least one run has something."""
+def properties(comparison: Comparison) -> list[Property]:
+    """Every property of which at least one run has something."""
     from edp_lab.privacy.guarantee import upward
 
-    def column(title: str, name: str, spec: str = "", folds: bool = False) -> Column:
-        return Column(title, itemgetter(name), spec, folds)
+    def plain(title: str, name: str, spec: str = "") -> Property:
+        return Property(title, itemgetter(name), spec)
 
-    def setting(name: str) -> Column:
-        return Column(name.replace("_", "\n"), lambda run: run["settings"].get(name), ".6g")
+    def setting(name: str) -> Property:
+        return Property(name.replace("_", " "), lambda run: run["settings"].get(name), ".6g")
 
     def epochs(run: Row) -> Any:
         done, planned = run["epochs"], run["epochs_planned"]
         return done if done == planned else f"{done} of {planned}"
 
-    def holds(run: Row) -> Any:
-        return "none" if run["epsilon_that_holds"] is None else run["epsilon_that_holds"]
+    def bound(title: str, name: str, absent: str | None = None) -> Property:
+        return Property(title, lambda run: absent if run[name] is None else upward(run[name], 4))
 
     fastest = "SGD" if comparison.reference is not None and comparison.reference["method"] == "sgd" else "fastest"
     every = [
-        column("run", "name"),
-        *(column(name, name, folds=True) for name in ("status", "corpus", "model", "method")),
+        plain("run", "name"),
+        *(plain(name, name) for name in ("status", "corpus", "model", "method")),
         *map(setting, comparison.settings),
-        Column("epochs", epochs, folds=True),
-        column("test\nSER", "test_ser", ".4f"),
-        column("intent\naccuracy", "intent_accuracy", ".4f"),
-        column("slot\nF1", "slot_f1", ".4f"),
-        column("exact\nmatch", "exact_match", ".4f"),
-        column("training\nseconds", "seconds", ".1f"),
-        column(f"epoch time\n({fastest} = 1)", "times_reference", ".2f"),
-        column("claimed\nepsilon", "epsilon_claimed", ".4g"),
-        Column("guaranteed\nepsilon", holds, ".4g"),
-        column("guarantee", "guarantee", folds=True),
-        column("epsilon if\nseed secret", "epsilon_if_seed_secret", ".4g"),
-        column("epsilon in\nreal numbers", "epsilon_in_real_numbers", ".4g"),
-        column("epsilon if\nalpha public", "epsilon_if_alpha_public", ".4g"),
-        Column("delta", lambda run: run["delta"] and float(upward(run["delta"])), ".3g", folds=True),
+        Property("epochs", epochs),
+        plain("test SER", "test_ser", ".4f"),
+        plain("intent accuracy", "intent_accuracy", ".4f"),
+        plain("slot F1", "slot_f1", ".4f"),
+        plain("exact match", "exact_match", ".4f"),
+        plain("training seconds", "seconds", ".1f"),
+        plain(f"epoch time ({fastest} = 1)", "times_reference", ".2f"),
+        plain("claimed epsilon", "epsilon_claimed", ".4g"),
+        bound("guaranteed epsilon", "epsilon_that_holds", "none"),
+        plain("guarantee", "guarantee"),
+        bound("epsilon if seed secret", "epsilon_if_seed_secret"),
+        bound("epsilon in real numbers", "epsilon_in_real_numbers"),
+        bound("epsilon if alpha public", "epsilon_if_alpha_public"),
+        Property("delta", lambda run: run["delta"] and float(upward(run["delta"])), ".3g"),
     ]
     return [one for one in every if any(one.text(run) != NOTHING for run in comparison.runs)]
 
 
-def fold(comparison: Comparison) -> tuple[list[Column], str]:
-    """The columns of a table with one row per run, and a sentence about those that are the same in all runs."""
-    kept, same = [], []
-    for column in columns(comparison):
-        texts = {column.text(run) for run in comparison.runs} - {NOTHING}
-        if column.folds and len(texts) == 1 and len(comparison.runs) > 1:
-            same.append(f"{column.title} {texts.pop()}")
-        else:
-            kept.append(column)
-    return kept, f"the same in all runs: {', '.join(same)}" if same else ""
-
-
-# ---- On a terminal ---------------------------------------------------------------------------------------------------
-
-
 def _show(comparison: Comparison) -> None:
-    """One row per run if that fits into a line, else one column per run, as many beside each other as fit."""
-    console, (kept, same) = Screen(shutil.get_terminal_size((80, 0)).columns), fold(comparison)
-    names = [textwrap.fill(column.text(run), LONGEST) for run in comparison.runs for column in kept[:1]]
-    cells = [
-        [name, *(column.text(run) for column in kept[1:])] for name, run in zip(names, comparison.runs, strict=True)
-    ]
-    rows = [[column.title for column in kept], *cells]
-    if console.fits(table(rows)):
-        console.print(f"{same}\n" if same else "")
-        console.table(rows)
-    else:
-        turned = [
-            [column.title.replace("\n", " "), *(textwrap.fill(column.text(run), LONGEST) for run in comparison.runs)]
-            for column in columns(comparison)
-        ]
-        beside = len(comparison.runs)
-        while beside > 1 and not console.fits(table([line[: 1 + beside] for line in turned])):
-            beside -= 1
-        for start in range(0, len(comparison.runs), beside):
-            console.table([[name, *texts[start : start + beside]] for name, *texts in turned])
+    """One column per run, as many beside each other as fit."""
+    console, runs = Screen(shutil.get_terminal_size((80, 0)).columns), comparison.runs
+    lines = [[line.title, *(textwrap.fill(line.text(run), LONGEST) for run in runs)] for line in properties(comparison)]
+    beside = len(runs)
+    while beside > 1 and not console.fits(table([line[: 1 + beside] for line in lines])):
+        beside -= 1
+    for start in range(0, len(runs), beside):
+        console.table([[name, *texts[start : start + beside]] for name, *texts in lines])
     console.print(f"\n{reports.compared(comparison)}", style="dim")
     for reason in comparison.notes:
-        console.print(NOTE(reason))
+        console.print(f"note: {reason}")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from edp_lab.privacy.guarantee import upward
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.run_folder import read_record, write_record
 from tests.cli.conftest import write_rows
@@ -49,7 +50,7 @@ def test_few_runs_stand_side_by_side_on_a_narrow_terminal(compare, trained):
     lines = [line.split() for line in out.splitlines()]
     assert ["run", *SETTINGS] in lines
     assert ["test", "SER", *(f"{final(trained, name)['ser']:.4f}" for name in SETTINGS)] in lines
-    epsilon = f"{final(trained, 'secret')['epsilon']:.4g}"
+    epsilon = upward(final(trained, "secret")["epsilon"], 4)
     assert ["guaranteed", "epsilon", "none", "none", epsilon] in lines
     assert ["epsilon", "if", "seed", "secret", "-", epsilon, "-"] in lines
     assert max(map(len, out.splitlines())) <= 80
