@@ -11,7 +11,6 @@ Too few models and an impossible design are refused by `UsageError`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 
 from edp_lab.attacks.loss import Floats, Signals, signals
 from edp_lab.attacks.shadow import settled, shadow_cache, shadow_model, training_key
-from edp_lab.attacks.statistics import FPRS
 from edp_lab.attacks.target import Attacked, judged, load_checked
 from edp_lab.corpora import Corpus, Utterance
 from edp_lab.corpora.corpus import group_ids
@@ -46,11 +44,8 @@ class ShadowSignals(NamedTuple):
 def attack_lira(
     run: str | Path,
     shadows: int = 16,
-    online: bool = True,
     size: str | None = None,
     epochs: int | None = None,
-    fprs: tuple[float, ...] = FPRS,
-    confidence: float = 0.95,
     seed: int = 0,
     cache: Path | None = None,
     told: Callable[[str], None] = lambda what: None,
@@ -65,17 +60,14 @@ def attack_lira(
     )
     own = aligned(signals(target.model, target.pool), shadowed)  # shadows of another size or length are as sure as it
     about = {"shadows": shadows, "shadow_size": config.size, "shadow_epochs": config.epochs, "seed": seed}
-    name = "lira-online" if online else "lira-offline"
-    return judged(target, name, lira_scores(own, shadowed, online), fprs, confidence, about)
+    return judged(target, "lira-online", lira_scores(own, shadowed), about)
 
 
-def lira_scores(target: Signals, shadows: ShadowSignals, online: bool = True) -> Floats:
+def lira_scores(target: Signals, shadows: ShadowSignals) -> Floats:
     """Evidence that each utterance was in the target's training set: (n), larger is more.
 
-    Online: the log-likelihood ratio of the target's logits, log N(x; mu_in, v_in) - log N(x; mu_out, v_out), summed
-    over the logits (their algorithm 1). Offline, from models without the utterance only: how far the logits lie above
-    those of the models, z = (x - mu_out) / sqrt(v_out), summed and divided by the root of their number. That is about
-    standard normal for a non-member, so its upper tail is the p-value of their one-sided test.
+    The log-likelihood ratio of the target's logits, log N(x; mu_in, v_in) - log N(x; mu_out, v_out), summed over the
+    logits (their algorithm 1, online).
 
     With fewer than `MANY` models there is one v_in and one v_out for all utterances, the mean of their variances over
     models, in place of each utterance's own.
@@ -87,15 +79,12 @@ def lira_scores(target: Signals, shadows: ShadowSignals, online: bool = True) ->
         )
     if min(inside.sum(0).min(), (~inside).sum(0).min()) < 2:
         raise UsageError("an utterance has fewer than two shadow models with, or without, it: train more of them")
-    mu_out, v_out = _moments(models, ~inside)
-    if not online:
-        return np.asarray(((x - mu_out) / np.sqrt(v_out)).sum(-1) / math.sqrt(x.shape[-1]))
 
     def log_density(mean: Floats, variance: Floats) -> Floats:
         """Of independent normals, up to a constant."""
         return -((x - mean) ** 2) / (2 * variance) - np.log(variance) / 2
 
-    return np.asarray((log_density(*_moments(models, inside)) - log_density(mu_out, v_out)).sum(-1))
+    return np.asarray((log_density(*_moments(models, inside)) - log_density(*_moments(models, ~inside))).sum(-1))
 
 
 def aligned(target: Signals, shadows: ShadowSignals) -> Signals:

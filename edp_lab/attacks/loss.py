@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edp_lab.attacks.statistics import FPRS
 from edp_lab.attacks.target import Attacked, judged, load_checked
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.encoding import Batch
@@ -83,7 +82,7 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
     return Signals(loss + nll, intent_logit, np.clip(-least - np.log(-np.expm1(-least)), -MOST, MOST))
 
 
-def attack_loss(run: str | Path, fprs: tuple[float, ...] = FPRS, confidence: float = 0.95) -> Attacked:
+def attack_loss(run: str | Path) -> Attacked:
     """Call those members whose loss is low."""
     target = load_checked(run)
-    return judged(target, "loss", -signals(target.model, target.pool).loss, fprs, confidence, {})
+    return judged(target, "loss", -signals(target.model, target.pool).loss, {})

@@ -1,21 +1,19 @@
 """An audit by one run (Steinke, Nasr and Jagielski 2023): many canaries at once, each in or out by a fair coin.
 
-Whoever sees what the run released scores every canary, guesses "in" for the highest and "out" for the lowest, and is
-right more often than a false claim allows. A canary that is out keeps its slot and contributes no gradient, so that in
-and out are zero-out neighbours, the ones that the judge bills with disjoint batches; with Poisson sampling and
-micro-batch size 1 the very same is add/remove. Canaries of one step lie in different micro-batches. Two kinds:
+An attacker who sees what the run released scores every canary, guesses "in" for the highest and "out" for the lowest,
+and is right more often than a false claim allows. A canary that is out keeps its slot and contributes no gradient, so
+in and out are zero-out neighbours, the ones that the judge bills with disjoint batches; with Poisson sampling and
+micro-batch size 1 the very same is add/remove. Canaries of one step lie in different micro-batches.
 
-* gradient (white box): canary i pushes its micro-batch along a direction e_i of its own, orthogonal to the others', as
-  hard as the clip allows: to +C e_i where it is in. Where it is out, to 0 if it was alone, else to -C e_i, because a
-  further utterance, which is always there, pushes the other way. So the two are as far apart as the sensitivity (up to
-  the rest of the micro-batch, which keeps a tenth of C): C or 2C. The score adds up the inner product of e_i with what
-  is released over the steps in which the canary could take part (under Poisson sampling its likelihood ratio). Whoever
-  sees the last model alone, and knows where training began, scores by the way from there along -e_i.
-* mislabelled (black box): utterances from outside the training set with a wrong intent are put into it. The score is
-  minus their loss under the trained model. This proves less than the guarantee may give away, and never more.
+Canary i pushes its micro-batch along a direction e_i, orthogonal to the other canaries', as hard as the clip allows: to
++C e_i if it is in. If it is out, to 0 if it was alone, else to -C e_i, because a companion, which is always there,
+pushes the other way. So the two are as far apart as the sensitivity (up to the rest of the micro-batch, which keeps a
+tenth of C): C or 2C. The score adds up the inner product of e_i with what is released over the steps in which the
+canary could take part (under Poisson sampling its likelihood ratio). An attacker who sees only the last model, and
+knows where training began, scores by the way from there along -e_i.
 
 alpha is 1 on every layer: what leaks through private layer scales comes on top. Order and places of the canaries are
-public, as they may be where no sampling amplifies privacy.
+public, as they may be if no sampling amplifies privacy.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,12 +40,12 @@ from edp_lab.attacks.bounds import (
 )
 from edp_lab.attacks.statistics import check_confidence
 from edp_lab.attacks.step_audit import FAR
-from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
+from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.training import StepDone, TrainConfig
+from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import (
     ClippedSum,
@@ -66,13 +63,6 @@ MOST_CANARIES = 10**6
 DELTA = 1e-5
 
 OnStep = Callable[[int, int], None]  # told the steps done, of so many
-
-
-class Kind(StrEnum):
-    """What a canary is."""
-
-    GRADIENT = "gradient"
-    MISLABELLED = "mislabelled"
 
 
 # ---- Who is in, and where --------------------------------------------------------------------------------------------
@@ -120,11 +110,11 @@ class Plan(NamedTuple):
     companions: bool  # whether an utterance that is always there pushes against each canary
 
     @classmethod
-    def draw(cls, config: TrainConfig, canaries: int, utterances: int, kind: Kind) -> Plan:
+    def draw(cls, config: TrainConfig, canaries: int, utterances: int) -> Plan:
         key = key_from_seed(f"{config.seed}, canaries")
         included = stream(key, Purpose.SAMPLE, 0).random(canaries) < 0.5
         size = config.largest_micro_batch
-        companions = kind is Kind.GRADIENT and size > 1
+        companions = size > 1
         if config.poisson:
             batches = config.batches(key_from_seed(config.seed), utterances + canaries)
             return cls(key, included, utterances, batches, companions)
@@ -146,7 +136,7 @@ class Plan(NamedTuple):
         return others, [own[own < self.utterances] for own in with_canary], numbers
 
 
-# ---- Gradient canaries -----------------------------------------------------------------------------------------------
+# ---- Canaries -----------------------------------------------------------------------------------------------
 
 
 class Directions:
@@ -283,53 +273,6 @@ def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.nd
     return drawn if q is None or q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + drawn)
 
 
-# ---- Mislabelled utterances ------------------------------------------------------------------------------------------
-
-
-def mislabelled_scores(config: TrainConfig, corpus: Corpus, data: Split, plan: Plan, progress: OnStep) -> np.ndarray:
-    """Minus the loss of mislabelled canaries after the project's own training: (m).
-
-    What it was before would only add its own spread: an untrained model says little, and mostly of their lengths.
-    """
-    m = len(plan.included)
-    canaries = mislabelled(corpus, data.test, m, plan.key)
-    run = Trainer(config, corpus, replace(data, train=(*data.train, *canaries)))
-    if isinstance(plan.batches, Placement):
-        run.batches = plan.batches  # type: ignore[assignment]
-    steps, numbers = run.batches.steps_per_epoch, plan.utterances + np.arange(m)
-    weights = torch.ones(len(run.train_data))  # canaries that are out contribute no gradient, while their slots stay
-    weights[numbers[~plan.included]] = 0
-    losses = run.model.losses
-
-    def weighted(batch: Any, *arguments: Any, **settings: Any) -> Tensor:
-        own = losses(batch, *arguments, **settings)
-        return own * weights[batch.examples].to(own)
-
-    def listen(event: object) -> None:
-        if isinstance(event, StepDone):
-            progress(event.epoch * steps + event.step, config.epochs * steps)
-
-    run.model.losses = weighted  # type: ignore[method-assign]
-    for _ in range(config.epochs):
-        run.epoch(listen)
-    device = next(run.model.parameters()).device
-    cut = [numbers[start : start + 128] for start in range(0, len(numbers), 128)]
-    with torch.no_grad():
-        found = torch.cat([losses(run.train_data.batch(some).to(device)) for some in cut])  # without dropout
-    return -found.double().cpu().numpy()
-
-
-def mislabelled(corpus: Corpus, utterances: Sequence[Utterance], count: int, key: int) -> tuple[Utterance, ...]:
-    """So many of the utterances, each with an intent that is not its own."""
-    random = stream(key, Purpose.SAMPLE, 2)
-    chosen = [utterances[k] for k in random.permutation(len(utterances))[:count]]
-    numbers = {name: k for k, name in enumerate(corpus.intents)}
-    wrong = [numbers[u.intent] + 1 + int(random.integers(len(numbers) - 1)) for u in chosen]
-    return tuple(
-        replace(u, intent=corpus.intents[number % len(numbers)]) for u, number in zip(chosen, wrong, strict=True)
-    )
-
-
 # ---- The audit -------------------------------------------------------------------------------------------------------
 
 
@@ -341,10 +284,9 @@ class OneRunAudit(Audit):
     distribution-free one with Poisson sampling.
     """
 
-    kind: Kind
     model: str  # "clc", "bert", or "linear", the one-layer audit model
     bounds: OneRunBounds  # both
-    last_model: OneRunBounds | None  # of gradient canaries, for who sees the last model alone, in any mechanism
+    last_model: OneRunBounds  # for an attacker who sees only the last model, in any mechanism
     canaries: int  # m
     included: int  # of them were in
     guesses: int  # behind the lower bound,
@@ -357,7 +299,6 @@ class OneRunAudit(Audit):
 def audit_one_run(
     config: TrainConfig,
     canaries: int = 1000,
-    kind: Kind | str = Kind.GRADIENT,
     linear: bool = False,
     confidence: float = 0.95,
     target_epsilon: float | None = None,
@@ -380,15 +321,14 @@ def audit_one_run(
 
     A run that claims no finite epsilon, or cannot carry so many canaries, is refused by `UsageError`.
     """
-    if kind not in list(Kind):
-        raise UsageError(f"unknown kind of canary {kind!r}: choose {' or '.join(Kind)}")
-    kind, delta = Kind(kind), config.delta or DELTA
-    _check(config, canaries, kind, linear, confidence)
+    delta = config.delta or DELTA
+    _check(config, canaries, confidence)
     if not shares or not all(0 < share <= 1 for share in shares):
         raise UsageError(
             f"guesses are made on shares {tuple(shares)} of the canaries: each must lie above 0, at most 1"
         )
-    corpus, data = (None, None) if linear else _load(config, canaries, kind)
+    corpus = None if linear else load_corpus(config.corpus)
+    data = None if corpus is None else split(corpus, config.seed, **config.split)
     utterances = 0 if data is None else len(data.train)
     mechanism = config.mechanism(utterances + canaries)
     assert mechanism is not None
@@ -399,15 +339,12 @@ def audit_one_run(
         config, mechanism = replace(config, z0=z0), replace(mechanism, z0=z0)
     guarantee = judge(mechanism, config.epochs, delta, seed_published=False)
     claim_under_test(guarantee, mechanism)  # there is one
-    plan, last = Plan.draw(config, canaries, utterances, kind), None
+    plan = Plan.draw(config, canaries, utterances)
     if corpus is None or data is None:
-        one_layer = OneLayer(mechanism, key_from_seed(config.seed), canaries, config.micro_batches)
-        scores, last = gradient_scores(one_layer, mechanism, config, plan, progress)
-    elif kind is Kind.GRADIENT:
-        real = RealModel(config, corpus, data, canaries)
-        scores, last = gradient_scores(real, mechanism, config, plan, progress)
+        trainee: OneLayer | RealModel = OneLayer(mechanism, key_from_seed(config.seed), canaries, config.micro_batches)
     else:
-        scores = mislabelled_scores(config, corpus, data, plan, progress)
+        trainee = RealModel(config, corpus, data, canaries)
+    scores, last = gradient_scores(trainee, mechanism, config, plan, progress)
     tallies = make_guesses(scores, plan.included, shares)
     perfect = [Tally(tally.guesses, tally.guesses) for tally in tallies]
     prove = partial(one_run_bounds, canaries, delta=guarantee.delta, confidence=confidence)
@@ -422,10 +359,9 @@ def audit_one_run(
         f"{canaries:,} canaries in one run",
         f"{correct:,} of {guesses:,} guesses are right, so ",
         "a wrong guess",
-        kind=kind,
         model="linear" if linear else config.model,
         bounds=bounds,
-        last_model=None if last is None else prove(make_guesses(last, plan.included, shares), gaussian=False),
+        last_model=prove(make_guesses(last, plan.included, shares), gaussian=False),
         canaries=canaries,
         included=int(plan.included.sum()),
         guesses=guesses,
@@ -436,20 +372,7 @@ def audit_one_run(
     )
 
 
-def _load(config: TrainConfig, canaries: int, kind: Kind) -> tuple[Corpus, Split]:
-    corpus = load_corpus(config.corpus)
-    data = split(corpus, config.seed, **config.split)
-    if kind is Kind.MISLABELLED and len(corpus.intents) < 2:
-        raise UsageError(f"corpus {corpus.name!r} has one intent only, so none can be wrong: use --kind gradient")
-    if kind is Kind.MISLABELLED and canaries > (left := len(data.test)):
-        raise UsageError(
-            f"{canaries:,} canaries, but only {left:,} utterances of {corpus.name!r} are left to mislabel: lower "
-            "--canaries"
-        )
-    return corpus, data
-
-
-def _check(config: TrainConfig, canaries: int, kind: Kind, linear: bool, confidence: float) -> None:
+def _check(config: TrainConfig, canaries: int, confidence: float) -> None:
     if config.method == "sgd":
         raise UsageError("plain training claims no epsilon: audit edp-sgd or dp-sgd")
     if config.alpha_source is not Alpha.NONE:
@@ -459,8 +382,6 @@ def _check(config: TrainConfig, canaries: int, kind: Kind, linear: bool, confide
             "with Poisson sampling a canary must be alone in its micro-batch, or its empty slot would change the mean "
             "of the others: take disjoint batches (--sampling shuffle), or --method dp-sgd"
         )
-    if linear and kind is Kind.MISLABELLED:
-        raise UsageError("the linear model reads no utterances: use --kind gradient, or another --model")
     if not (isinstance(canaries, Integral) and 1 <= canaries <= MOST_CANARIES):
         raise UsageError(f"the number of canaries is {canaries}: it must be a whole number from 1 to {MOST_CANARIES:,}")
     check_confidence(confidence)

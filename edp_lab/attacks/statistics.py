@@ -31,6 +31,7 @@ Scores = NDArray[np.float64]
 Interval = tuple[float, float]
 Texts = tuple[ArrayLike, ArrayLike]
 FPRS = (0.01, 0.001)
+CONFIDENCE = 0.95  # of intervals, unless another is given
 ROUND_UP = 1 + 1e-11  # beyond the rounding of any bound here: `ndtri` far out in the tail has the most
 
 LEAST_MEMBERS = 50  # on either side; fewer give intervals too wide to say anything
@@ -106,7 +107,7 @@ def auc(members: ArrayLike, non_members: ArrayLike) -> float:
 
 
 def auc_interval(
-    members: ArrayLike, non_members: ArrayLike, confidence: float = 0.95, texts: Texts | None = None
+    members: ArrayLike, non_members: ArrayLike, confidence: float = CONFIDENCE, texts: Texts | None = None
 ) -> Interval:
     """An interval for the AUC, within [0, 1] and never of width zero.
 
@@ -134,7 +135,7 @@ def auc_interval(
 
 
 def auc_change(
-    before: Texts, after: Texts, confidence: float = 0.95, texts: Texts | None = None
+    before: Texts, after: Texts, confidence: float = CONFIDENCE, texts: Texts | None = None
 ) -> tuple[float, Interval]:
     """AUC after / AUC before - 1, and its interval: two models, the same members and non-members in the same order.
 
@@ -156,7 +157,7 @@ def auc_change(
     return ratio - 1, (ratio * math.exp(-reach) - 1, ratio * math.exp(reach) - 1)
 
 
-def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = 0.95) -> Rate | None:
+def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = CONFIDENCE) -> Rate | None:
     """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None where fpr x non-members < 1.
 
     With k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member, so the members have
@@ -173,7 +174,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
     return rate_of(inside > np.sort(outside)[-1 - allowed], confidence)
 
 
-def true_fpr(allowed: int, non_members: int, confidence: float = 0.95) -> Rate:
+def true_fpr(allowed: int, non_members: int, confidence: float = CONFIDENCE) -> Rate:
     """What the false-positive rate may be at a threshold that lets `allowed` of the non-members pass, and no more.
 
     With continuous scores it follows Beta(allowed + 1, non_members - allowed), whatever the scores: its mean, and its
@@ -193,7 +194,7 @@ def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
     return float((curve.tpr - curve.fpr).max())
 
 
-def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
+def clopper_pearson(successes: float, trials: int, confidence: float = CONFIDENCE) -> Interval:
     """The interval of a probability, missing it on either side with probability (1 - confidence)/2 at most.
 
     Source: Clopper and Pearson 1934.
@@ -204,7 +205,7 @@ def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> 
     return low, high
 
 
-def rate_of(hits: NDArray[np.bool_], confidence: float = 0.95) -> Rate:
+def rate_of(hits: NDArray[np.bool_], confidence: float = CONFIDENCE) -> Rate:
     """The share of hits, bool (n), with its interval."""
     count = int(hits.sum())
     return Rate(count / len(hits), clopper_pearson(count, len(hits), confidence))
@@ -268,32 +269,30 @@ def summarise(
     epsilon: float | None = None,
     delta: float | None = None,
     guards: Mapping[str, Any] | None = None,
-    fprs: Sequence[float] = FPRS,
-    confidence: float = 0.95,
     texts: Texts | None = None,
 ) -> AttackResult:
     """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon."""
     inside, outside = _checked(members, non_members)
-    area, interval, there = auc(inside, outside), auc_interval(inside, outside, confidence, texts), len(outside)
+    area, interval, there = auc(inside, outside), auc_interval(inside, outside, texts=texts), len(outside)
     found: dict[str, dict[str, Any]] = {}
-    for fpr in fprs:
-        rate = tpr_at_fpr(inside, outside, fpr, confidence)
+    for fpr in FPRS:
+        rate = tpr_at_fpr(inside, outside, fpr)
         if rate is None:
             needed = f"needs at least {math.ceil(1 / fpr - 1e-9):,} non-members, and there are {there:,}"
             found[f"{fpr:g}"] = {"value": None, "why": f"an FPR of {fpr:g} {needed}"}
         else:
-            guessing = true_fpr(_allowed(there, fpr), there, confidence)
+            guessing = true_fpr(_allowed(there, fpr), there)
             found[f"{fpr:g}"] = {**rate._asdict(), "guessing": guessing._asdict()}
     bound = None
     if epsilon is not None and epsilon != math.inf:
         if delta is None:
             raise UsageError(f"epsilon {epsilon:g} has no delta: give both, or neither for a run without a guarantee")
         most = dp_bound(epsilon, delta)
-        rates = {f"{fpr:g}": float(most.tpr(fpr)) for fpr in fprs}
+        rates = {f"{fpr:g}": float(most.tpr(fpr)) for fpr in FPRS}
         limits = {"auc": most.auc, "tpr_at_fpr": rates, "advantage": most.advantage}
         bound = {"epsilon": epsilon, "delta": delta, **limits}
     best, sides, curve = advantage(inside, outside), (len(inside), there), roc(inside, outside)
-    return AttackResult(attack, area, interval, found, best, bound, dict(guards or {}), *sides, confidence, curve)
+    return AttackResult(attack, area, interval, found, best, bound, dict(guards or {}), *sides, CONFIDENCE, curve)
 
 
 def check_confidence(confidence: float) -> None:

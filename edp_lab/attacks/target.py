@@ -28,8 +28,7 @@ from edp_lab.training.run_folder import MODEL, read_record, run_config, run_ledg
 TITLES = {
     "loss": "loss threshold (the floor)",
     "shadow": "shadow model and classifier (the paper's attack)",
-    "lira-online": "LiRA, online",
-    "lira-offline": "LiRA, offline",
+    "lira-online": "LiRA",
 }
 
 
@@ -182,14 +181,11 @@ class Attacked:
         return {**self.result.to_json(), **self.about, "bound_said": self.bound_said, "verdict": self.verdict}
 
 
-def judged(
-    target: Target, attack: str, scores: np.ndarray, fprs: tuple[float, ...], confidence: float, about: dict[str, Any]
-) -> Attacked:
+def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
     """The result of an attack with these scores of the target's pool, beside the promise of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
-    texts = target.sides(target.texts)
-    result = summarise(attack, *sides, epsilon, delta, target.guards._asdict(), fprs, confidence, texts)
+    result = summarise(attack, *sides, epsilon, delta, target.guards._asdict(), target.sides(target.texts))
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
@@ -203,5 +199,5 @@ def change(before: Attacked, after: Attacked) -> dict[str, Any]:
     """How the AUC changes from one run to another on the same pool: {"against", "relative", "interval"}."""
     sides = [attacked.target.sides(attacked.scores) for attacked in (before, after)]
     texts = after.target.sides(after.target.texts)
-    relative, interval = auc_change(sides[0], sides[1], after.result.confidence, texts)
+    relative, interval = auc_change(sides[0], sides[1], texts=texts)
     return {"against": str(before.target.folder), "relative": relative, "interval": list(interval)}

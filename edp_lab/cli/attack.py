@@ -101,8 +101,6 @@ def canaries(
 
 # ---- Who was in the training set -------------------------------------------------------------------------------------
 
-Fpr = Annotated[str, "False positive rates at which to give the true one, with commas between."]
-Confidence = Annotated[float, "Of the intervals.", {"min": 0.5, "max": 0.9999}]
 Cache = Annotated[Path | None, "Where trained shadow models are kept. (default: the user's cache)"]
 Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
 Against = Annotated[Path | None, "Also attack this run of the same corpus and seed, and show how the AUC changes."]
@@ -112,8 +110,6 @@ Against = Annotated[Path | None, "Also attack this run of the same corpus and se
 def loss(
     ctx: typer.Context,
     run: RunFolder,
-    fpr: Fpr = "0.01,0.001",
-    confidence: Confidence = 0.95,
     against: Against = None,
     as_json: Json = False,
 ) -> None:
@@ -132,9 +128,6 @@ def shadow(
         "Public corpus of a shadow model; may be repeated; 'generated' is a fresh smart-home corpus. "
         "(default: another corpus at hand)",
     ] = None,
-    classifier: Annotated[str, "forest, boosting, logistic or mlp."] = "forest",
-    fpr: Fpr = "0.01,0.001",
-    confidence: Confidence = 0.95,
     seed: Seed = 0,
     cache: Cache = None,
     plain: Annotated[bool, "Train shadow models by SGD, not by the target's method."] = False,
@@ -144,7 +137,7 @@ def shadow(
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
     from edp_lab.attacks.shadow import attack_shadow
 
-    _finish(ctx, attack_shadow, shadows=tuple(shadow or ()), classifier=classifier, plain=plain)
+    _finish(ctx, attack_shadow, shadows=tuple(shadow or ()), plain=plain)
 
 
 @attack_app.command()
@@ -152,11 +145,8 @@ def lira(
     ctx: typer.Context,
     run: RunFolder,
     shadows: Annotated[int, "Shadow models, an even number; each is trained on half of the pool.", COUNT] = 16,
-    offline: Annotated[bool, "Use only the shadow models that were not trained on an utterance."] = False,
     size: Annotated[str | None, "Of the shadow models. (default: the target's)"] = None,
     epochs: Annotated[int | None, "Of the shadow models. (default: the target's)", COUNT] = None,
-    fpr: Fpr = "0.01,0.001",
-    confidence: Confidence = 0.95,
     seed: Seed = 0,
     cache: Cache = None,
     against: Against = None,
@@ -165,21 +155,20 @@ def lira(
     """The strong attack (Carlini et al. 2022): how likely is this confidence with, and without, the utterance?"""
     from edp_lab.attacks.lira import attack_lira
 
-    _finish(ctx, attack_lira, shadows=shadows, online=not offline, size=size, epochs=epochs)
+    _finish(ctx, attack_lira, shadows=shadows, size=size, epochs=epochs)
 
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
     """Attack the run, and the one it is compared with, with the options that these commands share."""
     from edp_lab.attacks.target import change, same_pool
 
-    run, against, fpr = (ctx.params[name] for name in ("run", "against", "fpr"))
-    rates = numbers("--fpr", fpr, "0.01,0.001", float, 1e-6, 1 - 1e-6)
+    run, against = ctx.params["run"], ctx.params["against"]
     if against is not None:
         same_pool(against, run)
-    settings |= {name: ctx.params[name] for name in ("confidence", "seed", "cache") if name in ctx.params}
+    settings |= {name: ctx.params[name] for name in ("seed", "cache") if name in ctx.params}
     with telling() as told:
-        before = None if against is None else attack(against, fprs=rates, told=told, **settings)
-        attacked = attack(run, fprs=rates, told=told, **settings)
+        before = None if against is None else attack(against, told=told, **settings)
+        attacked = attack(run, told=told, **settings)
     changed = None if before is None else change(before, attacked)
     found = attacked.to_json()
     report = reports.membership(found, attacked.title, changed)

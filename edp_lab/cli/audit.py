@@ -64,18 +64,11 @@ def mechanism(
 def one_run(
     ctx: typer.Context,
     corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; --model linear has none."] = None,
-    model: Annotated[
-        str, "clc, bert, or linear (one layer and no corpus: gradient canaries alone, in a second)."
-    ] = "clc",
+    model: Annotated[str, "clc, bert, or linear (one layer and no corpus, in a second)."] = "clc",
     canaries: Annotated[int, "How many; each is in with chance 1/2.", COUNT] = 1000,
     guesses: Annotated[
         str, "On which shares of the canaries, the surest, with commas between; each costs its part of the error."
     ] = "0.1,0.3,1",
-    kind: Annotated[
-        str,
-        "gradient (white box: each pushes the gradient its own way as hard as the clip allows) or mislabelled "
-        "(black box: utterances with a wrong intent, told by their loss).",
-    ] = "gradient",
     method: Annotated[str, "edp-sgd, or dp-sgd (every utterance clipped alone)."] = "edp-sgd",
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
@@ -131,5 +124,5 @@ def one_run(
     shares = numbers("--guesses", guesses, "0.1,0.3,1", float, 1e-6, 1)
     one_thread_if_small(size)
     with bar("steps", patience=PATIENCE) as (update, _):
-        audit = audit_one_run(config, canaries, kind, linear, confidence, target_epsilon, update, shares)
+        audit = audit_one_run(config, canaries, linear, confidence, target_epsilon, update, shares)
     answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, reports.audited_run(audit, corpus))

@@ -335,14 +335,12 @@ def audited_run(a: OneRunAudit, corpus: str | None) -> Report:
     title += "one layer" if corpus is None else f"{a.model} on {corpus}"
     sampling = ", Poisson sampling" if sampled else ""
     size = f"{m.num_devices} devices, micro-batches of {m.micro_batch_size}{sampling}, C {m.clip_norm:g}, z0 {m.z0:.4g}"
-    kind = "gradients of their own direction" if a.kind == "gradient" else "utterances with a wrong intent"
     neighbours = "add or remove one utterance" if sampled else "zero-out"
     facts = [("setting", size), *_three_epsilons(a, neighbours, held, "canaries", 4)]
-    facts.append(("canaries", f"{a.canaries:,} ({kind}), {a.included:,} of them in"))
+    facts.append(("canaries", f"{a.canaries:,}, {a.included:,} of them in"))
     for tally in a.tallies:
         facts.append(("", f"{tally.correct:,} of {tally.guesses:,} guesses right"))
-    if a.last_model:
-        facts.append(("from the last model alone", f"at least {a.last_model.distribution_free:.4g}, for any mechanism"))
+    facts.append(("from the last model alone", f"at least {a.last_model.distribution_free:.4g}, for any mechanism"))
     return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])
 
 

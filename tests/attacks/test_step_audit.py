@@ -166,14 +166,6 @@ def test_lower_bound_on_mu_holds_exactly_as_often_as_promised_or_more(mu, shift)
     assert float(fpr @ above @ fnr) <= 0.05
 
 
-@pytest.mark.parametrize(("draws", "refuted"), [(100, 0.0), (1000, 0.19), (3000, 0.84), (10_000, 1.0)])
-def test_power_against_the_print(draws, refuted):
-    claim = 0.5 + 2 * math.sqrt(0.5 * math.log(1e5))
-    bounds = [lower_bounds(limit(a, draws), limit(b, draws), DELTA) for a, b in counts(500, draws, 32**0.5).tolist()]
-    assert all(b.gaussian > claim for b in bounds)
-    assert np.mean([b.distribution_free > claim for b in bounds]) == pytest.approx(refuted, abs=0.07)
-
-
 @pytest.mark.parametrize("delta", [1e-100, 1e-5, 0.3])
 @pytest.mark.parametrize("rate", [0.499, 0.31, 0.01, 1e-12, 1e-200])
 def test_epsilon_is_rounded_down(rate, delta):
@@ -220,4 +212,4 @@ def test_command_prints_json_that_states_claim_and_bound_and_a_table_for_people(
     assert "sound eDP-SGD" in told
     assert "consistent: " in told
     private = command("--as-printed", "--alpha", "private", "--alpha-max", "2", "--draws", "20")
-    assert "no guarantee; had alpha come from public text" in private
+    assert " if alpha were public" in private
