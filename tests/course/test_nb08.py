@@ -13,8 +13,8 @@ from edp_lab.attacks.bounds import Finding, error_rate, lower_bounds, one_run_ep
 from edp_lab.attacks.one_run import audit_one_run
 from edp_lab.attacks.step_audit import audit_mechanism, draw_statistics
 from edp_lab.course.kit.text import at_least
-from edp_lab.course.nb08_audit import compute, panels
-from edp_lab.course.nb08_audit.compute import StepNoise, audit_step
+from edp_lab.course.nb08_audit import panels
+from edp_lab.course.nb08_audit.panels import StepNoise, audit_step
 from edp_lab.privacy.csprng import key_from_seed
 from tests.course.conftest import prediction, prose
 from tests.course.examples import Wrong, drawn, report_of, step_noise
@@ -48,13 +48,13 @@ def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() ->
 
 
 def test_needed_guesses_are_the_fewest_that_refute() -> None:
-    audit = audit_one_run(compute.one_run_config(True, 4.0, 8, 1, 0), 200, linear=True)
+    audit = audit_one_run(panels.one_run_config(True, 4.0, 8, 1, 0), 200, linear=True)
     assert audit.verdict is Finding.REFUTED
-    least = compute.needed(audit, audit.guesses)
+    least = panels.needed(audit, audit.guesses)
     assert least is not None
     assert least <= audit.correct
-    false_at_one = audit_one_run(compute.one_run_config(False, 0.3, 8, 1, 0), 50, linear=True)
-    assert compute.needed(false_at_one, 5) is None
+    false_at_one = audit_one_run(panels.one_run_config(False, 0.3, 8, 1, 0), 50, linear=True)
+    assert panels.needed(false_at_one, 5) is None
 
 
 def test_commands_make_the_same_audit() -> None:
@@ -109,7 +109,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
 
 
 def test_what_is_said_of_the_last_model_is_what_was_measured() -> None:
-    rows, results = compute.last_model(), (Path(__file__).parents[2] / "data/results/README.md").read_text("utf-8")
+    rows, results = panels.last_model(), (Path(__file__).parents[2] / "data/results/README.md").read_text("utf-8")
     assert_readable(panels.last_model_figure(rows))
     for kind, seen, *_ in panels.SEEN:
         proven: dict[int, list[float]] = {2: [], 4: [], 8: []}

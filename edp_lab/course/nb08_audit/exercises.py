@@ -10,7 +10,7 @@ import numpy as np
 from edp_lab.attacks.bounds import Finding, error_rate, lower_bounds
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of
 from edp_lab.course.kit.text import at_least
-from edp_lab.course.nb08_audit.compute import CONFIDENCE, DELTA, StepNoise, audit_step
+from edp_lab.course.nb08_audit.panels import CONFIDENCE, DELTA, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon
 
 AUDITS = 30  # of a step whose epsilon is known

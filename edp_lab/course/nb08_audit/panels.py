@@ -1,8 +1,16 @@
-"""The panels of ``08_audit_it.ipynb``: an audit of one step, and audits of training runs."""
+"""The panels of ``08_audit_it.ipynb``: an audit of one step, and audits of training runs.
+
+    noise = StepNoise(seed=0)                               # drawn once, by the generator of training
+    result = audit_step(noise, True, 1.0, 1.0, 8, 1.0, draws=1000)      # pure; `edp-lab audit mechanism` says the same
+
+Limits of error rates, lower bounds, claims and guarantees come from `edp_lab.attacks` and `edp_lab.privacy`. Values
+that make no sense are refused by `UsageError`, and so is a step without a finite claim.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,21 +18,23 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from edp_lab.attacks.bounds import Audit, Finding
+from edp_lab.attacks.bounds import Audit, Finding, Tally, one_run_bounds
 from edp_lab.attacks.one_run import OneRunAudit, audit_one_run
+from edp_lab.attacks.step_audit import StepAudit, StepNoise
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, line, points
-from edp_lab.course.kit.inputs import DEVICES, check_whole
+from edp_lab.course.kit.inputs import DELTA, DEVICES, attacked_mechanism, check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel, proven
 from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, short, step_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
-from edp_lab.course.nb08_audit import compute
-from edp_lab.course.nb08_audit.compute import CONFIDENCE, StepAudit, StepNoise, needed
 from edp_lab.privacy import Variant
+from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
 
+CONFIDENCE = 0.95
+MOST_DRAWS = 10_000  # a side
 words = Words(__file__)
 figure = partial(fig.figure, height=390)
 VARIANTS = {"as printed": True, "sound": False}
@@ -47,6 +57,23 @@ def trial(audit: Audit, what: str) -> Tile:
 # ---- One step ------------------------------------------------------------------------------------------------------
 
 
+def audit_step(
+    noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float, draws: int
+) -> StepAudit:
+    """Test the claimed epsilon of one step; layer scales alpha are public (as printed) or 1 (sound).
+
+    Args:
+        alpha_max: largest layer scale; matters only as printed, where noise comes after scaling back.
+        draws: a side.
+
+    Guarantee: as `StepNoise.audit`, epsilon is at least `epsilon_lower_bound` with probability 95 % if the noise is as
+    good as random.
+    """
+    check_whole("number of draws", draws, 1, MOST_DRAWS)
+    mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
+    return noise.audit(mechanism, DELTA, draws, CONFIDENCE)
+
+
 @panel("08")
 def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, draws: int) -> Panel:
     """The audit of one step; `result` is a `StepAudit`."""
@@ -54,7 +81,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
     return Panel(
         "Audit one step",
         "What one step releases without an utterance and with it, and which ε that leaves possible.",
-        partial(compute.audit_step, noise),
+        partial(audit_step, noise),
         [draw_step, draw_scale],
         lambda result: words.step(result, SURE),
         step_command,
@@ -166,6 +193,31 @@ def table(results: Mapping[str, StepAudit]) -> str:
 # ---- One run -------------------------------------------------------------------------------------------------------
 
 
+def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, seed: int) -> TrainConfig:
+    """What `edp-lab audit one-run --model linear` makes of these options, with delta 1e-5."""
+    settings = {"alpha": "none", "dropout": 0.0, "delta": DELTA, "seed": seed}
+    return TrainConfig("", as_printed=as_printed, z0=z0, num_devices=num_devices, epochs=epochs, **settings)  # type: ignore[arg-type]
+
+
+def last_model() -> list[dict[str, Any]]:
+    """Audited runs, see data/results/last_model.json. UsageError: as `read_kept`."""
+    rows: list[dict[str, Any]] = read_kept(RESULTS / "last_model.json", "rows")["rows"]
+    return rows
+
+
+def needed(audit: OneRunAudit, guesses: int) -> int | None:
+    """How many of so many guesses would have to be right for the audit to refute its claim; None: all are too few."""
+    confidence = 1 - (1 - audit.confidence) / len(audit.tallies)  # each of the tallies gets its share of the error
+
+    def refutes(right: int) -> bool:
+        tally = [Tally(guesses, right)]
+        found = one_run_bounds(audit.canaries, tally, audit.delta, confidence, gaussian=True)
+        return found.best > audit.epsilon_claimed
+
+    found = bisect_left(range(guesses + 1), True, key=refutes)
+    return found if found <= guesses else None
+
+
 @panel("08")
 class OneRun(RunPanel):
     """Training runs of the one-layer model with canaries, each audited; only Run starts any work."""
@@ -188,7 +240,7 @@ class OneRun(RunPanel):
         check_whole("number of runs", self.runs.value, 1, 100)
         settings = self.variant.value, self.z0.value, self.num_devices.value, self.epochs.value
         seeds = range(self._seed, self._seed + self.runs.value)
-        return [compute.one_run_config(*settings, seed) for seed in seeds], self.canaries.value
+        return [one_run_config(*settings, seed) for seed in seeds], self.canaries.value
 
     def work(self, task: tuple[list[TrainConfig], int]) -> None:
         """One audit after the other, each with a seed of its own."""
@@ -286,7 +338,7 @@ def last_model_figure(rows: Sequence[Mapping[str, Any]]) -> fig.Still:
         "What the last model alone reveals",
         line("what holds", HOLDS, width=2.5, x=ends, y=ends),
         *traces,
-        caption=f"lower bounds at {SURE}, any mechanism, δ = {short(compute.DELTA)}; marks of one ε side by side;\n"
+        caption=f"lower bounds at {SURE}, any mechanism, δ = {short(DELTA)}; marks of one ε side by side;\n"
         f"small CLC, {rows[0]['steps']} steps, DP-SGD, one utterance zeroed out, disjoint batches;\n"
         "seeds 0 to 2 (published, so these ε are void)",
         height=450,
