@@ -12,8 +12,7 @@ import typer
 
 from edp_lab import __version__
 from edp_lab.cli.account import account
-from edp_lab.cli.attack import attack_app
-from edp_lab.cli.audit import audit_app
+from edp_lab.cli.attack import attack_app, audit_app
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App

@@ -17,7 +17,6 @@ import click
 import plotly.graph_objects as go
 import pytest
 import typer
-from edp_lab.course.nb08_audit.panels import StepNoise
 
 from edp_lab.cli import app
 from edp_lab.course.kit.figure import LiveFigure
@@ -27,6 +26,7 @@ from edp_lab.course.nb01_coins.compute import GAUSSIAN
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED
 from edp_lab.course.nb03_edp_sgd.compute import SOUND as SOUND_VARIANT
 from edp_lab.course.nb05_models.panels import layers
+from edp_lab.course.nb08_audit.panels import StepNoise
 from edp_lab.errors import UsageError
 from tests.course.examples import THESIS, drawn, panel_of, phases_sketch, report_of
 
