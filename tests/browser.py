@@ -96,7 +96,7 @@ def open_notebook(driver: Chrome, address: str, name: str) -> Iterator[None]:
     driver.get(f"{address}/lab/workspaces/{Path(name).stem}?token={TOKEN}")
     driver.execute_script(f"{LAB}\nreturn openNotebook(...arguments)", name)
     yield
-    driver.execute_script("return window.notebook.sessionContext.shutdown()")
+    driver.execute_script("return window.notebook?.sessionContext.shutdown()")
 
 
 def ask_kernel(driver: Chrome, code: str) -> str:

@@ -387,7 +387,6 @@ class PrivateStep(FlatGradient):
 
         `counts`: further numbers of this process, asked for once the gradients are there, of which to give the sums.
         """
-        self._count(epoch)
         noise = self._noise.of(step, entry)
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
@@ -414,6 +413,7 @@ class PrivateStep(FlatGradient):
             UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; a module
                 keeps something beside the gradient, see `unchanged`; as `clip`.
         """
+        self._count(epoch)
         declared = self.mechanism
         most = math.ceil(self.divisor / declared.num_devices) * len(self.share.devices)
         if len(losses) > most and (declared.sampling_rate is None or declared.micro_batch_size > 1):

@@ -322,7 +322,7 @@ def test_whatever_ends_the_work_one_sentence_says_what_is_kept(tmp_path: Path, m
 
 def test_the_cache_lies_in_the_users_folder_or_in_one_that_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert module.shadow_cache(None).folder == tmp_path / "edp_lab" / "shadows"
+    assert module.shadow_cache(None) == tmp_path / "edp_lab" / "shadows"
     (tmp_path / "file").write_text("")
     for use in (shadow_signals, lambda *rest, cache: train_shadow(*rest, 0, cache)):
         with pytest.raises(UsageError, match="cannot be written"):

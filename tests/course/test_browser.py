@@ -34,7 +34,10 @@ FAINT = Path(__file__).with_name("faint.js").read_text()
 READABLE = 4.5  # WCAG AA
 
 
-@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+WITH_PANELS = [path for path in NOTEBOOKS if "panels." in path.read_text(encoding="utf-8")]
+
+
+@pytest.fixture(scope="module", params=WITH_PANELS, ids=lambda path: path.stem)
 def page(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Iterator[tuple[Chrome, str]]:
     """The browser with a notebook in front, all its cells executed, and the notebook's name."""
     with browsing.open_notebook(browser, lab, request.param.name):

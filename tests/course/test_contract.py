@@ -299,7 +299,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("09 noise", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.epsilon_claimed),
     ("09 noise", [{"variant": SOUND}], 0, "holds", lambda r: r.guarantee.epsilon),
     ("06 ladder", [{}, LADDER], 0, "holds", lambda r: r.chosen.epsilon),
-    ("06 ladder", [{}, LADDER], 1, "holds", lambda r: r.rungs[0].equal_epsilon),
     ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.epsilon_claimed),
     ("04 bill", [{"variant": SOUND}], 0, "holds", lambda r: r.guarantee.epsilon),
     ("04 loss", [{}], 0, "holds", lambda r: r.epsilon),
