@@ -19,8 +19,8 @@ import pytest
 import typer
 
 from edp_lab.cli import app
+from edp_lab.course.kit.controls import SOUND
 from edp_lab.course.kit.figure import LiveFigure
-from edp_lab.course.kit.inputs import SOUND
 from edp_lab.course.kit.panel import Frame, Panel, RunPanel, Runs, all_panels
 from edp_lab.course.nb01_coins.compute import GAUSSIAN
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
-from edp_lab.course.kit.inputs import AS_PRINTED, PUBLIC_ALPHA, SOUND
+from edp_lab.course.kit.controls import AS_PRINTED, PUBLIC_ALPHA, SOUND
 from edp_lab.course.nb04_cost import panels
 from edp_lab.course.nb04_cost.compute import RunBill, behind, privacy_loss, run_bill, sampling
 from edp_lab.privacy import (

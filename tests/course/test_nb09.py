@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import AS_PRINTED, SOUND
+from edp_lab.course.kit.controls import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import panels
 from edp_lab.course.nb09_devices.panels import DeviceNoise, device_noise, extrapolate, ring_bytes, shares
 from edp_lab.reproduce.printed import TABLE_2

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from edp_lab.course.kit.controls import DEVICES
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, given
-from edp_lab.course.kit.inputs import DEVICES
 from edp_lab.course.nb00_start.panels import challenge
 
 

@@ -26,10 +26,19 @@ from edp_lab.attacks.step_audit import StepAudit, StepNoise
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, variant
+from edp_lab.course.kit.controls import (
+    DELTA,
+    attacked_mechanism,
+    choice,
+    decades,
+    decay_of,
+    devices,
+    number,
+    require,
+    variant,
+)
 from edp_lab.course.kit.exercises import moved
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
-from edp_lab.course.kit.inputs import DELTA, attacked_mechanism, require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel, proven
 from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.private import draw_errors

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
-from edp_lab.course.kit.inputs import Array, check_share, check_whole, rng_of
+from edp_lab.course.kit.controls import Array, check_share, check_whole, rng_of
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edp_lab.course.kit.controls import Array
 from edp_lab.course.kit.exercises import Differences, close, exercises_of
-from edp_lab.course.kit.inputs import Array
 from edp_lab.privacy import Mechanism
 from edp_lab.three_phase.clipping import by_norm, clipped_mean
 

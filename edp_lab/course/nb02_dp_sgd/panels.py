@@ -22,9 +22,21 @@ from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, number, seed_of
+from edp_lab.course.kit.controls import (
+    DELTA,
+    Array,
+    check_option,
+    check_seed,
+    check_share,
+    check_whole,
+    choice,
+    decades,
+    number,
+    require,
+    rng_of,
+    seed_of,
+)
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
-from edp_lab.course.kit.inputs import DELTA, Array, check_option, check_seed, check_share, check_whole, require, rng_of
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import Words, account_of, at_most, columns, short
 from edp_lab.course.kit.text import digits as d

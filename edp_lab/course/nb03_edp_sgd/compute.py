@@ -21,7 +21,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.inputs import BATCH, DELTA, DEVICES, Array, require, rng_of
+from edp_lab.course.kit.controls import BATCH, DELTA, DEVICES, Array, require, rng_of
 from edp_lab.course.kit.text import plain
 from edp_lab.privacy import Alpha, Guarantee, Mechanism, Schedule, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from edp_lab.course.kit.controls import DELTA
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, predicted
-from edp_lab.course.kit.inputs import DELTA
 from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import decades, decay_of, devices, number, variant
+from edp_lab.course.kit.controls import Array, decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, points, positive
-from edp_lab.course.kit.inputs import Array
 from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, panel
 from edp_lab.course.kit.text import Words, account_of, at_least, at_most, percent, short, train_command
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from edp_lab.attacks.statistics import Rate, Roc, gaussian_bound, rate_of, roc
-from edp_lab.course.kit.inputs import Array, check_whole, mechanism_of, require
+from edp_lab.course.kit.controls import Array, check_whole, mechanism_of, require
 from edp_lab.errors import UsageError
 from edp_lab.privacy.accountants import GaussianDP, check_delta
 from edp_lab.privacy.calibration import Budget, calibrate_z0

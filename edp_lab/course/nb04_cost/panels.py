@@ -10,9 +10,8 @@ import numpy as np
 
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, decay_of, delta_of, devices, number
+from edp_lab.course.kit.controls import AS_PRINTED, VARIANTS, choice, decades, decay_of, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, VARIANTS
 from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, holds, panel
 from edp_lab.course.kit.text import Words, account_command, account_of, at_least, at_most, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED

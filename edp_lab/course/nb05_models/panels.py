@@ -22,9 +22,8 @@ from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus,
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Control, choice, number
+from edp_lab.course.kit.controls import Array, Control, check_option, choice, number, require
 from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
-from edp_lab.course.kit.inputs import Array, check_option, require
 from edp_lab.course.kit.panel import Panel, Tile, panel
 from edp_lab.course.kit.text import Html, Words, count, short
 from edp_lab.course.kit.text import digits as d

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edp_lab.course.kit.inputs import require
+from edp_lab.course.kit.controls import require
 from edp_lab.course.kit.text import plain
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge

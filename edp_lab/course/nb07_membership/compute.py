@@ -25,7 +25,7 @@ from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
 from edp_lab.attacks.loss import Signals, signals
 from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
 from edp_lab.attacks.target import Attacked
-from edp_lab.course.kit.inputs import Array, attacked_mechanism, check_whole, require
+from edp_lab.course.kit.controls import Array, attacked_mechanism, check_whole, require
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig

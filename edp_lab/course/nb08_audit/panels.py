@@ -22,9 +22,17 @@ from edp_lab.attacks.bounds import Audit, Finding, Tally, one_run_bounds
 from edp_lab.attacks.one_run import OneRunAudit, audit_one_run
 from edp_lab.attacks.step_audit import StepAudit, StepNoise
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, devices, number
+from edp_lab.course.kit.controls import (
+    DELTA,
+    DEVICES,
+    attacked_mechanism,
+    check_whole,
+    choice,
+    decades,
+    devices,
+    number,
+)
 from edp_lab.course.kit.figure import Figure, Trace, line, points
-from edp_lab.course.kit.inputs import DELTA, DEVICES, attacked_mechanism, check_whole
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel, proven
 from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, short, step_command
 from edp_lab.course.kit.text import digits as d

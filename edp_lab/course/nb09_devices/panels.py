@@ -27,9 +27,21 @@ from numpy.typing import NDArray
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import choice, decades, devices, number
+from edp_lab.course.kit.controls import (
+    AS_PRINTED,
+    DELTA,
+    DEVICES,
+    SOUND,
+    Array,
+    check_whole,
+    choice,
+    decades,
+    devices,
+    mechanism_of,
+    number,
+    require,
+)
 from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, positive
-from edp_lab.course.kit.inputs import AS_PRINTED, DELTA, DEVICES, SOUND, Array, check_whole, mechanism_of, require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
 from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d

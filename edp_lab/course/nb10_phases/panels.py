@@ -24,9 +24,8 @@ from edp_lab.attacks.statistics import rate_of
 from edp_lab.corpora.images import load_images
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import choice, decades, delta_of, number
+from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points
-from edp_lab.course.kit.inputs import Array, require
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
