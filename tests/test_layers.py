@@ -129,11 +129,11 @@ from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS
 from edp_lab.course.nb01_coins import panels
 from edp_lab.course.nb04_cost import panels
-from edp_lab.course.nb06_tradeoff import compute, panels
+from edp_lab.course.nb06_tradeoff.panels import BASE, load_grid, replace
 from edp_lab.course.nb10_phases import panels
 for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --steps 10"):
     app(command.split(), standalone_mode=False)
-base = compute.replace(compute.BASE, z0=0.1)
+base = replace(BASE, z0=0.1)
 for name, arguments in {
     "01 coin": (1.1, 300, 0.3, 0),
     "01 composition": (0.1, 1000, 1e-5),
@@ -141,7 +141,7 @@ for name, arguments in {
     "04 loss": (0.5, 10, 1e-5, 1000, 0),
     "04 sampling": (0.01, 1.0, 1000, 1e-5),
     "04 table1": (30,),
-    "06 Explorer": (compute.load_grid(), base),
+    "06 Explorer": (load_grid(), base),
     "06 ladder": (base, 2e-4),
     "10 pixels": (panels.Sketch(0), panels.ThreePhaseSettings()),
     "10 Pipeline": (panels.Sketch(0), panels.ThreePhaseSettings()),

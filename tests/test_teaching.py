@@ -22,7 +22,7 @@ from edp_lab.course.nb00_start.panels import TIMES, challenge
 from edp_lab.course.nb01_coins.compute import belief
 from edp_lab.course.nb04_cost.compute import table1
 from edp_lab.course.nb05_models.panels import look_at
-from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
+from edp_lab.course.nb06_tradeoff.panels import explore, load_grid
 from edp_lab.course.nb09_devices.panels import table2
 from edp_lab.privacy import Mechanism, composition
 from edp_lab.privacy import foundations as basic

@@ -24,8 +24,8 @@ from edp_lab.attacks.lira import shadow_signals
 from edp_lab.attacks.loss import attack_loss
 from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.nb06_tradeoff.compute import BASE, SCORES, configured, work
-from edp_lab.course.nb07_membership.compute import (
+from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
+from edp_lab.course.nb07_membership.panels import (
     CANARIES,
     METHODS,
     REPETITIONS,

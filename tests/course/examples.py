@@ -24,8 +24,8 @@ from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS, Panel, all_panels
 from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
-from edp_lab.course.nb06_tradeoff.compute import BASE, load_grid
-from edp_lab.course.nb07_membership.compute import measured, target_config
+from edp_lab.course.nb06_tradeoff.panels import BASE, load_grid
+from edp_lab.course.nb07_membership.panels import measured, target_config
 from edp_lab.course.nb08_audit.panels import StepNoise
 from edp_lab.course.nb10_phases.panels import Sketch
 from edp_lab.three_phase.settings import ThreePhaseSettings

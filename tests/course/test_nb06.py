@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edp_lab.course.nb06_tradeoff import panels
-from edp_lab.course.nb06_tradeoff.compute import BASE, Grid, Point, explore, ladder, load_grid
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
+from edp_lab.course.nb06_tradeoff.panels import BASE, Grid, Point, climb, explore, load_grid
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.reproduce.results_io import RESULTS, rows
@@ -114,7 +114,7 @@ def test_rungs_have_the_noise_of_theory_and_equal_noise_is_equal(
     sizes: tuple[int, int], z: float, epochs: int, clip_norm: float
 ) -> None:
     micro_batch, devices = sizes
-    result = ladder(micro_batch, devices, 64, z, epochs, DELTA, clip_norm=clip_norm)
+    result = climb(micro_batch, devices, 64, z, epochs, DELTA, clip_norm=clip_norm)
     assert result.chosen.micro_batch == micro_batch
     for rung in result.rungs:
         bound = (1 if rung.micro_batch == 1 else 2) * clip_norm

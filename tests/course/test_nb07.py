@@ -19,8 +19,8 @@ from edp_lab.attacks.loss import Signals, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.nb07_membership import compute, panels
-from edp_lab.course.nb07_membership.compute import Moments, Shown, kept_lira, measured, show_canaries
+from edp_lab.course.nb07_membership import panels
+from edp_lab.course.nb07_membership.panels import Moments, Shown, kept_lira, measured, show_canaries
 from edp_lab.reproduce.results_io import write_kept
 from tests.course.conftest import prediction, prose
 from tests.course.examples import Wrong, attacked_target, report_of
@@ -43,7 +43,7 @@ def loss(attacks: dict[str, Attacked]) -> Attacked:
 
 def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) -> Shown:
     most = len(attacks["loss"].target.members)
-    return compute.show_roc(attacks, **{"attack": attack, "called": 10.0, "people": most, **LINES, **change})
+    return panels.show_roc(attacks, **{"attack": attack, "called": 10.0, "people": most, **LINES, **change})
 
 
 def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowSignals:
@@ -83,7 +83,7 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
 def test_what_is_kept_belongs_to_the_embedded_corpus() -> None:
     corpus = load_corpus("smart-home")
     members, non_members = equal_sides(split(corpus, 0), 0)
-    told = json.loads(compute.KEPT.read_text())
+    told = json.loads(panels.KEPT.read_text())
     kept = next(item for item in told["shadows"] if item["corpus"] == "smart-home")
     assert (kept["corpus_sha256"], kept["pool"]) == (corpus.sha256, len(members + non_members))
     assert {"command", "machine", "versions"} <= told.keys()
@@ -127,11 +127,11 @@ def test_histograms_hold_everybody_in_the_order_of_their_scores(attacks: Mapping
         assert [sum(bars.y) for bars in go.Figure(panels.draw_scores(result)).data[:2]] == pytest.approx([100, 100])
     for attack in ("loss", "shadow", "lira-online"):
         scores = -np.geomspace(1e-5, 20, 50) if attack == "loss" else np.linspace(-30, 30, 50)[::-1]
-        assert (np.diff(compute.view(attack, scores)) <= 0).all()
+        assert (np.diff(panels.view(attack, scores)) <= 0).all()
 
 
 def test_guards_find_both_careless_splits(loss: Attacked) -> None:
-    found = compute.guard(loss)
+    found = panels.guard(loss)
     random, ordered, copied = found.values()
     assert (random.leaks, random.duplicates, copied.duplicates) == (False, 0, 100)
     assert ordered.text_auc > 0.8
@@ -150,14 +150,14 @@ def test_canaries_are_the_measured_ones_and_words_name_the_guarantee() -> None:
     assert (first.value, second.value) == ("13.3 bits", "8 of 8")
     assert sentence == "A number that was seen 16 times typically has rank 1 of 10,000 by its loss."
     for method, says in (("sgd", "No guarantee"), ("edp-sgd-as-printed", "No guarantee"), ("edp-sgd", "all 4 copies")):
-        assert says in panels.words.canaries(show_canaries(grid, method, 0.01, 4), method, compute.CANARIES)
+        assert says in panels.words.canaries(show_canaries(grid, method, 0.01, 4), method, panels.CANARIES)
 
 
 def test_command_of_canaries_measures_this_method(given_to: Any) -> None:
     command = panels.canaries(measured().canaries, "edp-sgd", 0.01, 4).command.value
     config, methods, repetitions, *_ = given_to("attacks.canaries.measure_memorisation", command)
-    assert config == replace(compute.CANARIES, z0=0.01)
-    assert (list(methods), tuple(repetitions)) == (["edp-sgd"], compute.REPETITIONS)
+    assert config == replace(panels.CANARIES, z0=0.01)
+    assert (list(methods), tuple(repetitions)) == (["edp-sgd"], panels.REPETITIONS)
 
 
 def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks: dict[str, Attacked]) -> None:

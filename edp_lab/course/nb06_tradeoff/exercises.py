@@ -9,6 +9,7 @@ import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of, first_wrong, given
 from edp_lab.course.kit.text import at_most
+from edp_lab.course.nb06_tradeoff.panels import explore, load_grid
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
 Setting = tuple[str, int, float, str]  # method, micro-batch size, z0, decay
@@ -33,8 +34,6 @@ EPOCHS = 8
 
 def _smaller(answer: Any, cases: np.random.Generator) -> Differences:
     """The accountants on the measured runs."""
-    from edp_lab.course.nb06_tradeoff.compute import explore, load_grid
-
     grid, right = load_grid(), {}
     for question, settings in PAIRS.items():
         runs = [explore(grid, *setting, EPOCHS).point for setting in settings]

@@ -1,30 +1,156 @@
-"""The panels of ``06_train_and_trade_off.ipynb``: measured runs with the reader's, the ladder; tables of runs."""
+"""The panels of ``06_train_and_trade_off.ipynb``: measured runs with the reader's, the ladder; tables of runs.
+
+    grid = load_grid()                       # as they ship with the course
+    shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
+    result = climb(micro_batch=8, num_devices=8, batch_size=64, z=1.0, epochs=8, delta=1e-4)
+
+Mechanism and accountants are the library's, and ``data/results/course.py`` measured the runs. `UsageError` refuses
+values that make no sense, and a missing or damaged file.
+"""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edp_lab import training
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number
+from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, require
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, Runs, Tile, epsilons, holds, panel
 from edp_lab.course.kit.private import Private as Private
-from edp_lab.course.kit.text import Html, Words, account_of, at_most, count, html_table, short, train_command
+from edp_lab.course.kit.text import Html, Words, account_of, at_most, count, html_table, plain, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.nb06_tradeoff import compute
-from edp_lab.course.nb06_tradeoff.compute import METHODS, Explored, Grid, Ladder, Point
-from edp_lab.privacy import Adjacency
+from edp_lab.errors import UsageError
+from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
+from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
 
+BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
+SCORES = ("ser", "intent_accuracy", "slot_f1")
+USELESS = 0.9  # SER: nearly as many errors as there are slots and intents
+
+METHODS = {
+    "sgd": "SGD",
+    "printed": "eDP-SGD as printed",
+    "sound": "eDP-SGD, sound",
+    "dp": "DP-SGD, disjoint batches",
+    "poisson": "DP-SGD, Poisson sampling",
+    "naive": "DP-SGD, one pass per sentence",
+}
 NEIGHBOURS = {Adjacency.ZERO_OUT: "one sentence zeroed out", Adjacency.REPLACE_ONE: "one sentence replaced"}
 ROOM = 0.05  # decades beyond the values on a log axis
+
+
+# ---- Runs and points -----------------------------------------------------------------------------------------------
+
+
+def method_of(config: TrainConfig) -> str:
+    """A key of `METHODS`."""
+    dp, edp = "poisson" if config.poisson else "dp", "printed" if config.as_printed else "sound"
+    return {"sgd": "sgd", "edp-sgd": edp, "dp-sgd": dp}.get(config.method, "naive")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of `config.epochs` epochs, measured.
+
+    Seconds of the grid are those of one processor, the same for all runs of a method and micro-batch size; those of a
+    run that the reader made are by the clock.
+    """
+
+    config: TrainConfig
+    utterances: int  # n, of the training set
+    ser: float  # on the test set, as the next two
+    intent_accuracy: float
+    slot_f1: float
+    seconds: float  # of training
+
+    @cached_property
+    def method(self) -> str:
+        return method_of(self.config)
+
+    @property
+    def micro_batch(self) -> int:
+        return self.config.largest_micro_batch
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """Of this run, whose seed is published; at delta = n^-1.1 unless the configuration has another."""
+        delta = self.config.delta or self.utterances**-1.1
+        return judge(self.config.mechanism(self.utterances), self.config.epochs, delta)
+
+    @property
+    def epsilon(self) -> float | None:
+        """The epsilon if the seed were secret and alpha public; None without noise."""
+        return self.guarantee.epsilon_if_alpha_public
+
+
+class Grid(NamedTuple):
+    """Measured points, and with what they were measured: "command", "machine", "versions"."""
+
+    points: tuple[Point, ...]
+    about: Mapping[str, Any]
+
+    def after(self, epochs: int) -> list[Point]:
+        """The points of the first seed after so many epochs."""
+        return [p for p in self.points if (p.config.epochs, p.config.seed) == (epochs, BASE.seed)]
+
+    def seeds(self, point: Point) -> list[Point]:
+        """The same setting with every seed that was measured."""
+        setting = replace(point.config, seed=0)
+        return [p for p in self.points if replace(p.config, seed=0) == setting]
+
+
+def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, decay: str, epochs: int) -> TrainConfig:
+    """A run of `method` ("sgd", "printed", "sound", "poisson"): corpus, model, C, N, tau and seed as in `base`.
+
+    Sound eDP-SGD with micro-batches of 1 is per-example DP-SGD.
+    """
+    single = {"method": "dp-sgd", "sampling": "shuffle"}
+    if method == "sgd":
+        return plain(base, epochs)
+    kinds: dict[str, dict[str, Any]] = {
+        "printed": {"as_printed": True},
+        "sound": single if micro_batch == 1 else {"micro_batch_size": micro_batch},
+        "poisson": {"method": "dp-sgd"},
+    }
+    require(method in kinds, f"unknown method {method!r}: choose sgd, printed, sound or poisson")
+    return replace(base, z0=z0, decay=decay, epochs=epochs, **kinds[method])
+
+
+def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
+    """The point of a run that `edp_lab.training.train` has made."""
+    scores = {name: record["final"][name] for name in (*SCORES, "seconds")}
+    done = replace(config, epochs=len(record["epochs"]))
+    return Point(done, record["corpus"]["splits"]["train"], **scores)
+
+
+def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
+    """The measured points of a file that ``data/results/course.py`` wrote."""
+    kept = read_kept(path, "runs", "seconds_per_epoch")
+    try:
+        points = []
+        for run in kept["runs"]:
+            whole = TrainConfig(**run["config"])
+            pace = kept["seconds_per_epoch"].get(work(whole), math.nan)
+            for row in run["scores"]:
+                config, scores = replace(whole, epochs=row["epoch"]), {name: row[name] for name in SCORES}
+                points.append(Point(config, run["utterances"], **scores, seconds=pace * row["epoch"]))
+        return Grid(tuple(points), {name: kept[name] for name in ("command", "machine", "versions")})
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged or of another version: restore it from the repository") from error
+
+
+def work(config: TrainConfig) -> str:
+    """What decides how long an epoch takes."""
+    return f"{method_of(config)}, m = {config.largest_micro_batch}"
 
 
 def setting(point: Point) -> str:
@@ -38,9 +164,9 @@ def setting(point: Point) -> str:
     return f"{METHODS[point.method]}{size}, z0 = {config.z0:g}{decay}, {epochs}"
 
 
-def epsilon(value: float | None) -> str:
-    """A guaranteed epsilon, rounded up."""
-    return "none" if value is None else at_most(value)
+def epsilon(value: float | None, written: Callable[[float], str] = at_most) -> str:
+    """A guaranteed epsilon, rounded up, or, `written` otherwise, a claimed one."""
+    return "none" if value is None else written(value)
 
 
 def table(*rows: Sequence[str]) -> Html:
@@ -51,7 +177,45 @@ def table(*rows: Sequence[str]) -> Html:
 words = Words(__file__, epsilon=epsilon, NEIGHBOURS=NEIGHBOURS)
 
 
-# ---- Measured runs, and the reader's -------------------------------------------------------------------------------
+# ---- The nearest measured run, and the reader's ---------------------------------------------------------------------
+
+
+class Explored(NamedTuple):
+    """The run nearest to a setting, and its place among the others."""
+
+    point: Point
+    differs: dict[str, Any]  # settings of the point that are not those asked for
+    others: tuple[Point, ...]  # all measured points after as many epochs
+    live: tuple[Point, ...]  # the reader's runs of as many epochs; `point` is among the others or these
+    cheaper: Point  # the smallest epsilon with at most this SER on this corpus; `point` itself if there is none
+
+
+def explore(
+    grid: Grid, method: str, micro_batch: int, z0: float, decay: str, epochs: int, live: Sequence[Point] = ()
+) -> Explored:
+    """The run nearest to a setting: of the method, then by micro-batch size, decay, z0 and epochs, the newest first."""
+    noised = method == "sgd" or 0 < z0 < math.inf
+    require(noised, f"z0 is {z0}: the measured runs have noise, so give a number above 0")
+    asked = configured(BASE, method, micro_batch, z0, decay, epochs)
+    methods = ("sound", "dp") if method == "sound" else (method,)
+    every = (*reversed(live), *(p for p in grid.points if p.config.seed == BASE.seed))
+
+    def distance(p: Point) -> tuple[float, ...]:
+        size = 0.0 if method != "sound" else abs(math.log(p.micro_batch / micro_batch))
+        noise = 0.0 if method == "sgd" else round(abs(math.log(p.config.z0 / z0)), 6)
+        return size, p.config.decay != asked.decay, noise, abs(math.log(p.config.epochs / epochs))
+
+    point = min((p for p in every if p.method in methods), key=distance)
+    names = {"m": "largest_micro_batch", "z0": "z0", "decay": "decay", "epochs": "epochs"}
+    pairs = {name: (getattr(asked, of), getattr(point.config, of)) for name, of in names.items()}
+    good = [p for p in (*live, *grid.points) if p.ser <= point.ser and p.config.corpus == point.config.corpus]
+    return Explored(
+        point,
+        differs={name: own for name, (wanted, own) in pairs.items() if wanted != own},
+        others=tuple(grid.after(point.config.epochs)),
+        live=tuple(p for p in live if p.config.epochs == point.config.epochs),
+        cheaper=min((point, *good), key=lambda p: p.epsilon or math.inf),
+    )
 
 
 @panel("06")
@@ -71,7 +235,7 @@ class Explorer(Panel, Runs):
         super().__init__(
             "Error against privacy",
             "All runs of one length; the ring marks the one nearest to your sliders. Run trains one more.",
-            lambda **values: compute.explore(grid, **values, live=self.live),
+            lambda **values: explore(grid, **values, live=self.live),
             [(draw_runs, "1 1 auto")],
             lambda result: words.run(result.point),
             lambda result, **_: train_command(result.point.config),
@@ -85,13 +249,13 @@ class Explorer(Panel, Runs):
         )
 
     def prepare(self) -> TrainConfig:
-        return compute.configured(self._base, **self.values)
+        return configured(self._base, **self.values)
 
     def work(self, config: TrainConfig) -> None:
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             record = training.train(config, Path(folder) / "run", self.progress_of, self.stop_event)
         if record["epochs"]:
-            self.live.append(compute.live_point(config, record))
+            self.live.append(live_point(config, record))
             self.set()
 
 
@@ -107,7 +271,7 @@ def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     says = f"{whose}{had} has SER {point.ser:.2f}"
     if point.epsilon is None:
         says += ", with which noise has to compete."
-    elif point.ser > compute.USELESS:
+    elif point.ser > USELESS:
         says += ". With so many errors it is of no use, whatever its ε."
     elif cheaper == point:
         says += ", and no other run does as well at a smaller ε."
@@ -156,6 +320,60 @@ def draw_runs(result: Explored) -> Figure:
 # ---- The ladder ----------------------------------------------------------------------------------------------------
 
 
+class Rung(NamedTuple):
+    """One micro-batch size."""
+
+    micro_batch: int  # m
+    sensitivity: float  # how far one utterance moves the sum of clipped micro-batch gradients
+    noise: float  # standard deviation per weight on the mean of the micro-batches, at the ladder's z
+    epsilon: float | None  # at the ladder's z; under zero-out the same on every rung; None: no guarantee
+    equal_epsilon: float | None  # at the z that gives this rung the chosen rung's noise on the mean
+
+
+class Ladder(NamedTuple):
+    """Rungs from per-example DP-SGD (m = 1) to sound eDP-SGD (m = batch / N)."""
+
+    mechanism: Mechanism  # of the chosen rung
+    adjacency: Adjacency
+    epochs: int
+    delta: float
+    chosen: Rung
+    rungs: tuple[Rung, ...]
+
+
+def climb(
+    micro_batch: int,
+    num_devices: int,
+    batch_size: int,
+    z: float,
+    epochs: int,
+    delta: float,
+    adjacency: str = Adjacency.ZERO_OUT,
+    clip_norm: float = 1.0,
+) -> Ladder:
+    """Noise and epsilon of each micro-batch size, disjoint batches; nothing is trained."""
+    neighbours = Adjacency(adjacency)
+    unknown = "with disjoint batches there is no number for add/remove: choose zero-out or replace-one"
+    require(neighbours is not Adjacency.ADD_OR_REMOVE_ONE, unknown)
+    base = TrainConfig("smart-home", num_devices=num_devices, batch_size=batch_size, epochs=epochs)
+    largest = base.largest_micro_batch
+    most = f"a batch of {batch_size} on {num_devices} devices has at most {largest} sentences in each"
+    require(1 <= micro_batch <= largest, f"micro-batches of {micro_batch}: {most}")
+
+    def rung(m: int) -> Rung:
+        mechanism = mechanisms[m]
+        equal = replace(mechanism, z0=z * units[micro_batch] / units[m])
+        epsilons = (judge(one, epochs, delta, seed_published=False, adjacency=neighbours) for one in (mechanism, equal))
+        moves = mechanism.sensitivity(neighbours)
+        return Rung(m, moves, z * units[m], *(held.epsilon for held in epsilons))
+
+    sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})
+    mechanisms = {m: Mechanism.sound(clip_norm, z, num_devices, m) for m in sizes}
+    units = {m: replace(one, z0=1.0).noise_std(0) / math.ceil(batch_size / m) for m, one in mechanisms.items()}
+    rungs = {m: rung(m) for m in sizes}
+    return Ladder(mechanisms[micro_batch], neighbours, epochs, delta, rungs[micro_batch], tuple(rungs.values()))
+
+
 @panel("06")
 def ladder(start: TrainConfig, delta: float) -> Panel:
     """What a micro-batch size costs; `result` is a `Ladder`."""
@@ -164,7 +382,7 @@ def ladder(start: TrainConfig, delta: float) -> Panel:
     return Panel(
         "The ladder",
         "The noise that reaches the model and ε for micro-batches of all sizes.",
-        partial(compute.ladder, clip_norm=start.clip_norm, delta=delta),
+        partial(climb, clip_norm=start.clip_norm, delta=delta),
         [draw_noise, draw_ladder],
         lambda result: words.ladder(result, rungs_table(result)),
         ladder_command,
@@ -194,37 +412,31 @@ def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
 
 def draw_noise(result: Ladder) -> Figure:
     """Noise on the mean gradient by micro-batch size, at the same z."""
-    noise = [rung.noise for rung in result.rungs]
-    return _draw_rungs(
-        "Noise on the mean, at the same z",
-        result,
-        line("sound", HOLDS, symbol="circle", size=9, x=_sizes(result), y=noise),
-        fig.ring(22, x=[result.chosen.micro_batch], y=[result.chosen.noise], hoverinfo="skip"),
-        yaxis=log_axis("noise per weight", noise, margin=ROOM),
-    )
+    noise = line("sound", HOLDS, symbol="circle", size=9, y=[rung.noise for rung in result.rungs])
+    return _draw_rungs("Noise on the mean, at the same z", result, "noise per weight", result.chosen.noise, noise)
 
 
 def draw_ladder(result: Ladder) -> Figure:
     """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
     same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
-    return _draw_rungs(
-        f"ε after {count(result.epochs, 'epoch')}",
-        result,
-        line("same z", HOLDS, "dash", symbol="diamond", size=9, x=_sizes(result), y=same),
-        line("same noise", PLAIN, width=3, symbol="circle", size=9, x=_sizes(result), y=equal),
-        fig.ring(22, x=[result.chosen.micro_batch], y=positive([result.chosen.epsilon]), hoverinfo="skip"),
-        yaxis=log_axis("ε", [*same, *equal], margin=ROOM),
+    dashed = line("same z", HOLDS, "dash", symbol="diamond", size=9, y=same)
+    solid = line("same noise", PLAIN, width=3, symbol="circle", size=9, y=equal)
+    return _draw_rungs(f"ε after {count(result.epochs, 'epoch')}", result, "ε", result.chosen.epsilon, dashed, solid)
+
+
+def _draw_rungs(title: str, result: Ladder, what: str, chosen: float | None, *lines: Trace) -> Figure:
+    """Lines over the rungs, with a ring where the chosen one is."""
+    sizes = [rung.micro_batch for rung in result.rungs]
+    span = [-0.15, math.log10(sizes[-1]) + 0.15]
+    return figure(
+        title,
+        *({**one, "x": sizes} for one in lines),
+        fig.ring(22, x=[result.chosen.micro_batch], y=positive([chosen]), hoverinfo="skip"),
+        height=380,
+        hover="m = %{x}: %{y:.3g}",
+        xaxis=fig.axis("micro-batch size m", span, type="log", tickvals=sizes),
+        yaxis=log_axis(what, [y for one in lines for y in one["y"]], margin=ROOM),
     )
-
-
-def _sizes(result: Ladder) -> list[int]:
-    return [rung.micro_batch for rung in result.rungs]
-
-
-def _draw_rungs(title: str, result: Ladder, *marks: Trace, yaxis: dict[str, Any]) -> Figure:
-    span = [-0.15, math.log10(_sizes(result)[-1]) + 0.15]
-    xaxis = fig.axis("micro-batch size m", span, type="log", tickvals=_sizes(result))
-    return figure(title, *marks, height=380, hover="m = %{x}: %{y:.3g}", xaxis=xaxis, yaxis=yaxis)
 
 
 def rungs_table(result: Ladder) -> Html:
@@ -262,14 +474,10 @@ def points_table(runs: Sequence[Point]) -> Html:
     """Runs side by side."""
     heading = ("", "SER", "guaranteed ε, if seed secret and α public", "claimed ε", "seconds")
     rows = [
-        (setting(r), f"{r.ser:.3f}", epsilon(r.epsilon), _claimed(r.guarantee.epsilon_claimed), f"{r.seconds:.1f}")
+        (setting(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.epsilon_claimed, d), f"{r.seconds:.1f}")
         for r in runs
     ]
     return table(heading, *rows)
-
-
-def _claimed(value: float | None) -> str:
-    return "none" if value is None else d(value)
 
 
 def seeds_table(grid: Grid, runs: Sequence[Point]) -> Html:

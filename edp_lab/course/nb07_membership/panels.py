@@ -1,48 +1,253 @@
-"""The panels and figures of ``07_membership_inference.ipynb``: the curve of an attack, canaries, runs with noise."""
+"""The panels and figures of ``07_membership_inference.ipynb``: the curve of an attack, canaries, runs with noise.
+
+    attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks`
+    shown = show_roc(attacks, "loss", called=10, people=2025, as_printed=True, z0=4.0, num_devices=8, epochs=8)
+    remembered = show_canaries(measured().canaries, "sgd", z0=0.01, repetitions=4)
+
+Attacks, training, intervals and bounds are the library's. ``data/results/course.py`` measured once what takes longer
+than a reader would wait. `UsageError` refuses values that make no sense, and what was not measured.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from edp_lab.attacks.statistics import LEAST_MEMBERS, Guards
-from edp_lab.attacks.statistics import roc as roc_curve
+from edp_lab.attacks import statistics as stats
+from edp_lab.attacks.canaries import Memorisation
+from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
+from edp_lab.attacks.loss import Signals, signals
+from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
 from edp_lab.attacks.target import Attacked
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import choice, decades, devices, number
+from edp_lab.course.kit.controls import (
+    Array,
+    attacked_mechanism,
+    check_whole,
+    choice,
+    decades,
+    devices,
+    number,
+    require,
+)
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, figure, line, points
 from edp_lab.course.kit.panel import Panel, Tile, panel
 from edp_lab.course.kit.text import Words, at_most, count, digits, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.nb07_membership import compute
-from edp_lab.course.nb07_membership.compute import Array, Attacks, CanaryGrid, Remembered, Shown
-from edp_lab.privacy import Variant
+from edp_lab.privacy import Adjacency, Guarantee, Mechanism, Variant, judge
+from edp_lab.reproduce.results_io import RESULTS, read_kept
+from edp_lab.training import TrainConfig
 
-METHODS = compute.METHODS
+POINTS = 90  # of a curve
+
+KEPT = RESULTS / "course_membership.json"
+PARTS = ("shadows", "defended", "canaries")
+EPOCHS = 8  # enough for a small model to learn its training set by heart
+Z0S = (0.001, 0.003, 0.01, 0.03, 0.1)
+REPETITIONS = (0, 1, 2, 4, 8, 16)
+CANARIES = TrainConfig("smart-home", size="small", epochs=EPOCHS)
+METHODS = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}  # how models were trained
 words = Words(__file__)
 VARIANTS = {"as printed": True, "sound": False}
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 
 
-# ---- The curve and the scores --------------------------------------------------------------------------------------
+# ---- What is attacked, and what was measured -----------------------------------------------------------------------
+
+
+def target_config(corpus: str, seed: int, epochs: int = EPOCHS) -> TrainConfig:
+    """A small model that overfits: no noise, no dropout."""
+    return TrainConfig(corpus, method="sgd", size="small", epochs=epochs, dropout=0.0, seed=seed)
+
+
+def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
+    """Guards' findings on a target's split, and on two splits that would make every attack worthless; two seconds."""
+    target = loss.target
+    members, non_members = target.members, target.non_members
+    ordered = tuple(sorted(target.pool, key=lambda utterance: utterance.intent))
+    return {
+        "random, as here": Guards(**loss.result.guards),
+        "a sorted file, cut in the middle": check_split(ordered[: len(members)], ordered[len(members) :]),
+        f"{copies} texts on both sides": check_split(members, (*members[:copies], *non_members[copies:])),
+    }
+
+
+CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by method and z0 (None for SGD)
+
+
+class Measured(NamedTuple):
+    """Runs under attack, SGD first, and canaries, a row for each repetition count.
+
+    Of each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "epsilon_claimed", "epsilon" (if the
+    seed were secret and alpha public; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR, intervals.
+    """
+
+    defended: Sequence[Mapping[str, Any]]
+    canaries: CanaryGrid
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    return read_kept(path, *PARTS)
+
+
+def measured(path: Path = KEPT) -> Measured:
+    """The runs and canaries of a file that ``data/results/course.py`` wrote."""
+    kept = _read(path)
+    runs = [run | {"config": TrainConfig(**run["config"])} for run in kept["defended"]]
+    rows = {(model["method"], model["z0"]): model["rows"] for model in kept["canaries"]}
+    return Measured(
+        runs,
+        {
+            key: tuple(Memorisation(**row | {"interval": tuple(row["interval"])}) for row in own)
+            for key, own in rows.items()
+        },
+    )
+
+
+# ---- LiRA from the moments of shadow models that are not kept ------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """Sufficient statistics of shadow models for LiRA with one variance for all utterances; n utterances, d logits."""
+
+    models: int  # how many there were
+    inside: Array  # (n, d), mean logits of the models with each utterance
+    outside: Array  # and without it
+    v_in: Array  # (d), their variances over models, the mean over utterances
+    v_out: Array
+
+    @classmethod
+    def of(cls, shadows: ShadowSignals) -> Moments:
+        logits, half = shadows.signals.logits, len(shadows.inside) // 2  # each utterance is in half of the models
+        sides = []
+        for used in (shadows.inside, ~shadows.inside):
+            mean = (logits * used[..., None]).sum(0) / half
+            sides.append((mean, (((logits - mean) * used[..., None]) ** 2).sum((0, 1)) / (half - 1) / len(mean)))
+        (inside, v_in), (outside, v_out) = sides
+        return cls(len(shadows.inside), inside, outside, v_in, v_out)
+
+    def shadows(self) -> ShadowSignals:
+        """Four models, two with every utterance and two without, that have these moments; they carry no losses."""
+        apart = [sign * np.sqrt(v / 2) for v in (self.v_in, self.v_out) for sign in (-1, 1)]
+        means = (self.inside, self.inside, self.outside, self.outside)
+        logits = np.stack([mean + shift for mean, shift in zip(means, apart, strict=True)])
+        tags = logits[..., 1] if logits.shape[-1] > 1 else None
+        known = np.repeat([[True], [True], [False], [False]], logits.shape[1], axis=1)
+        return ShadowSignals(Signals(np.full(known.shape, np.nan), logits[..., 0], tags), known)
+
+
+def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
+    """LiRA (online) with kept shadow models on the target of a loss attack; None for another corpus, seed or split."""
+    target = loss.target
+    key = target.corpus.sha256, target.config.seed, len(target.pool)
+    rows = [row for row in _read(path)["shadows"] if (row["corpus_sha256"], row["seed"], row["pool"]) == key]
+    if not rows or not target.config.keep_duplicates_together:
+        return None
+    [row] = rows
+    inside, outside = (
+        np.frombuffer(base64.b64decode(row[side]), "<f2").astype(np.float64).reshape(row["pool"], -1)
+        for side in ("inside", "outside")
+    )
+    shadows = Moments(row["models"], inside, outside, np.array(row["v_in"]), np.array(row["v_out"])).shadows()
+    scores = lira_scores(aligned(signals(target.model, target.pool), shadows), shadows)
+    bound = loss.result.bound or {}
+    members, non_members = target.sides(scores)
+    promised: Any = {"epsilon": bound.get("epsilon"), "delta": bound.get("delta"), "guards": loss.result.guards}
+    result = summarise("lira-online", members, non_members, texts=target.sides(target.texts), **promised)
+    about = {"run": str(target.folder), "shadows": row["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
+    return replace(loss, result=result, scores=scores, about=about)
+
+
+# ---- A curve, a threshold, and what epsilon allows -----------------------------------------------------------------
+
+
+Attacks = Mapping[str, Attacked]  # by name
+
+
+class Shown(NamedTuple):
+    """An attack on some members and as many non-members, one threshold, and the bounds of a mechanism."""
+
+    result: AttackResult
+    threshold: float  # reached by as many of all as were `called` members
+    hits: Rate  # TPR there, with its Clopper-Pearson interval
+    alarms: Rate  # FPR there
+    curve: Array  # (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis
+    sides: list[Array]  # scores of members, and of non-members
+    mechanism: Mechanism
+    guarantee: Guarantee  # of a run against replacing one utterance; void, as its seed is published
+    claimed: Bound  # what the claimed epsilon lets any attack reach
+    guaranteed: Bound  # what the guaranteed mu does
+    beyond: tuple[bool, bool]  # whether somewhere the TPR exceeds either bound, intervals of both rates granted
+
+
+def show_roc(
+    attacks: Attacks,
+    attack: str,
+    called: float,
+    people: int,
+    as_printed: bool,
+    z0: float,
+    num_devices: int,
+    epochs: int,
+) -> Shown:
+    """One of the attacks on the first `people` members and non-members, beside the bounds of a mechanism.
+
+    Args:
+        attacks: by name, all on one target.
+        called: percent of all that the threshold calls members.
+    """
+    require(attack in attacks, f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
+    target = attacks[attack].target
+    check_whole("number of members", people, stats.LEAST_MEMBERS, len(target.members))
+    require(0 < called <= 100, f"the share called members is {called} %: it must be above 0 and at most 100")
+    inside, outside = sides = [side[:people] for side in target.sides(attacks[attack].scores)]
+    texts, other_texts = (side[:people] for side in target.sides(target.texts))
+    result = summarise(attack, inside, outside, texts=(texts, other_texts))
+    threshold = float(np.sort(np.concatenate(sides))[-max(1, round(2 * people * called / 100))])
+    hits, alarms = (stats.rate_of(side >= threshold) for side in sides)
+
+    corners = np.unique(np.searchsorted(result.roc.fpr, np.geomspace(0.5 / people, 1, POINTS), side="right") - 1)
+    fpr, tpr = result.roc.fpr[corners], result.roc.tpr[corners]
+    (low, high), (_, most) = (
+        np.array([clopper_pearson(round(rate * people), people) for rate in rates]).T for rates in (tpr, fpr)
+    )
+    mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # C does not matter to a bound
+    delta = float(len(target.members) ** -1.1)  # n^-1.1 for n members, as for a run on them
+    held = judge(mechanism, epochs, delta, adjacency=Adjacency.REPLACE_ONE)
+    epsilon, mu = (np.inf if number is None else number for number in (held.epsilon_claimed, held.mu))
+    claimed, guaranteed = stats.dp_bound(epsilon, delta), stats.gaussian_bound(mu)
+    beyond = bool((low > claimed.tpr(most)).any()), bool((low > guaranteed.tpr(most)).any())
+    curve = np.array([fpr, tpr, low, high])
+    return Shown(result, threshold, hits, alarms, curve, sides, mechanism, held, claimed, guaranteed, beyond)
+
+
+def view(attack: str, scores: Array) -> Array:
+    """Scores as a histogram shows them, in the same order: minus the logarithm of the loss, a ratio cut to +-10."""
+    if attack == "loss":
+        return -np.log10(np.maximum(-scores, 1e-6))
+    return np.clip(scores, -10, 10) if attack == "lira-online" else scores
 
 
 @panel("07")
 def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs: int) -> Panel:
     """Attacks as curves, beside the bounds of a mechanism; `result` is a `Shown`."""
     most = len(next(iter(attacks.values())).target.members)
-    sizes = [*(n for n in (LEAST_MEMBERS, 100, 200, 500, 1000, 2000) if n < most), most]
+    sizes = [*(n for n in (stats.LEAST_MEMBERS, 100, 200, 500, 1000, 2000) if n < most), most]
     called = [0.05, 0.1, 0.2, 0.5, *map(float, range(1, 10)), *map(float, range(10, 101, 5))]
     return Panel(
         "Who was in the training set?",
         "How many members an attack finds for each share of strangers that it accuses, and the scores behind it.",
-        partial(compute.show_roc, attacks),
+        partial(show_roc, attacks),
         [draw_roc, draw_scores],
         words.roc,
         lambda result, attack, **_: roc_command(result, attacks[attack]),
@@ -119,10 +324,10 @@ TAILS = (0.5, 99.5)  # percentiles: scores beyond are in the outermost bins
 def draw_scores(result: Shown) -> Figure:
     """Histograms of the attack's scores, of members and of non-members; the line is the threshold."""
     attack = result.result.attack
-    views, threshold = [compute.view(attack, side) for side in result.sides], np.array([result.threshold])
+    views, threshold = [view(attack, side) for side in result.sides], np.array([result.threshold])
     least, largest = np.percentile(np.concatenate(views), TAILS)
     edges = np.linspace(least, max(largest, least + 1e-9), BINS + 1)
-    mark = float(np.clip(compute.view(attack, threshold)[0], edges[0], edges[-1]))
+    mark = float(np.clip(view(attack, threshold)[0], edges[0], edges[-1]))
     right = mark < (edges[0] + edges[-1]) / 2
     side = fig.beside("called members →" if right else "← called strangers", mark, left=not right)
     bars = fig.histograms(edges, views, (("members", NOISE, "/"), ("strangers", PLAIN, "")))
@@ -169,20 +374,41 @@ def guards_table(found: Mapping[str, Guards]) -> str:
 # ---- Canaries ------------------------------------------------------------------------------------------------------
 
 
+class Remembered(NamedTuple):
+    """How well models remember canaries, by the number of copies in the training set."""
+
+    method: str  # of the chosen model
+    z0: float  # of all models with noise
+    chosen: Memorisation  # how well it remembers canaries with the chosen number of copies
+    rows: Mapping[str, Sequence[Memorisation]]  # by method, for all numbers of copies
+
+
+def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Remembered:
+    """One of the measured models."""
+    noised = sorted({key[1] for key in grid if key[1] is not None})
+    require(method in METHODS, f"no canaries were hidden from {method!r}: choose {', '.join(METHODS)}")
+    known = ", ".join(f"{value:g}" for value in noised)
+    require(z0 in noised, f"z0 = {z0:g} was not measured: choose {known}, or run `edp-lab attack canaries --z0 {z0:g}`")
+    rows = {name: grid[name, None if name == "sgd" else z0] for name in METHODS}
+    counts = {row.repetitions: row for row in rows[method]}
+    require(repetitions in counts, f"{repetitions} repetitions were not measured: choose {', '.join(map(str, counts))}")
+    return Remembered(method, z0, counts[repetitions], rows)
+
+
 @panel("07")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
     """What models have stored of canaries; `result` is a `Remembered`."""
     return Panel(
         "What does it remember?",
         "How far up a hidden number ranks among ten thousand others.",
-        partial(compute.show_canaries, grid),
+        partial(show_canaries, grid),
         [(draw_exposure, "1 1 auto")],
-        lambda result: words.canaries(result, METHODS[result.method], compute.CANARIES),
+        lambda result: words.canaries(result, METHODS[result.method], CANARIES),
         lambda result, **_: canaries_command(result),
         tiles=tell_canaries,
         method=choice("method", method, {label: name for name, label in METHODS.items()}),
-        z0=number("noise multiplier z0", z0, compute.Z0S, unit="measured"),
-        repetitions=number("copies of a canary", repetitions, compute.REPETITIONS, unit="times"),
+        z0=number("noise multiplier z0", z0, Z0S, unit="measured"),
+        repetitions=number("copies of a canary", repetitions, REPETITIONS, unit="times"),
     )
 
 
@@ -223,7 +449,7 @@ def draw_exposure(result: Remembered) -> Figure:
 
 def canaries_command(result: Remembered) -> str:
     """The call of `edp-lab attack canaries` that measures this model."""
-    asked, counts = compute.CANARIES, ",".join(str(row.repetitions) for row in result.rows[result.method])
+    asked, counts = CANARIES, ",".join(str(row.repetitions) for row in result.rows[result.method])
     options = {"corpus": asked.corpus, "methods": result.method, "repetitions": counts, "epochs": asked.epochs}
     return text.command("attack canaries", {**options, "size": asked.size, "z0": result.z0, "seed": asked.seed})
 
@@ -231,11 +457,25 @@ def canaries_command(result: Remembered) -> str:
 # ---- Drawn once ----------------------------------------------------------------------------------------------------
 
 
+def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
+    """Made-up scores of members and of as many non-members, by attack.
+
+    The blunt attack scores every member 0.36 standard deviations higher; the sharp one knows one member in twenty for
+    certain and guesses about the others.
+    """
+    rng = np.random.default_rng([seed, 7])
+    known = np.where(np.arange(people) < round(people / 20), 10.0, 0.0)
+    return {
+        "blunt": (rng.normal(0.36, 1, people), rng.normal(0, 1, people)),
+        "sharp": (rng.normal(0, 1, people) + known, rng.normal(0, 1, people)),
+    }
+
+
 def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     """ROC curves of two attacks on linear axes and, to the right, on log axes."""
     traces: list[Trace] = []
     for (name, sides), (color, dash) in zip(attacks.items(), ((PLAIN, "solid"), (OTHER, "dash")), strict=True):
-        on: Trace = {"x": (curve := roc_curve(*sides)).fpr, "y": curve.tpr}
+        on: Trace = {"x": (curve := stats.roc(*sides)).fpr, "y": curve.tpr}
         traces += [line(name, color, dash, **on, showlegend=plot == 1, **fig.at(plot)) for plot in (1, 2)]
     diagonal = {"mode": "lines", "line": DOTTED, "x": [1e-3, 1], "y": [1e-3, 1], "showlegend": False}
     traces += [fig.trace("", diagonal, **fig.at(plot)) for plot in (1, 2)]
