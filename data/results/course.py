@@ -2,6 +2,7 @@
 
 python data/results/course.py tradeoff PATH          # tradeoff.json
 python data/results/course.py membership PATH        # course_membership.json
+python data/results/course.py private PATH           # course_private.json, which notebook 00 shows, too
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from edp_lab.attacks.lira import shadow_signals
 from edp_lab.attacks.loss import attack_loss
 from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
+from edp_lab.course.kit.private import Private
 from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
 from edp_lab.course.nb07_membership.panels import (
     CANARIES,
@@ -166,10 +168,24 @@ def rounded(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(item), parse_float=lambda digits: float(f"{float(digits):.5g}")) for item in items]
 
 
+# ---- course_private.json ---------------------------------------------------------------------------------------------
+
+
+def private(path: Path) -> None:
+    """Make the runs of notebooks 00 and 06 that the panels show before the reader's own."""
+    runs = []
+    for panel in (Private(epsilon=3.0, commands=45_000), Private(epsilon=8.0)):
+        panel.run(wait=True)
+        panel.check()
+        rows = [{"ser": row["ser"]} for row in panel.rows]
+        runs.append({"settings": panel.settings, "told": panel.outcome, "rows": rows})
+    write_kept(path, command(), runs=runs)
+
+
 def command() -> str:
     return f"python data/results/course.py {sys.argv[1]} PATH"
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"tradeoff": tradeoff, "membership": membership}[sys.argv[1]](Path(sys.argv[2]))
+    {"tradeoff": tradeoff, "membership": membership, "private": private}[sys.argv[1]](Path(sys.argv[2]))

@@ -15,12 +15,11 @@ import pytest
 
 import edp_lab
 import edp_lab.course.kit.exercises as check_module
-from edp_lab.course.kit import predictions
-from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.exercises import (
     Checks,
     Exercise,
     Mark,
+    Predictions,
     WrongAnswerError,
     close,
     exercises,
@@ -259,7 +258,7 @@ def test_a_known_slip_is_named_instead() -> None:
     assert close(2, 2, "x", slips={"never said.": 2}) is None
 
 
-# ---- Predictions are asked, kept between starts of a notebook, and settled against what the library says -------------
+# ---- Predictions are asked, and settled against what the library says ------------------------------------------------
 
 
 TOML = """
@@ -283,39 +282,28 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package.mkdir(parents=True)
     (package / "room.toml").write_text(TOML)
     monkeypatch.setattr(edp_lab, "__file__", str(tmp_path / "__init__.py"))
-    monkeypatch.chdir(tmp_path)
-
-
-def controls(predict: predictions.Predictions) -> list[Control]:
-    return [child for child in predict.children if isinstance(child, Control)]
 
 
 @pytest.mark.usefixtures("room")
-def test_what_was_said_is_kept_and_settled_with_a_sentence_for_the_wrong_answer() -> None:
-    predict = predictions.Predictions("77")
+def test_an_answer_is_settled_with_a_sentence_for_the_wrong_one() -> None:
+    predict = Predictions("77")
     assert "not said" in predict.settle(claimed="stays", ratio=8)
-    assert not Path(predictions.KEPT).exists()
-    claimed, ratio = controls(predict)
+    claimed, ratio = predict.controls.values()
     claimed.entered = 0
     ratio.entered = "many"
     assert ratio.error == "'many' is no number"
+    assert "✗ falls" in (table := predict.settle(claimed="stays", ratio=8))
+    assert "That is what holds." in table
+    assert "not said" in table
     ratio.entered = 6
-    again = predictions.Predictions("77")
-    assert again.answers == {"claimed": "falls", "ratio": 6.0}
-    assert [control.entered for control in controls(again)] == [0, 6]
-    told = again.settle(claimed="stays", ratio=8)
-    assert "✗ falls" in told
-    assert "That is what holds." in told
-    assert "✓ 6 times" in told  # within a factor of 1.5
-    assert "✗ 6 times" in again.settle(claimed="stays", ratio=9.1)
+    assert ratio.error == ""
+    assert "✓ 6 times" in predict.settle(claimed="stays", ratio=8)  # within a factor of 1.5
+    assert "✗ 6 times" in predict.settle(claimed="stays", ratio=9.1)
 
 
 @pytest.mark.usefixtures("room")
 def test_bad_use_is_one_sentence() -> None:
     with pytest.raises(UsageError, match="there is no notebook"):
-        predictions.Predictions("78")
+        Predictions("78")
     with pytest.raises(UsageError, match="settle claimed, ratio, not claimed"):
-        predictions.Predictions("77").settle(claimed="stays")
-    Path(predictions.KEPT).write_text("[")
-    with pytest.raises(UsageError, match=r"predictions\.json is damaged: delete it"):
-        predictions.Predictions("77")
+        Predictions("77").settle(claimed="stays")

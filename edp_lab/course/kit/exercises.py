@@ -1,10 +1,15 @@
-"""Exercises that check themselves: an answer is compared with the library, and what differs is said in words.
+"""What a notebook asks: exercises that it checks against the library, and predictions that it settles at the end.
 
     check = Checks("02", strict=STRICT, seed=seed)
-    check("clip", clip)       # a function that the student wrote, or a prediction
+    check("clip", clip)                             # a function that the student wrote, or an answer
     check.score()
 
-The exercises of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`.
+    predict = Predictions("02")                     # buttons and boxes
+    predict.settle(claimed="stays", ratio=2.8)      # the truth, by question, computed in the call
+
+The checks of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`. The ``room.toml`` beside them has all
+texts. A prediction has ``ask``, ``why`` (one sentence for the end), and ``options`` or, for a number, ``unit`` and
+``within``, the factor by which a guess may miss. ``wrong`` may have a sentence for an option.
 """
 
 from __future__ import annotations
@@ -17,12 +22,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import ipywidgets as widgets
 import numpy as np
 
 import edp_lab
+from edp_lab.course.kit.controls import Control
+from edp_lab.course.kit.panel import Told
+from edp_lab.course.kit.text import Html, digits, html_table
+from edp_lab.course.kit.theme import Fit
 from edp_lab.errors import UsageError
 
 STATUSES = ("solved", "wrong", "open")
@@ -185,7 +194,7 @@ def close(
     *,
     rtol: float = 1e-6,
     atol: float = 1e-9,
-    slips: Mapping[str, Any] = MappingProxyType({}),
+    slips: Mapping[str, Any] | None = None,
 ) -> str | None:
     """None where two arrays or numbers agree; else a sentence that says where they first differ.
 
@@ -196,7 +205,7 @@ def close(
     wrong = mine.shape != theirs.shape or ~np.isclose(mine, theirs, rtol=rtol, atol=atol)
     if not np.any(wrong):
         return None
-    for sentence, value in slips.items():
+    for sentence, value in (slips or {}).items():
         if mine.shape == np.shape(value) and np.allclose(mine, value, rtol=1e-4, atol=1e-12):
             return sentence
     if mine.shape != theirs.shape:
@@ -269,3 +278,65 @@ def chosen(
         if prediction[question] != option:
             return f"{question}: {told.format(prediction[question])}."
     return None
+
+
+# ---- Predictions -----------------------------------------------------------------------------------------------------
+
+
+class Predictions(widgets.VBox):
+    """The questions of a notebook ("03"). UsageError: there is no such notebook.
+
+    Attributes:
+        controls: by question.
+    """
+
+    def __init__(self, notebook: str) -> None:
+        self._questions = texts(room(notebook), "predictions")
+        self.controls = {name: _question_control(question) for name, question in self._questions.items()}
+        asked = [Told(question["ask"]) for question in self._questions.values()]
+        pairs = zip(asked, self.controls.values(), strict=True)
+        super().__init__([Fit(), *(widget for pair in pairs for widget in pair)])
+        self.add_class("edp-panel").add_class("edp-predictions")
+
+    def settle(self, **truths: Any) -> Html:
+        """A table: the question, the reader's answer, the truth, and why.
+
+        Args:
+            truths: by question, the right option or number.
+
+        UsageError: a question has no truth, or a truth has no question.
+        """
+        if truths.keys() != self._questions.keys():
+            raise UsageError(f"settle {', '.join(self._questions)}, not {', '.join(truths) or 'nothing'}")
+        rows = [("", "you said", "it is", "")]
+        for name, question in self._questions.items():
+            control, truth = self.controls[name], truths[name]
+            answer = None if control.error or control.entered in (None, "") else control.value
+            right = answer is not None and _right(answer, truth, question.get("within", 1.0))
+            why = question["why"] if right else question.get("wrong", {}).get(str(answer), question["why"])
+            mark = "" if answer is None else "✓ " if right else "✗ "
+            unit = f" {question['unit']}" if "unit" in question else ""
+            shown = "not said" if answer is None else answer
+            mine, fact = (one if isinstance(one, str) else digits(one) + unit for one in (shown, truth))
+            rows.append((question["ask"], mark + mine, fact, why))
+        return html_table(rows)
+
+
+def _question_control(question: Mapping[str, Any]) -> Control:
+    """Buttons for the options, or a box for a number, which says if something else is typed."""
+    if options := question.get("options"):
+        return Control("choice", "I say", None, options=[(option, option) for option in options])
+    box = Control("number", f"I say ({question['unit']})" if "unit" in question else "I say", "")
+
+    def check(_: object) -> None:
+        typed = box.entered
+        box.error = f"{typed!r} is no number" if typed and isinstance(typed, str) else ""
+
+    box.observe(check, "entered")
+    return box
+
+
+def _right(answer: Any, truth: Any, within: float) -> bool:
+    if isinstance(truth, str) or not (truth and answer) or (answer < 0) != (truth < 0):
+        return bool(answer == truth)
+    return bool(1 / within <= answer / truth <= within)
