@@ -27,15 +27,7 @@ from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.kit.private import Private
 from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
-from edp_lab.course.nb07_membership.panels import (
-    CANARIES,
-    METHODS,
-    REPETITIONS,
-    Z0S,
-    Moments,
-    kept_lira,
-    target_config,
-)
+from edp_lab.course.nb07_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config
 from edp_lab.reproduce.results_io import changed_settings, write_kept
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.inference import evaluate_model

@@ -296,8 +296,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("03 promise", [{}, {"micro_batch_size": 1}], 0, "holds", lambda r: r.epsilon[PRINTED]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 1, "holds", lambda r: r.epsilon[SOUND_VARIANT]),
-    ("09 noise", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.epsilon_claimed),
-    ("09 noise", [{"variant": SOUND}], 0, "holds", lambda r: r.guarantee.epsilon),
     ("06 ladder", [{}, LADDER], 0, "holds", lambda r: r.chosen.epsilon),
     ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.epsilon_claimed),
     ("04 bill", [{"variant": SOUND}], 0, "holds", lambda r: r.guarantee.epsilon),

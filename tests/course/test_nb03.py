@@ -14,12 +14,7 @@ from scipy.stats import norm
 
 from edp_lab.course.nb03_edp_sgd import panels
 from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED, SOUND, GradientHistory, decayed, promise, stages
-from edp_lab.privacy import (
-    Mechanism,
-    claimed_epsilon,
-    gdp_epsilon,
-    true_epsilon,
-)
+from edp_lab.privacy import Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
 from tests.course.conftest import prediction

@@ -1,5 +1,7 @@
-"""Notebook 09: noise of N devices is the trainer's, real processes are started, what was not measured says so, and what
-students get wrong is found. What holds for all panels is in `test_contract`."""
+"""Notebook 09: real processes are started, what was not measured says so, and what students get wrong is found.
+
+What holds for all panels is in `test_contract`.
+"""
 
 import math
 import re
@@ -16,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.controls import AS_PRINTED, SOUND
 from edp_lab.course.nb09_devices import panels
-from edp_lab.course.nb09_devices.panels import DeviceNoise, device_noise, extrapolate, ring_bytes, shares
+from edp_lab.course.nb09_devices.panels import extrapolate, ring_bytes, shares
 from edp_lab.reproduce.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.trainer import Trainer
@@ -26,25 +27,6 @@ from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NOISE: dict[str, Any] = {
-    "variant": AS_PRINTED, "num_devices": 8, "clip_norm": 1.0, "z0": 1.0, "epochs": 10, "parameters": 300_000
-}  # fmt: skip
-
-
-def noise(**change: Any) -> DeviceNoise:
-    return device_noise(**{**NOISE, **change})
-
-
-@pytest.mark.parametrize("variant", [AS_PRINTED, SOUND])
-@pytest.mark.parametrize("num_devices", [1, 8, 32])
-def test_drawn_noise_has_the_deviation_that_is_said(variant: str, num_devices: int) -> None:
-    result = noise(variant=variant, num_devices=num_devices, clip_norm=0.5, z0=2.0)
-    on_mean, near = result.on_mean[result.here], pytest.approx(1, abs=0.06)
-    assert on_mean == result.mechanism.noise_std(0) / num_devices
-    assert result.aggregate.std() / on_mean == near
-    assert result.per_device.std() / on_mean == near
-    assert result.same.std() / (on_mean * math.sqrt(num_devices)) == near  # nothing cancels
-    assert abs(np.corrcoef(result.aggregate, result.per_device)[0, 1]) < 0.1
 
 
 @given(st.integers(1, 10**9), st.integers(1, 1000))
@@ -54,18 +36,8 @@ def test_ring_sends_less_than_twice_the_gradient(parameters: int, count: int) ->
     assert (sent == 0) == (count == 1)
 
 
-def test_small_model_has_the_parameters_that_are_said() -> None:
-    corpus = load_corpus("smart-home")
-    run = Trainer(TrainConfig("smart-home", size="small"), corpus, split(corpus, 0))
-    assert run.layout.size == panels.SMALL
-
-
-def above() -> Any:
-    return panels.noise(1.0, 1.0, 8, 10)
-
-
 def test_command_makes_this_very_run(trained: Any) -> None:
-    config = panels.Processes(above(), TrainConfig("smart-home", size="small", processes=2)).prepare()
+    config = panels.Processes(TrainConfig("smart-home", size="small", processes=2)).prepare()
     make, run = panels.run_command(config).splitlines()
     assert make == "edp-lab data make smart-home --utterances 600 --out little.jsonl"
     assert trained(run) == replace(config, corpus="little.jsonl")
@@ -73,14 +45,9 @@ def test_command_makes_this_very_run(trained: Any) -> None:
     assert shlex.split(run)[-1] != shlex.split(other)[-1]  # another setting, another folder
 
 
-def test_panel_takes_the_sliders_values_and_refuses_more_processes_than_devices() -> None:
-    sliders = above()
-    panel = panels.Processes(sliders, TrainConfig("smart-home", size="small", noise="per-device", seed=5))
-    sliders.set(variant=SOUND, num_devices=4, z0=0.3, clip_norm=2.0)
-    config = panel.prepare()
-    assert (config.as_printed, config.num_devices, config.z0, config.clip_norm) == (False, 4, 0.3, 2.0)
-    assert (config.noise, config.seed, config.processes) == ("per-device", 5, 1)
-    panel.processes.value = 16
+def test_panel_refuses_more_processes_than_devices() -> None:
+    panel = panels.Processes(TrainConfig("smart-home", size="small", noise="per-device", num_devices=4, seed=5))
+    panel.inputs["processes"].value = 16
     panel.run(wait=True)
     assert "16 processes for 4 devices: some would idle" in panel.error_box.value
     assert panel.runs == []
@@ -142,10 +109,10 @@ def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureF
 
 
 def test_two_ranks_train_the_model_of_one() -> None:
-    little = TrainConfig("smart-home", size="small", precision="float64", noise="per-device", epochs=1)
-    real = panels.Processes(panels.noise(0.5, 0.8, 4, 10), little)
+    four = {"as_printed": True, "clip_norm": 0.5, "z0": 0.8, "num_devices": 4, "noise": "per-device"}
+    real = panels.Processes(TrainConfig("smart-home", size="small", precision="float64", epochs=1, **four))
     for count in (1, 2):
-        real.processes.value = count
+        real.inputs["processes"].value = count
         real.run(wait=True)
         real.check()
     assert [run.record["devices"] for run in real.runs] == [

@@ -1,6 +1,5 @@
-"""The panels of ``09_many_gpus.ipynb``: noise of N devices, real processes, what N devices would give.
+"""The panels of ``09_many_gpus.ipynb``: real processes, Table 2, what N devices would give.
 
-    noise = device_noise(AS_PRINTED, num_devices=8, clip_norm=1.0, z0=1.0, epochs=1, parameters=300_000)
     run = little_run(config)                                  # trains; starts `config.processes` real processes
     scaled = extrapolate("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
 
@@ -27,148 +26,23 @@ from numpy.typing import NDArray
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import (
-    AS_PRINTED,
-    DELTA,
-    DEVICES,
-    SOUND,
-    Array,
-    check_whole,
-    choice,
-    decades,
-    devices,
-    mechanism_of,
-    number,
-    require,
-)
-from edp_lab.course.kit.figure import Figure, axis, figure, line, log_axis, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, epsilons, panel
-from edp_lab.course.kit.text import Html, Words, account_of, count, duration, percent, short, train_command
+from edp_lab.course.kit.controls import DEVICES, Array, check_whole, choice, decades, devices, number, require, variant
+from edp_lab.course.kit.figure import Figure, axis, figure, line, points
+from edp_lab.course.kit.panel import Panel, RunPanel, Tile, panel
+from edp_lab.course.kit.text import Html, Words, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
+from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.models import load_model
-from edp_lab.privacy import Guarantee, Mechanism, judge
-from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
 from edp_lab.reproduce.results_io import RESULTS, rows
 from edp_lab.training import StepDone, TrainConfig, train
-from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.run_folder import MODEL
 from edp_lab.training.trainer import Event
 
 Row = dict[str, Any]  # of the benchmark of steps
 
-DRAWS = 4000  # coordinates of which noise is drawn
 FLOAT32 = 4  # bytes
 LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
-
-
-# ---- The noise of N devices ----------------------------------------------------------------------------------------
-
-
-class DeviceNoise(NamedTuple):
-    """One step's noise on the mean over N devices, and what the run costs."""
-
-    mechanism: Mechanism
-    parameters: int
-    aggregate: Array  # (4000,), drawn once for the sum
-    per_device: Array  # (4000,), as the mean of N devices' own draws
-    same: Array  # (4000,), if all devices draw the same numbers, each at the deviation that is meant for its own
-    counts: NDArray[np.int64]  # (K,), numbers of devices
-    here: int  # where N is among them
-    on_mean: Array  # (K,), deviation of the noise on the mean
-    wanted: Array  # (K,), z0 times what an utterance moves the mean by
-    guarantee: Guarantee  # of the run on N devices
-
-
-def device_noise(
-    variant: str, num_devices: int, clip_norm: float, z0: float, epochs: int, parameters: int
-) -> DeviceNoise:
-    """Draw the noise of the first step, as the library's trainer would, and bill `epochs` epochs without decay."""
-    check_whole("number of epochs", epochs, 1, 1000)
-    check_whole("number of parameters", parameters, 1, 10**12)
-    mechanism = mechanism_of(variant, clip_norm, z0, "none", 0.0, num_devices)
-    counts = np.unique([*DEVICES, num_devices])
-    settings = [mechanism_of(variant, clip_norm, z0, "none", 0.0, int(count)) for count in counts]
-    on_mean, key = mechanism.noise_std(0) / num_devices, key_from_seed(0)
-    kinds = ("aggregate", "per-device", "shared")
-    once, own, same = (standard_noise(key, 0, DRAWS, Share(kind, num_devices)).numpy() for kind in kinds)
-
-    drawn = on_mean * once, on_mean * own, mechanism.device_noise_std(0) * same
-    return DeviceNoise(
-        *(mechanism, parameters, *drawn, counts, counts.tolist().index(num_devices)),
-        on_mean=np.array([one.noise_std(0) / one.num_devices for one in settings]),
-        wanted=np.array([one.z0 * one.sensitivity() / one.num_devices for one in settings]),
-        guarantee=judge(mechanism, epochs, DELTA, seed_published=False),
-    )
-
-
-def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
-    """What each device sends in one ring all-reduce of a float32 gradient, 2 (N - 1) / N of it; for one N or many."""
-    return 2 * (devices - 1) / devices * FLOAT32 * parameters
-
-
-@panel("09")
-def noise(C: float, z0: float, num_devices: int, epochs: int) -> Panel:
-    """What N devices add and send: `result` is a `DeviceNoise`."""
-    return Panel(
-        "N devices, one noise",
-        "The noise on the mean gradient when one device draws it or N do, and how it depends on N.",
-        device_noise,
-        [draw_drawn, draw_devices],
-        words.noise,
-        lambda result, **_: account_of(result.mechanism, epochs=result.guarantee.epochs, delta=result.guarantee.delta),
-        tiles=tell_noise,
-        variant=choice("variant", AS_PRINTED, (AS_PRINTED, SOUND)),
-        num_devices=devices(num_devices),
-        clip_norm=number("clip norm C", C, decades(-2, 2), unit="gradient norm"),
-        z0=number("noise multiplier z0", z0, decades(-3, 1)),
-        parameters=choice("model", SMALL, MODELS),
-        epochs=number("length of the run", epochs, range(1, 41), unit="epochs", rare=True),
-    )
-
-
-def tell_noise(result: DeviceNoise) -> tuple[Tile, Tile, str]:
-    """Both epsilons, and what is left of the noise that each device adds."""
-    m = result.mechanism
-    each, mean = d(m.device_noise_std(0)), d(m.noise_std(0) / m.num_devices)
-    told = f"Each device adds noise of deviation {each}; averaged over {m.num_devices}, {mean} is left."
-    if m.num_devices == 1:
-        told = f"The only device adds noise of deviation {each}, and all of it stays."
-    return *epsilons(result.guarantee), told
-
-
-def draw_drawn(result: DeviceNoise) -> Figure:
-    """Histograms of the noise on the mean, drawn in three ways."""
-    draws = result.aggregate, result.per_device, result.same
-    reach = 3.5 * max(float(draw.std()) for draw in draws) or 1.0
-    edges = np.linspace(-reach, reach, 61)
-    stairs: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "line": {"shape": "hvh"}}
-    once, own, same = (np.histogram(draw, edges)[0] for draw in draws)
-    return figure(
-        "Noise on the mean",
-        line("one draw for the sum", PLAIN, y=once, **stairs),
-        line("each device draws", HOLDS, "dash", width=3, y=own, **stairs),
-        line("all draw the same", PRINTED, "dot", y=same, **stairs),
-        hover="%{x:.3g}: %{y} coordinates",
-        xaxis=axis("noise on one coordinate", [-reach, reach]),
-        yaxis=axis(f"coordinates (of {result.aggregate.size:,})", rangemode="tozero"),
-    )
-
-
-def draw_devices(result: DeviceNoise) -> Figure:
-    """The deviation of the noise on the mean by N, as z0 promises it and as it is added. Log scales."""
-    wanted, added = map(positive, (result.wanted, result.on_mean))
-    on: dict[str, Any] = {"x": result.counts, "hover": "N = %{x}: %{y:.3g}"}
-    chosen: dict[str, Any] = {"x": result.counts[[result.here]], "y": [added[result.here]], "hoverinfo": "skip"}
-    return figure(
-        "Promised and added, by N",
-        line("as z0 promises", CLAIMED, "dash", symbol="square-open", size=9, y=wanted, **on),
-        line("added", HOLDS, symbol="circle", y=added, **on),
-        fig.ring(13, **chosen),
-        xaxis=axis("devices N", [-0.08, math.log10(max(32, *result.counts)) + 0.08], **OCTAVES),
-        yaxis=log_axis("deviation of the noise", [*wanted, *added], margin=0.05),
-    )
 
 
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
@@ -212,27 +86,29 @@ def difference(one: LittleRun, other: LittleRun) -> float:
 
 @panel("09")
 class Processes(RunPanel):
-    """A real run with the noise panel's values, its devices on one process or on several; only Run starts any work."""
+    """A real run, its devices on one process or on several; only Run starts any work."""
 
-    def __init__(self, settings: Panel, start: TrainConfig) -> None:
-        self._settings, self._start = settings, start
+    def __init__(self, start: TrainConfig) -> None:
+        self._start = start
         self.runs: list[LittleRun] = []  # all that were made, oldest first
-        self.epochs, self.processes = number("epochs", start.epochs), number("processes", start.processes)
-        self.noise = choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"})
+        self.inputs = {
+            "processes": number("processes", start.processes),
+            "num_devices": number("GPUs N", start.num_devices),
+            "as_printed": variant(start.as_printed),
+            "noise": choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"}),
+            "epochs": number("epochs", start.epochs),
+        }
         super().__init__(
             "Run on real processes",
             "The loss of every step of a real training run whose N devices live on one process or on several.",
-            [self.processes, self.epochs, self.noise],
+            [*self.inputs.values()],
             [draw_losses([])],
         )
         self.run_button.description = "Run on real processes"
         self.run_button.layout.width = "13rem"
 
     def prepare(self) -> TrainConfig:
-        above = self._settings.values
-        shared = {name: above[name] for name in ("clip_norm", "z0", "num_devices")}
-        own = {"epochs": self.epochs.value, "processes": self.processes.value, "noise": self.noise.value}
-        return replace(self._start, as_printed=above["variant"] == AS_PRINTED, **shared, **own)
+        return replace(self._start, **{name: control.value for name, control in self.inputs.items()})
 
     def work(self, config: TrainConfig) -> None:
         losses: list[float] = []
@@ -349,6 +225,11 @@ def two_processes_text() -> str:
 
 
 # ---- What N devices would give -------------------------------------------------------------------------------------
+
+
+def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
+    """What each device sends in one ring all-reduce of a float32 gradient, 2 (N - 1) / N of it; for one N or many."""
+    return 2 * (devices - 1) / devices * FLOAT32 * parameters
 
 
 class Shares(NamedTuple):
@@ -496,10 +377,8 @@ def scaling_command(result: Scaling, **values: Any) -> str:
     return f"{result.shares.command}\n{text.python(extrapolate, **values)}"
 
 
-# ---- The room's models, methods and templates -----------------------------------------------------------------------
+# ---- The room's methods and templates -----------------------------------------------------------------------
 
-SMALL = 298_131  # parameters of the small CLC on smart-home
-MODELS = {"small CLC": SMALL, **{m.upper(): shares(m).parameters for m in ("clc", "bert")}}
 METHODS = {
     "sgd": "SGD",
     "edp-sgd": "eDP-SGD",
