@@ -187,14 +187,9 @@ class Frame(widgets.VBox):
                 raise error
 
 
-def controls_of(controls: Sequence[widgets.Widget]) -> widgets.Box:
-    """Controls in as many columns as there is room for."""
-    return widgets.Box(controls).add_class("edp-controls")
-
-
-def side_by_side(*children: widgets.Widget) -> widgets.Box:
-    """A row that breaks into a column where the window is narrow."""
-    return widgets.Box(children).add_class("edp-row")
+def box(css: str, *children: widgets.Widget) -> widgets.Box:
+    """A row that breaks where the window is narrow."""
+    return widgets.Box(children).add_class(css)
 
 
 class Panel(Frame):
@@ -248,12 +243,12 @@ class Panel(Frame):
         for control in controls.values():
             control.observe(self._changed, "entered")
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
-        below = [side_by_side(*frames), self.words, self.command]
+        below = [box("edp-row", *frames), self.words, self.command]
         super().__init__(title, looking_at, [self._inputs(), self.tiles], below)
 
     def _inputs(self) -> widgets.Box:
         """The controls; rare ones wait behind "more"."""
-        rare = controls_of([control for control in self.controls.values() if control.rare])
+        rare = box("edp-controls", *(control for control in self.controls.values() if control.rare))
         rare.layout.display = "none"
         more = widgets.Button(description="more", tooltip="controls that one seldom needs").add_class("edp-quiet")
         reset = widgets.Button(description="reset", tooltip="back to the values this panel started with")
@@ -266,7 +261,7 @@ class Panel(Frame):
         more.on_click(toggle)
         buttons = widgets.HBox([reset.add_class("edp-quiet"), *([more] if rare.children else [])])
         usual = [control for control in self.controls.values() if not control.rare]
-        return widgets.VBox([controls_of([*usual, buttons.add_class("edp-buttons")]), rare])
+        return widgets.VBox([box("edp-controls", *usual, buttons.add_class("edp-buttons")), rare])
 
     @property
     def values(self) -> dict[str, Any]:
@@ -364,14 +359,13 @@ class Runs(Frame):
         """Move the bar to `done` of `of` and say what is going on."""
         self.bar.max, self.bar.value, self.state.value = of, done, text
 
-    def progress_of(self, event: Event, after: str = "") -> None:
-        """As `progress`, by the steps that a training run reports; at the last one say what comes `after`."""
+    def progress_of(self, event: Event) -> None:
+        """As `progress`, by the steps that a training run reports."""
         from edp_lab.training import StepDone
 
         if isinstance(event, StepDone):
             done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
-            epoch = f"epoch {event.epoch + 1} of {event.epochs}"
-            self.progress(done, of, after if after and done == of else epoch)
+            self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}")
 
     def run(self, wait: bool = False) -> None:
         """Start in the background; `wait` returns at the end. Bad settings go to the error box."""
@@ -402,16 +396,14 @@ class Runs(Frame):
             raise
 
     def _guarded(self, task: Any) -> None:
-        try:
-            with self.guard():
-                try:
-                    self.work(task)
-                except StoppedError as stopped:
-                    if str(stopped):
-                        self.words.value = str(stopped)
-        finally:
-            self.state.value = "stopped" if self.stopping else "done"
-            self.run_button.disabled, self.stop_button.disabled = False, True
+        with self.guard():
+            try:
+                self.work(task)
+            except StoppedError as stopped:
+                if str(stopped):
+                    self.words.value = str(stopped)
+        self.state.value = "stopped" if self.stopping else "done"
+        self.run_button.disabled, self.stop_button.disabled = False, True
 
 
 class RunPanel(Runs):
@@ -433,8 +425,8 @@ class RunPanel(Runs):
         pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
         self.tiles, self.words = Tiles(), Told()
         self.command = Fold(summary="The last run as a command", code=True)
-        above = [controls_of(inputs), self.tiles]
-        super().__init__(title, looking_at, above, [side_by_side(*pictures), self.words, self.command])
+        above = [box("edp-controls", *inputs), self.tiles]
+        super().__init__(title, looking_at, above, [box("edp-row", *pictures), self.words, self.command])
 
 
 # ---- The registry ---------------------------------------------------------------------------------------------------

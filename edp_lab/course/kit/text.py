@@ -194,23 +194,13 @@ def options_of(settings: Any, defaults: Any, always: Collection[str]) -> Iterato
                 yield ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def command(name: str, options: Mapping[str, Any], *flags: str, precision: int | None = None) -> str:
-    """A call of ``edp-lab NAME``: `flags`, then `options`, of which None is left out.
-
-    Args:
-        precision: digits of numbers that are not whole; None: all.
-    """
+def command(name: str, options: Mapping[str, Any], *flags: str) -> str:
+    """A call of ``edp-lab NAME``: `flags`, then `options`, of which None is left out; numbers with 12 digits."""
     words = ["edp-lab", *name.split(), *flags]
     for option, value in options.items():
         if value is not None:
-            told = f"{value:.{precision}g}" if precision and isinstance(value, float) else str(value)
-            words += [flag_of(option), told]
+            words += [flag_of(option), f"{value:.12g}" if isinstance(value, float) else str(value)]
     return shlex.join(words)
-
-
-def account_command(options: Mapping[str, Any], *flags: str, precision: int = 6) -> str:
-    """A call of ``edp-lab account``, see `command`."""
-    return command("account", options, *flags, precision=precision)
 
 
 def account_of(mechanism: Mechanism, **options: Any) -> str:
@@ -226,7 +216,7 @@ def account_of(mechanism: Mechanism, **options: Any) -> str:
         options["sampling-rate"] = m.sampling_rate
     if m.alpha is not Alpha.NONE:
         options["alpha-source"] = m.alpha
-    return account_command(options, *printed, precision=12)
+    return command("account", options, *printed)
 
 
 def step_command(result: StepAudit, **_: Any) -> str:
@@ -237,7 +227,7 @@ def step_command(result: StepAudit, **_: Any) -> str:
         options["alpha-max"] = m.alpha_max
     options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}
     printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
-    return command("audit mechanism", options, *printed, precision=12)
+    return command("audit mechanism", options, *printed)
 
 
 def python(function: Callable[..., object], *arguments: object, do: str = "print({})", **values: object) -> str:

@@ -12,7 +12,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import decades, number, seed_of
 from edp_lab.course.kit.figure import Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Html, Words, account_command, at_most, count, percent, short
+from edp_lab.course.kit.text import Html, Words, at_most, command, count, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb01_coins import compute
@@ -135,7 +135,7 @@ def tell_delta(result: compute.GaussianCount) -> tuple[Tile, Tile, str]:
 def _account(noise_multiplier: float, releases: int, delta: float) -> str:
     """The command whose "what holds" is the epsilon of so many Gaussian releases; "" for a delta it refuses."""
     options = {"z0": noise_multiplier, "epochs": releases, "delta": delta}
-    return account_command(options) if 0 < delta < 1 else ""
+    return command("account", options) if 0 < delta < 1 else ""
 
 
 def draw_delta(result: compute.GaussianCount) -> Figure:

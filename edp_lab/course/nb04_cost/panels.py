@@ -13,7 +13,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import AS_PRINTED, VARIANTS, choice, decades, decay_of, delta_of, devices, number
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, positive
 from edp_lab.course.kit.panel import Panel, Tile, claimed, epsilons, holds, panel
-from edp_lab.course.kit.text import Words, account_command, account_of, at_least, at_most, count, digits, percent, short
+from edp_lab.course.kit.text import Words, account_of, at_least, at_most, command, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.course.nb04_cost import compute
 from edp_lab.course.nb04_cost.compute import Behind, Loss, RunBill, Sampled
@@ -22,7 +22,7 @@ from edp_lab.reproduce.printed import TABLE_1, Z0_RANGE
 
 words = Words(__file__, z0_range=Z0_RANGE, table1=compute.table1)
 figure = partial(fig.figure, height=360)
-_account = partial(account_command, precision=12)
+_account = partial(command, "account")
 
 
 # ---- The bill of a run, and noise for a target ---------------------------------------------------------------------
