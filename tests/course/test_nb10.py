@@ -129,15 +129,16 @@ def test_command_makes_this_very_run(settings: ThreePhaseSettings, given_to: Any
 def test_sliders_move_the_bill_and_a_run_is_paid_for(sketch: Sketch) -> None:
     start = replace(THESIS, instructors=2, labels=100)
     panel = panels.Pipeline(sketch, start)
-    panel.inputs["vote_epsilon"].value = 5.0
-    assert panel.bill.settings == panel.prepare() == replace(start, vote_epsilon=5.0)
-    panel.inputs["vote_epsilon"].value = start.vote_epsilon
+    panel.set(vote_epsilon=5.0)
+    assert panel.result.settings == panel.prepare() == replace(start, vote_epsilon=5.0)
+    panel.reset()
     panel.run(wait=True)
     panel.check()
-    assert panel.record.digest == run_three_phase(start, sketch.images).digest
+    [record] = panel.runs
+    assert record.digest == run_three_phase(start, sketch.images).digest
     _, runs = drawn(panel)
-    assert (list(runs.data[1].x), panel.command.value) == ([panel.record.privacy.epsilon], panels.command(start))
-    assert panel.tiles.tiles[1][1] == at_most(panel.record.privacy.epsilon)
+    assert (list(runs.data[1].x), panel.command.value) == ([record.privacy.epsilon], panels.command(start))
+    assert panel.tiles.tiles[1][1] == at_most(record.privacy.epsilon)
 
 
 def noisy(noise: Callable[[np.random.Generator, float, int], Any]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel
+from edp_lab.course.kit.panel import Panel, Runs, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
@@ -437,64 +437,52 @@ _composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)
 
 
 @panel("10")
-class Pipeline(RunPanel):
-    """What labels cost and teach, by linear models that follow the controls; Run does the same with networks."""
+class Pipeline(Panel, Runs):
+    """What labels cost and teach, by linear models that follow the controls; Run does the same with networks.
+
+    Attributes:
+        result: a `LabelBill`.
+        runs: all that came to their end.
+    """
 
     def __init__(self, sketch: Sketch, start: ThreePhaseSettings) -> None:
         self._sketch, self._start = sketch, start
-        self.runs: list[ThreePhaseRecord] = []  # all that came to their end
+        self.runs: list[ThreePhaseRecord] = []
         spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
-        self.inputs = self.controls = {
-            "labels": number("labels spent", start.labels or sketch.public, spent, unit="public images"),
-            **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
-            "understudy_method": choice("understudy", start.understudy_method, {"Adam": "adam", "DP-Adam": "dp-adam"}),
-        }
-        self.bill = spend_labels(sketch, start)
         super().__init__(
             "Phase III: an understudy learns from labels",
             "What all labels cost together, and how well a model does that learns from nothing else.",
-            [*self.inputs.values()],
-            [draw_bill(self.bill), draw_runs([], self.bill)],
+            lambda **values: spend_labels(sketch, replace(start, **values)),
+            [draw_bill, lambda bill: draw_runs(self.runs, bill)],
+            lambda bill: words.pipeline(bill, self._run_of(bill)),
+            lambda bill, **_: command(bill.settings),
+            tiles=lambda bill: tell_run(run) if (run := self._run_of(bill)) else tell_labels(bill),
+            labels=number("labels spent", start.labels or sketch.public, spent, unit="public images"),
+            **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
+            understudy_method=choice("understudy", start.understudy_method, {"Adam": "adam", "DP-Adam": "dp-adam"}),
         )
-        self._show()
-        for control in self.inputs.values():
-            control.observe(self._changed, "entered")
 
-    @property
-    def record(self) -> ThreePhaseRecord | None:
-        """The last run that came to its end."""
-        return self.runs[-1] if self.runs else None
+    def _run_of(self, bill: LabelBill) -> ThreePhaseRecord | None:
+        """The last run with these settings."""
+        return next((run for run in reversed(self.runs) if run.settings == bill.settings), None)
 
     def prepare(self) -> ThreePhaseSettings:
-        return replace(self._start, **{name: control.value for name, control in self.inputs.items()})
-
-    def _changed(self, change: Mapping[str, Any]) -> None:
-        with self.guard(change["owner"]):
-            self.bill = spend_labels(self._sketch, self.prepare())
-            self._show()
-
-    def _show(self, record: ThreePhaseRecord | None = None) -> None:
-        """The bill of the labels as the controls stand, and what a run that has just ended adds to it."""
-        self.figures[0].show(draw_bill(self.bill))
-        self.figures[1].show(draw_runs(self.runs, self.bill))
-        self.tiles.show(*(tell_run(record) if record else tell_labels(self.bill)))
-        self.words.value = words.pipeline(self.bill, record, len(self.runs))
-        self.command.value = command(self.bill.settings)
+        return replace(self._start, **self.values)
 
     def work(self, settings: ThreePhaseSettings) -> None:
         from edp_lab.three_phase import phases  # brings torch, which only networks need
 
-        self.bill = spend_labels(self._sketch, settings)
-        self._show()
         self.bar.max, self.bar.value = settings.instructors + 3, 0
 
         def listen(event: Event) -> None:
-            self.heed_stop("Stopped before an understudy was ready: nothing released, nothing to pay.")
+            if self.stopping:
+                self.tiles.sentence = "Stopped before an understudy was ready: nothing released, nothing to pay."
+            self.heed_stop()
             self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
             self.bar.value += event.epoch == event.epochs
 
         self.runs.append(phases.run_three_phase(settings, self._sketch.images, listen))
-        self._show(self.record)
+        self.set()
 
 
 def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
