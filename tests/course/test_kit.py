@@ -102,7 +102,7 @@ class Stopping(RunPanel):
 
 
 def test_what_a_run_has_said_stays_as_it_is_where_the_next_is_stopped() -> None:
-    panel = Stopping("Stop", "It stops.")
+    panel = Stopping("Stop", "It stops.", [])
     for state in ("done", "stopped"):
         panel.run(wait=True)
         assert (panel.words.value, panel.state.value) == ("<p>It ran.</p>", state)

@@ -42,12 +42,12 @@ def test_command_makes_this_very_run(trained: Any) -> None:
     assert make == "edp-lab data make smart-home --utterances 600 --out little.jsonl"
     assert trained(run) == replace(config, corpus="little.jsonl")
     other = panels.run_command(replace(config, processes=1)).splitlines()[1]
-    assert shlex.split(run)[-1] != shlex.split(other)[-1]  # another setting, another folder
+    assert shlex.split(run)[-1] != shlex.split(other)[-1]  # other processes, another folder
 
 
 def test_panel_refuses_more_processes_than_devices() -> None:
     panel = panels.Processes(TrainConfig("smart-home", size="small", noise="per-device", num_devices=4, seed=5))
-    panel.inputs["processes"].value = 16
+    panel.controls["processes"].value = 16
     panel.run(wait=True)
     assert "16 processes for 4 devices: some would idle" in panel.error_box.value
     assert panel.runs == []
@@ -112,7 +112,7 @@ def test_two_ranks_train_the_model_of_one() -> None:
     four = {"as_printed": True, "clip_norm": 0.5, "z0": 0.8, "num_devices": 4, "noise": "per-device"}
     real = panels.Processes(TrainConfig("smart-home", size="small", precision="float64", epochs=1, **four))
     for count in (1, 2):
-        real.inputs["processes"].value = count
+        real.controls["processes"].value = count
         real.run(wait=True)
         real.check()
     assert [run.record["devices"] for run in real.runs] == [

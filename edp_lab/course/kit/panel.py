@@ -138,8 +138,12 @@ class Frame(widgets.VBox):
     Attributes:
         errors: every error that a callback of this panel raised, bad input included, oldest first.
         title: as text.
+        controls: by name.
         tiles, words, command: the read-outs; of words and command the `.value`.
     """
+
+    controls: Mapping[str, Control]
+    words: Told | Fold
 
     def __init__(
         self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
@@ -171,8 +175,9 @@ class Frame(widgets.VBox):
         self.error_box.value = Html('<span role="alert">{}</span>').format(told) if told and not culprit else ""
         (self.add_class if told else self.remove_class)("edp-stale")
 
-    controls: Mapping[str, Control] = {}
-    words: Told | Fold
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self.controls.items()}
 
     def _in_its_words(self, told: str) -> str:
         """The library's sentence with this panel's names in place of the command line's."""
@@ -262,10 +267,6 @@ class Panel(Frame):
         buttons = widgets.HBox([reset.add_class("edp-quiet"), *([more] if rare.children else [])])
         usual = [control for control in self.controls.values() if not control.rare]
         return widgets.VBox([box("edp-controls", *usual, buttons.add_class("edp-buttons")), rare])
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return {name: control.value for name, control in self.controls.items()}
 
     def set(self, **values: Any) -> None:
         """Move several controls, then redraw once. UsageError: the panel has no control of that name."""
@@ -407,25 +408,14 @@ class Runs(Frame):
 
 
 class RunPanel(Runs):
-    """A panel whose only work is what Run starts.
+    """A panel whose only work is what Run starts; `figures` are those before anything has run, then the live ones."""
 
-    Args:
-        title, looking_at: as of `Panel`.
-        inputs: before the buttons.
-        figures: as they are before anything has run.
-
-    Attributes:
-        figures: the live figures, in order.
-    """
-
-    def __init__(
-        self, title: str, looking_at: str, inputs: Sequence[widgets.Widget] = (), figures: Sequence[Figure] = ()
-    ) -> None:
-        self.figures = [LiveFigure(drawn) for drawn in figures]
+    def __init__(self, title: str, looking_at: str, figures: Sequence[Figure], **controls: Control) -> None:
+        self.controls, self.figures = controls, [LiveFigure(drawn) for drawn in figures]
         pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
         self.tiles, self.words = Tiles(), Told()
         self.command = Fold(summary="The last run as a command", code=True)
-        above = [box("edp-controls", *inputs), self.tiles]
+        above = [box("edp-controls", *controls.values()), self.tiles]
         super().__init__(title, looking_at, above, [box("edp-row", *pictures), self.words, self.command])
 
 

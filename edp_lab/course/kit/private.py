@@ -50,12 +50,11 @@ class Private(RunPanel):
         self.certificate: dict[str, Any] | None = None
         kept = next((run for run in read_kept(KEPT, "runs")["runs"] if run["settings"] == self.settings), None)
         self._kept = {"kept": kept["rows"]} if kept else {}
-        self.epsilon = number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0))
         super().__init__(
             "A private model in one step",
             "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
-            [self.epsilon],
             [draw_errors(self._kept or {"edp-sgd": []})],
+            epsilon=number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
         )
         if kept:
             self._tell(**kept["told"])
@@ -68,7 +67,7 @@ class Private(RunPanel):
         self.tiles.show(held, Tile("errors (SER)", f"{ser:.2f}", "on the test set"), source)
 
     def prepare(self) -> float:
-        return float(self.epsilon.value)
+        return float(self.values["epsilon"])
 
     def work(self, epsilon: float) -> None:
         from edp_lab.training.recipe import plan

@@ -147,6 +147,5 @@ def layer_name(parameter: str) -> str:
 
 
 def reading_order(parameters: Sequence[str]) -> list[str]:
-    """Parameters from input to output; unknown ones before the heads, in the order given."""
-    places = {layer: place for place, layer in enumerate(LAYERS)}
-    return sorted(parameters, key=lambda name: places.get(name.partition(".")[0], places["intent"]))
+    """Parameters from input to output: the heads, which come first in a model, last."""
+    return sorted(parameters, key=lambda name: name.startswith(("intent", "slots", "crf")))

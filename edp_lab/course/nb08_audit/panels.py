@@ -27,10 +27,10 @@ from edp_lab.course.kit.controls import (
     DEVICES,
     attacked_mechanism,
     check_whole,
-    choice,
     decades,
     devices,
     number,
+    variant,
 )
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, holds, panel, proven
@@ -45,7 +45,6 @@ CONFIDENCE = 0.95
 MOST_DRAWS = 10_000  # a side
 words = Words(__file__)
 figure = partial(fig.figure, height=390)
-VARIANTS = {"as printed": True, "sound": False}
 SURE = f"{100 * CONFIDENCE:g} %"
 
 
@@ -95,7 +94,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         step_command,
         tiles=tell_step,
         idle=lambda result: ("alpha_max",) if result.audit.mechanism.variant is Variant.SOUND else (),
-        as_printed=choice("variant", as_printed, VARIANTS),
+        as_printed=variant(as_printed),
         num_devices=devices(num_devices, [*DEVICES, 64]),
         z0=number("noise multiplier z0", z0, decades(-2, 1)),
         draws=number("draws per side", draws, counts),
@@ -233,22 +232,24 @@ class OneRun(RunPanel):
     def __init__(self, as_printed: bool, z0: float, num_devices: int, canaries: int, runs: int, seed: int) -> None:
         self.audits: dict[int, OneRunAudit] = {}  # by seed, of the last setting that was run
         self._seed = seed
-        self.variant = choice("variant", as_printed, VARIANTS)
-        self.z0, self.num_devices = number("z0", float(z0)), number("GPUs N", num_devices)
-        self.epochs, self.runs = number("epochs", 1), number("runs", runs)
-        self.canaries = number("canaries m", canaries)
         super().__init__(
             "Audit a run",
             "How many guesses about canaries were right, and which ε each training run proves. No layer is scaled.",
-            [self.variant, self.z0, self.num_devices, self.epochs, self.canaries, self.runs],
             [draw_tallies({}), draw_runs({})],
+            as_printed=variant(as_printed),
+            z0=number("z0", float(z0)),
+            num_devices=number("GPUs N", num_devices),
+            epochs=number("epochs", 1),
+            canaries=number("canaries m", canaries),
+            runs=number("runs", runs),
         )
 
     def prepare(self) -> tuple[list[TrainConfig], int]:
-        check_whole("number of runs", self.runs.value, 1, 100)
-        settings = self.variant.value, self.z0.value, self.num_devices.value, self.epochs.value
-        seeds = range(self._seed, self._seed + self.runs.value)
-        return [one_run_config(*settings, seed) for seed in seeds], self.canaries.value
+        settings = self.values
+        canaries, runs = settings.pop("canaries"), settings.pop("runs")
+        check_whole("number of runs", runs, 1, 100)
+        seeds = range(self._seed, self._seed + runs)
+        return [one_run_config(**settings, seed=seed) for seed in seeds], canaries
 
     def work(self, task: tuple[list[TrainConfig], int]) -> None:
         """One audit after the other, each with a seed of its own."""

@@ -91,24 +91,21 @@ class Processes(RunPanel):
     def __init__(self, start: TrainConfig) -> None:
         self._start = start
         self.runs: list[LittleRun] = []  # all that were made, oldest first
-        self.inputs = {
-            "processes": number("processes", start.processes),
-            "num_devices": number("GPUs N", start.num_devices),
-            "as_printed": variant(start.as_printed),
-            "noise": choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"}),
-            "epochs": number("epochs", start.epochs),
-        }
         super().__init__(
             "Run on real processes",
             "The loss of every step of a real training run whose N devices live on one process or on several.",
-            [*self.inputs.values()],
             [draw_losses([])],
+            processes=number("processes", start.processes),
+            num_devices=number("GPUs N", start.num_devices),
+            as_printed=variant(start.as_printed),
+            noise=choice("noise", start.noise, {"per device": "per-device", "one draw": "aggregate"}),
+            epochs=number("epochs", start.epochs),
         )
         self.run_button.description = "Run on real processes"
         self.run_button.layout.width = "13rem"
 
     def prepare(self) -> TrainConfig:
-        return replace(self._start, **{name: control.value for name, control in self.inputs.items()})
+        return replace(self._start, **self.values)
 
     def work(self, config: TrainConfig) -> None:
         losses: list[float] = []
@@ -159,21 +156,18 @@ LOOKS: list[dict[str, Any]] = [
 
 def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
     """The loss of each step of the last three runs; of each, its name (devices, processes) and its losses so far."""
-    shown = [(name, list(losses), True) for name, losses in runs[-len(LOOKS) :]]
     lines = []
-    for look, (name, losses, there) in zip(LOOKS, [*shown, *[("", [], False)] * len(LOOKS)], strict=False):
-        steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": losses, "visible": there}
+    for look, (name, losses) in zip(LOOKS, runs[-len(LOOKS) :], strict=False):
+        steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": list(losses)}
         lines.append(line(name, hover="step %{x}: %{y:.6f}", **look, **steps))
-    last = max([5, *(len(losses) for _, losses, _ in shown)]) + 1 if shown else 20
+    last = max([5, *(len(one["y"]) for one in lines)]) + 1 if lines else 20
     steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
     return figure("The same run, step by step?", *lines, height=380, xaxis=steps, yaxis=loss)
 
 
 def run_command(config: TrainConfig) -> str:
-    """Make the little corpus, then the run, into a folder that is named after its settings."""
-    c, variant = config, "as-printed" if config.as_printed else "sound"
-    out = f"runs/{variant}-{c.noise}-n{c.num_devices}-p{c.processes}-c{c.clip_norm:g}"
-    out += f"-z{c.z0:g}-e{c.epochs}-s{c.seed}"
+    """Make the little corpus, then the run, into a folder that is named after its devices and processes."""
+    out = f"runs/n{config.num_devices}-p{config.processes}"
     make = f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl"
     return f"{make}\n{train_command(replace(config, corpus='little.jsonl'), out)}"
 
