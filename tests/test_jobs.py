@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from edp_lab.errors import UsageError
 from edp_lab.jobs import NUMERICS, content_key, content_of, kept_results, parallel, read_result, write_result
 from edp_lab.training import TrainConfig, train
 from tests.training.own_corpus import runs, wait_for
+from tests.workers import add
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,7 @@ class Settings:
     name: str | None = None
 
 
-def work(job: dict[str, Any]) -> dict[str, Any]:
-    """What came in, and the process in which the job is done."""
-    if job.get("fails"):
-        raise UsageError("bad input: mend it")
-    return {"sum": float(job["array"].sum()), "threads": torch.get_num_threads(), "pid": os.getpid()}
-
-
 JOBS = [{"number": k, "array": np.full(3, k)} for k in range(5)]
-
-
-def sleep(nap: tuple[str, float]) -> dict[str, Any]:
-    folder, seconds = nap
-    (Path(folder) / f"pid-{os.getpid()}").touch()
-    time.sleep(seconds)
-    return {"slept": seconds}
 
 
 # A parent of two workers: one is soon through with the first nap, then both are asleep.
@@ -51,7 +37,8 @@ NAPS = "kept_results(folder, 'abc', [(sys.argv[1], s) for s in (0, 600, 600)], s
 PARENT = f"""
 import sys
 from pathlib import Path
-from tests.test_jobs import kept_results, sleep
+from edp_lab.jobs import kept_results
+from tests.workers import sleep
 folder = Path(sys.argv[1])
 {NAPS}
 """
@@ -118,7 +105,7 @@ def test_a_result_is_read_as_it_was_written_unless_it_is_damaged_or_anothers(tmp
 def test_any_number_of_workers_does_every_job_once_on_one_thread(workers, tmp_path):
     counts, threads, keys = [], torch.get_num_threads(), [str(k) for k in range(5)]
     write_result(tmp_path, "3", {"sum": 9.0, "kept": True})
-    found = kept_results(tmp_path, keys, JOBS, work, workers, counts.append)
+    found = kept_results(tmp_path, keys, JOBS, add, workers, counts.append)
     assert [one["sum"] for one in found] == [0, 3, 6, 9, 12]
     assert found[3]["kept"]
     done = [one for k, one in enumerate(found) if k != 3]
@@ -126,16 +113,16 @@ def test_any_number_of_workers_does_every_job_once_on_one_thread(workers, tmp_pa
     pids = {one["pid"] for one in done}
     assert pids == {os.getpid()} if workers == 1 else os.getpid() not in pids
     assert counts == [1, 2, 3, 4, 5]
-    assert kept_results(tmp_path, keys, JOBS, work, workers) == found
+    assert kept_results(tmp_path, keys, JOBS, add, workers) == found
     assert torch.get_num_threads() == threads
     assert not any(map(runs, pids - {os.getpid()}))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_bad_input_is_told_in_the_jobs_words_and_finished_results_are_kept(workers, tmp_path):
-    jobs = [*JOBS[:3], {"number": 3, "fails": True}]
+    jobs = [*JOBS[:3], {"fails after": tmp_path / "a.json"}]
     with pytest.raises(UsageError, match=r"^bad input: mend it$"):
-        kept_results(tmp_path, list("abcd"), jobs, work, workers)
+        kept_results(tmp_path, list("abcd"), jobs, add, workers)
     assert read_result(tmp_path, "d") is None
     assert read_result(tmp_path, "a") is not None
 
@@ -177,7 +164,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 def test_a_listener_that_stops_the_work_leaves_no_worker():
     def stop() -> None:
-        for _, result in parallel(work, dict(enumerate(JOBS)), 2):
+        for _, result in parallel(add, dict(enumerate(JOBS)), 2):
             pids.append(result["pid"])
             raise KeyboardInterrupt
 

@@ -17,7 +17,7 @@ domains = st.sampled_from([None, *DOMAINS])
 
 @pytest.fixture(scope="module")
 def large() -> tuple[Utterance, ...]:
-    return generate(200_000, seed=2).utterances
+    return generate(60_000, seed=2).utterances
 
 
 def test_grammar_is_frozen_and_seeds_and_domains_give_different_corpora():
@@ -36,7 +36,7 @@ def test_smaller_corpus_is_a_prefix_of_a_larger_one(few, more, seed, domain):
 
 @pytest.mark.parametrize("domain", [None, *DOMAINS])
 def test_annotation_is_valid_and_declared(domain):
-    corpus = generate(20_000, seed=5, domain=domain)
+    corpus = generate(5_000, seed=5, domain=domain)
     assert corpus.labels_declared
     tags, intents = set(corpus.tags), set(corpus.intents)
     for u in corpus.utterances:

@@ -24,7 +24,7 @@ from tests.browser import until
 from tests.course.conftest import NOTEBOOKS, ROOT, asked_elsewhere, console_errors, store
 from tests.course.hostile import RUN, SHORT, show
 
-WIDTHS = (1280, 800, 930, 1920)
+WIDTHS = (800, 1920)
 IN_VIEW = 640  # pixels that JupyterLab leaves a notebook in a window of 1280 x 800
 HEIGHT = browsing.SIZE[1]
 SECONDS = 20  # that a panel may take to follow on a busy machine

@@ -239,9 +239,12 @@ def test_large_groups_at_nearly_full_sampling_cost_what_they_must(z, steps, size
 
 
 @pytest.mark.parametrize(
-    ("z", "q"), [(0.3, 0.01), (0.06, 0.5), (0.38, 0.17), (1.0, 1e-4), (5.0, 0.3), (30.0, 0.9), (0.115188, 5.446e-8)]
-)
-@pytest.mark.parametrize("order", [1.1, 2.0, 5.3, 10.9, 20.0])
+    ("z", "q", "order"),
+    [
+        (0.3, 0.01, 1.1), (0.3, 0.01, 20.0), (0.06, 0.5, 5.3), (0.38, 0.17, 10.9), (1.0, 1e-4, 2.0), (1.0, 1e-4, 20.0),
+        (5.0, 0.3, 1.1), (5.0, 0.3, 10.9), (30.0, 0.9, 5.3), (0.115188, 5.446e-8, 2.0), (0.115188, 5.446e-8, 20.0),
+    ],
+)  # fmt: skip
 def test_moments_equal_an_integral_with_40_digits(z, q, order):
     with mpmath.workdps(40):
         a, zz, qq = mpmath.mpf(order), mpmath.mpf(z), mpmath.mpf(q)

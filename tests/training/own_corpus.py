@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertForMaskedLM
 
-from edp_lab.models.bert import BertSize, bert_config
-from edp_lab.models.wordpiece import train_wordpieces
 from edp_lab.training import TrainConfig, read_record, run_ledger
 from edp_lab.training.run_folder import MODEL
 
@@ -36,6 +33,11 @@ def write_corpus(path: Path, utterances: int = 120, tags: bool = True, first: in
 
 def write_encoder(folder: Path, texts: Sequence[Sequence[str]], layers: int = 1) -> str:
     """An untrained BERT, too small to be of use: a private one needs pretrained weights."""
+    from transformers import BertForMaskedLM  # takes seconds, which processes that need none should not wait for
+
+    from edp_lab.models.bert import BertSize, bert_config
+    from edp_lab.models.wordpiece import train_wordpieces
+
     tokenizer = train_wordpieces(texts)
     size = BertSize(layers=layers, heads=2, hidden=16, intermediate=32, positions=24)
     torch.manual_seed(1)

@@ -44,6 +44,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def cases(processes: int) -> list[str]:
+    """Those with BERT, whose import takes seconds, on two processes alone."""
+    return [case for case, changes in CASES.items() if processes == 2 or changes.get("model") != "bert"]
+
+
 def config(folder: Path, processes: int, **changes: Any) -> TrainConfig:
     """Five steps an epoch; batches of 20 and, at the end, 19. Where a gradient is 0, Adam makes lr / 1e-8 of what
     rounding leaves of it; hence the low learning rate."""
@@ -69,7 +74,7 @@ def main(argument: str, stop: threading.Event) -> None:
     """Train each case in one rank. Rank 0 writes the parameters and prints the scores."""
     folder = Path(argument)
     accelerator = Accelerator(cpu=True)
-    for case in CASES:
+    for case in cases(accelerator.num_processes):
         parameters, run = trained(folder, case, accelerator)
         digest = hashlib.sha256(parameters.numpy().tobytes()).hexdigest()
         assert len(set(gather_object([digest]))) == 1, f"the ranks disagree about {case}"
@@ -102,7 +107,8 @@ def test_real_processes_give_the_parameters_and_scores_of_the_simulation(folder,
     with Ranks(processes, f"{HERE.stem}:main", str(folder), threads=1) as ranks:
         told = {case: (devices, rows) for case, devices, rows in map(json.loads, ranks.lines())}
     differences = {}
-    for case, (parameters, rows) in simulated.items():
+    for case in cases(processes):
+        parameters, rows = simulated[case]
         real = torch.load(folder / f"{case} {processes}.pt")
         differences[case] = float((real - parameters).abs().max())
         assert scores(told[case][1]) == pytest.approx(scores(rows), rel=1e-9), case
