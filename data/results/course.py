@@ -2,7 +2,7 @@
 
 python data/results/course.py tradeoff PATH          # tradeoff.json
 python data/results/course.py membership PATH        # course_membership.json
-python data/results/course.py private PATH           # course_private.json, which notebook 00 shows, too
+python data/results/course.py private PATH           # course_private.json, of notebook 00
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edp_lab.attacks.lira import shadow_signals
 from edp_lab.attacks.loss import attack_loss
 from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
-from edp_lab.course.kit.private import Private
+from edp_lab.course.nb00_start.panels import Private
 from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
 from edp_lab.course.nb07_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config
 from edp_lab.reproduce.results_io import changed_settings, write_kept
@@ -164,14 +164,12 @@ def rounded(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def private(path: Path) -> None:
-    """Make the runs of notebooks 00 and 06 that the panels show before the reader's own."""
-    runs = []
-    for panel in (Private(epsilon=3.0, commands=45_000), Private(epsilon=8.0)):
-        panel.run(wait=True)
-        panel.check()
-        rows = [{"ser": row["ser"]} for row in panel.rows]
-        runs.append({"settings": panel.settings, "told": panel.outcome, "rows": rows})
-    write_kept(path, command(), runs=runs)
+    """Make the run that notebook 00 shows before the reader's own."""
+    panel = Private()
+    panel.run(wait=True)
+    panel.check()
+    rows = [{"ser": row["ser"]} for row in panel.rows]
+    write_kept(path, command(), settings=panel.settings, outcome=panel.outcome, rows=rows)
 
 
 def command() -> str:

@@ -77,6 +77,7 @@ THESIS = ThreePhaseSettings(epochs=1)
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 read": lambda: (small_model(),),
     "00 step": lambda: (small_model(), SMALL),
+    "00 Private": lambda: (3.0, 2_000),
     "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
     "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0),
     "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),

@@ -10,20 +10,24 @@ and a claim put to the test.
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from edp_lab import training
 from edp_lab.attacks.bounds import Finding
 from edp_lab.attacks.canaries import AROUND, DIGITS, draw_canaries, filling_losses
 from edp_lab.attacks.step_audit import StepAudit, StepNoise
 from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import (
@@ -40,29 +44,31 @@ from edp_lab.course.kit.controls import (
 from edp_lab.course.kit.exercises import moved
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel, proven
-from edp_lab.course.kit.private import Private as Private
-from edp_lab.course.kit.private import draw_errors
 from edp_lab.course.kit.text import (
     Html,
     Words,
     at_least,
     at_most,
     columns,
+    command,
     count,
     plain,
     short,
     step_command,
     train_command,
 )
-from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, PLAIN, PRINTED
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import Purpose, stream
+from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
+from edp_lab.training.certificate import check_certificate
 from edp_lab.training.dp_step import layer_scales, noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, stacked_gradients
 from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.recipe import Plan, plan
 from edp_lab.training.trainer import Event, Trainer
 
 words = Words(__file__)
@@ -412,6 +418,101 @@ class Training(RunPanel):
                 told = f"The noise does not hide the number: an attacker needs {needed}. More noise costs more errors."
             self.words.value = words.trained(held, self.together, self.secret.times, self._model.config.epochs)
         self.tiles.show(errors, rank, told)
+
+
+# ---- A private model by the recipe -----------------------------------------------------------------------------------
+
+SEED = 45  # of the commands
+KEPT = RESULTS / "course_private.json"
+
+
+@panel("00")
+class Private(RunPanel):
+    """Trains on generated commands for an epsilon, by the recipe with a secret key; ends with a certificate.
+
+    Attributes:
+        rows: of the run's record so far; before the first Run, of the one that ``data/results/course.py`` has made.
+        outcome: error, epsilon and delta of the last run that came to its end.
+    """
+
+    def __init__(self, epsilon: float = 3.0, commands: int = 45_000) -> None:
+        kept = read_kept(KEPT, "settings", "outcome", "rows")
+        self.settings = {"epsilon": epsilon, "commands": commands}
+        known = kept["settings"] == self.settings
+        self._kept = {"kept": kept["rows"]} if known else {}
+        self.rows: list[dict[str, Any]] = []
+        super().__init__(
+            "A private model in one step",
+            "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
+            [draw_errors(self._kept or {"edp-sgd": []})],
+            epsilon=number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
+        )
+        if known:
+            self._tell(**kept["outcome"])
+            self.tiles.sentence = "This run was made earlier, with another secret key. Press Run for your own."
+
+    def _tell(self, ser: float, epsilon: float, delta: float) -> None:
+        self.outcome = {"ser": ser, "epsilon": epsilon, "delta": delta}
+        source = "Every number of the certificate is computed from the run's ledger."
+        held = holds(at_most(epsilon), f"ε at δ = {short(delta)}")
+        self.tiles.show(held, Tile("errors (SER)", f"{ser:.2f}", "on the test set"), source)
+
+    def prepare(self) -> float:
+        return float(self.values["epsilon"])
+
+    def work(self, epsilon: float) -> None:
+        self.rows.clear()
+        commands, file = self.settings["commands"], "commands.jsonl"
+        with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
+            self.progress(0, 1, f"{commands:,} commands are made")
+            write_jsonl(generate(int(commands), SEED), Path(folder) / file)
+            self.progress(0, 1, "the noise is sought")
+            made = plan(f"{folder}/{file}", epsilon)
+            self.words.value = words.planned(made)
+            make = command("data make smart-home", {"utterances": commands, "seed": SEED, "out": file})
+            options = {"corpus": file, "epsilon": epsilon, "out": "runs/private"}
+            self.command.value = f"{make}\n{command('train', options)}"
+            self._train(made, Path(folder) / "run")
+
+    def _train(self, made: Plan, folder: Path) -> None:
+        def listen(event: Event) -> None:
+            self.progress_of(event)
+            if isinstance(event, training.EpochDone):
+                self.rows.append(event.row)
+                self.figures[0].show(draw_errors(self._kept | {"edp-sgd": self.rows}))
+
+        record = training.train(made.config, folder, listen, self.stop_event)
+        if record["status"] == "interrupted":
+            self.words.value = "Stopped: no certificate, though what was released is spent."
+            return
+        self._tell(record["final"]["ser"], record["final"]["epsilon"], made.delta)
+        self.words.value = words.certified(check_certificate(folder), made)
+
+
+METHODS = {
+    "sgd": ("without privacy", PLAIN, "solid", "circle"),
+    "edp-sgd": ("with noise", NOISE, "dash", "diamond"),
+    "kept": ("an earlier run, with noise", OTHER, "dot", "diamond-open"),
+}
+
+
+def draw_errors(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """SER on the validation set by epoch, without privacy and with noise; the rows of a run record by method."""
+    lines = []
+    for method, done in rows.items():
+        name, color, dash, symbol = METHODS[method]
+        values = [row["ser"] for row in done]
+        on = {"x": list(range(1, len(values) + 1)), "y": values, "hover": "epoch %{x}: SER %{y:.3f}"}
+        lines.append(line(name, color, dash, symbol=symbol, size=9, **on))
+    worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
+    return figure(
+        "Errors by epoch",
+        *lines,
+        height=330,
+        top=56,
+        xaxis=axis("epochs trained", tickformat="d", rangemode="tozero"),
+        yaxis=axis("SER on the validation set", [0, 1.05 * max(worst, 1.0)]),
+    )
 
 
 # ---- A claim, put to the test ----------------------------------------------------------------------------------------

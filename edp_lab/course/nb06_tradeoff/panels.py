@@ -23,7 +23,6 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, require
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, Runs, Tile, epsilons, holds, panel
-from edp_lab.course.kit.private import Private as Private
 from edp_lab.course.kit.text import Html, Words, account_of, at_most, count, html_table, plain, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
