@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from edp_lab.course.nb11_claims.table1 import table1_figure
+from edp_lab.course.nb11_claims.panels import table1_figure
 from edp_lab.reproduce import table1_runs as table_runs
 from edp_lab.reproduce import table2 as table2_study
 from edp_lab.reproduce import thesis as tables

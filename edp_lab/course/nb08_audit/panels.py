@@ -13,7 +13,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from scipy.stats import norm
@@ -38,7 +37,6 @@ from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, 
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.privacy import Variant
-from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
 
 CONFIDENCE = 0.95
@@ -206,12 +204,6 @@ def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, s
     return TrainConfig("", as_printed=as_printed, z0=z0, num_devices=num_devices, epochs=epochs, **settings)  # type: ignore[arg-type]
 
 
-def last_model() -> list[dict[str, Any]]:
-    """Audited runs, see data/results/last_model.json. UsageError: as `read_kept`."""
-    rows: list[dict[str, Any]] = read_kept(RESULTS / "last_model.json", "rows")["rows"]
-    return rows
-
-
 def needed(audit: OneRunAudit, guesses: int) -> int | None:
     """How many of so many guesses would have to be right for the audit to refute its claim; None: all are too few."""
     confidence = 1 - (1 - audit.confidence) / len(audit.tallies)  # each of the tallies gets its share of the error
@@ -324,36 +316,6 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
         hover="audit %{x}: ε ≈ %{y:.3g}",
         xaxis=fig.axis("audit (one training run each)", ends or None, tickformat="d"),
         yaxis=fig.axis("ε of the run", rangemode="tozero"),
-    )
-
-
-SEEN = (  # kind of canary, what is seen of the run, and how it is drawn
-    ("gradient", "every step", "every step, gradients", PLAIN, "triangle-up"),
-    ("gradient", "last model", "last model, gradients", NOISE, "diamond"),
-    ("mislabelled", "last model", "last model, losses", OTHER, "x-thin"),
-)
-
-
-def last_model_figure(rows: Sequence[Mapping[str, Any]]) -> fig.Still:
-    """What those prove who see every step, and those who see the last model alone, by the epsilon that holds."""
-    ends, traces = [0.0, 1.1 * max(row["epsilon"] for row in rows)], []
-    for place, (kind, seen, name, color, symbol) in enumerate(SEEN):
-        own = [row for row in rows if row["kind"] == kind]
-        at = [row["epsilon"] + 0.18 * (place - 1) for row in own]
-        told = [f"{row[seen][0]} of {row['guesses']} guesses right: ε ≥ {at_least(row[seen][1])}" for row in own]
-        on = {"x": at, "y": [row[seen][1] for row in own], "text": told, "hover": "%{text}"}
-        traces.append(points(name, color, symbol, 11, **on))
-    return fig.still(
-        "What the last model alone reveals",
-        line("what holds", HOLDS, width=2.5, x=ends, y=ends),
-        *traces,
-        caption=f"lower bounds at {SURE}, any mechanism, δ = {short(DELTA)}; marks of one ε side by side;\n"
-        f"small CLC, {rows[0]['steps']} steps, DP-SGD, one utterance zeroed out, disjoint batches;\n"
-        "seeds 0 to 2 (published, so these ε are void)",
-        height=450,
-        top=130,
-        xaxis=fig.axis("ε that holds for all steps", ends),
-        yaxis=fig.axis("ε is at least", [-0.3, ends[1]]),
     )
 
 

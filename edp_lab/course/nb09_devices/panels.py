@@ -209,15 +209,6 @@ def table2_table(rows: Sequence[Row]) -> Html:
     return words.table2(rows, {("edp-sgd", 8): paper.edp_sgd_factor, ("dp-sgd-naive", 1): paper.dp_sgd_factor})
 
 
-def two_processes_text() -> str:
-    """What was measured on one process and on two."""
-    measured = {name: (one["seconds"], two["seconds"]) for name, (one, two) in two_processes().items()}
-    return "\n".join(
-        f"{METHODS[name]:<8} 1 process {one:.3f} s, 2 processes {two:.3f} s a step: {one / two:.2f} times as fast"
-        for name, (one, two) in measured.items()
-    )
-
-
 # ---- What N devices would give -------------------------------------------------------------------------------------
 
 

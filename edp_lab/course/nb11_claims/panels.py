@@ -1,4 +1,4 @@
-"""Table 1 of the paper beside ours, as a figure."""
+"""The figure of ``11_claims.ipynb``: Table 1 of the paper beside ours."""
 
 from __future__ import annotations
 
