@@ -48,15 +48,12 @@ def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
         raise UsageError(f"no notebooks in {folder}: run this in a clone of the project, or give --notebooks")
+    named = {name: path for path in paths for name in (path.stem, path.name, path.stem.partition("_")[0])}
     for name in only:
-        if not any(name in _names(path) for path in paths):
+        if name not in named:
             names = ", ".join(path.stem for path in paths)
             raise UsageError(f"there is no notebook {name!r} in {folder}: choose from {names}")
-    return [path for path in paths if not only or any(name in _names(path) for name in only)]
-
-
-def _names(path: Path) -> tuple[str, str, str]:
-    return path.stem, path.name, path.stem.partition("_")[0]
+    return sorted({named[name] for name in only}) if only else paths
 
 
 def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:

@@ -24,7 +24,7 @@ from edp_lab.attacks import statistics as stats
 from edp_lab.attacks.canaries import Memorisation
 from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
 from edp_lab.attacks.loss import Signals, signals
-from edp_lab.attacks.statistics import AttackResult, Bound, Guards, Rate, check_split, clopper_pearson, summarise
+from edp_lab.attacks.statistics import AttackResult, Bound, Rate, clopper_pearson, summarise
 from edp_lab.attacks.target import Attacked
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
@@ -67,18 +67,6 @@ LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 def target_config(corpus: str, seed: int, epochs: int = EPOCHS) -> TrainConfig:
     """A small model that overfits: no noise, no dropout."""
     return TrainConfig(corpus, method="sgd", size="small", epochs=epochs, dropout=0.0, seed=seed)
-
-
-def guard(loss: Attacked, copies: int = 100) -> dict[str, Guards]:
-    """Guards' findings on a target's split, and on two splits that would make every attack worthless; two seconds."""
-    target = loss.target
-    members, non_members = target.members, target.non_members
-    ordered = tuple(sorted(target.pool, key=lambda utterance: utterance.intent))
-    return {
-        "random, as here": Guards(**loss.result.guards),
-        "a sorted file, cut in the middle": check_split(ordered[: len(members)], ordered[len(members) :]),
-        f"{copies} texts on both sides": check_split(members, (*members[:copies], *non_members[copies:])),
-    }
 
 
 CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by method and z0 (None for SGD)
@@ -359,15 +347,6 @@ def attacks_table(attacks: Attacks) -> str:
         found = attacked.result
         tails = (words.tail(found.tpr_at_fpr[fpr]) for fpr in ("0.01", "0.001"))
         rows.append((ATTACKS[name], f"{found.auc:.3f} ({words.interval(found.auc_interval)})", *tails))
-    return text.columns(rows)
-
-
-def guards_table(found: Mapping[str, Guards]) -> str:
-    """What the guards say of splits, one a line, under a heading."""
-    rows = [("split", "AUC of words alone", "texts on both sides", "fit for an attack")]
-    for name, guards in found.items():
-        fit = "no" if guards.leaks or guards.duplicates else "yes"
-        rows.append((name, f"{guards.text_auc:.3f}", f"{guards.duplicates:,}", fit))
     return text.columns(rows)
 
 
