@@ -25,8 +25,43 @@ PRINTED = "#D55E00"  # Algorithm 1 to the letter; what fails, what leaks
 OTHER = "#56B4E9"  # a second of the same kind
 INK = "#000000"  # what is released or chosen
 GRID = "#e4e4e4"
+DARK = {  # what a dark page shows in their place
+    PLAIN: "#5cb3ee",
+    NOISE: "#e29ac3",
+    CLAIMED: "#f0b429",
+    HOLDS: "#2fcb9e",
+    PRINTED: "#ff8a4c",
+    OTHER: "#8fd0f7",
+    INK: "#ffffff",
+    GRID: "#343a41",
+    "#222": "#e6e8eb",
+    "#444": "#ccd1d7",
+    "#555": "#adb4bd",
+    "#666": "#a0a7b0",
+    "#777": "#949ba4",
+    "#888": "#7d858f",
+}
 
-STYLE = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
+
+def _style() -> str:
+    """The panels' style sheet, and for dark pages other colours than plotly has written into each element."""
+    plot = 'body[data-jp-theme-light="false"] .js-plotly-plot'
+    rules = [Path(__file__).with_name("panel.css").read_text(encoding="utf-8")]
+    rules += [
+        f"{plot} .main-svg {{ background: transparent !important; }}",
+        f"{plot} rect.bg {{ fill: none !important; }}",
+    ]
+    for light, dark in DARK.items():
+        digits = light[1:] if len(light) == 7 else "".join(2 * digit for digit in light[1:])
+        rgb = ", ".join(str(int(digits[place : place + 2], 16)) for place in (0, 2, 4))
+        for what in ("stroke", "fill"):
+            place = f'{plot} :not(.bartext, .hoverlayer *)[style*="{what}: rgb({rgb})"]'
+            rules.append(f"{place} {{ {what}: {dark} !important; }}")
+    return "\n".join(rules)
+
+
+STYLE = _style()
+
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "displaylogo": False,
