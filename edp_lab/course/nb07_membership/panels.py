@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from edp_lab.attacks.canaries import Memorisation
 from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
 from edp_lab.attacks.loss import Signals, signals
 from edp_lab.attacks.statistics import AttackResult, Bound, Rate, clopper_pearson, summarise
-from edp_lab.attacks.target import Attacked
+from edp_lab.attacks.target import Attacked, judged
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import (
@@ -148,12 +147,8 @@ def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
     )
     shadows = Moments(row["models"], inside, outside, np.array(row["v_in"]), np.array(row["v_out"])).shadows()
     scores = lira_scores(aligned(signals(target.model, target.pool), shadows), shadows)
-    bound = loss.result.bound or {}
-    members, non_members = target.sides(scores)
-    promised: Any = {"epsilon": bound.get("epsilon"), "delta": bound.get("delta"), "guards": loss.result.guards}
-    result = summarise("lira-online", members, non_members, texts=target.sides(target.texts), **promised)
-    about = {"run": str(target.folder), "shadows": row["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
-    return replace(loss, result=result, scores=scores, about=about)
+    about = {"shadows": row["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
+    return judged(target, "lira-online", scores, about)
 
 
 # ---- A curve, a threshold, and what epsilon allows -----------------------------------------------------------------
