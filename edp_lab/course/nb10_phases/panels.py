@@ -25,7 +25,7 @@ from edp_lab.corpora.images import load_images
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require
-from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points
+from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points, positive
 from edp_lab.course.kit.panel import Panel, Runs, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
@@ -129,10 +129,7 @@ words = text.Words(
     thesis_accuracy=THESIS_ACCURACY,
 )
 figure = partial(fig.figure, height=380)
-HERE: dict[str, Any] = {"line": {"color": "#666", "dash": "dot", "width": 1}}  # where the sliders stand
 EDGE = {"line": {"width": 1, "color": INK}}  # of a mark
-NUMBERS: dict[str, Any] = {"type": "log", "tickformat": "~g"}  # a log axis with numbers, not powers
-PERCENT: dict[str, Any] = {"tickformat": ".0%"}
 
 
 def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
@@ -273,23 +270,18 @@ def _side_by_side(images: NDArray[np.float64]) -> list[list[float | None]]:
 
 def draw_epsilon(result: NoisedImages) -> Figure:
     """Epsilon of one image by sigma, for three sizes, and what the thesis claims."""
-    sigma = result.settings.sigma
-    looks: tuple[dict[str, Any], ...] = (
-        {"color": OTHER, "dash": "dot"},
-        {"color": OTHER, "dash": "dash"},
-        {"color": HOLDS, "width": 3},
-    )
-    said, here = ([CLAIMED_SIGMA], [CLAIMED_EPSILON]), ([sigma], [result.guarantee.epsilon]) if sigma else ([], [])
-    shown = {"marker": EDGE, "hover": "σ %{x:g}: ε ≈ %{y:.3g}"}
+    looks = ((OTHER, "dot", None), (OTHER, "dash", None), (HOLDS, "solid", 3))
+    here: dict[str, Any] = {"x": positive([result.settings.sigma]), "y": positive([result.guarantee.epsilon])}
+    marked = {"marker": EDGE, "hover": "σ %{x:g}: ε ≈ %{y:.3g}"}
     return figure(
         "ε of one image, by its size in pixels",
         *(
-            line(name, **look, x=SIGMAS, y=curve, hover="σ %{x:.2g}: ε ≈ %{y:.3g}")
-            for (name, curve), look in zip(result.curves.items(), looks, strict=True)
+            line(name, color, dash, width=width, x=SIGMAS, y=curve, hover="σ %{x:.2g}: ε ≈ %{y:.3g}")
+            for (name, curve), (color, dash, width) in zip(result.curves.items(), looks, strict=True)
         ),
-        points("claimed", CLAIMED, "star", 15, x=said[0], y=said[1], **shown),
-        points("here", HOLDS, "circle", 12, x=here[0], y=here[1], showlegend=False, **shown),
-        xaxis=axis("noise on a pixel σ", dtick=1, **NUMBERS),
+        points("claimed", CLAIMED, "star", 15, x=[CLAIMED_SIGMA], y=[CLAIMED_EPSILON], **marked),
+        points("here", HOLDS, "circle", 12, showlegend=False, **here, **marked),
+        xaxis=axis("noise on a pixel σ", dtick=1, type="log", tickformat="~g"),
         yaxis=logs(f"ε at δ = {short(result.settings.delta)}"),
     )
 
@@ -516,7 +508,7 @@ def draw_bill(result: LabelBill) -> Figure:
         line("holds", HOLDS, width=3, y=least, **on),
         line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in result.composed, **on),
         line("claimed", CLAIMED, "dash", y=said, **on),
-        fig.vline(account.queries, **HERE),
+        fig.vline(account.queries, line=fig.DOTTED),
         xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
         yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *said], margin=0.05),
     )
@@ -539,5 +531,5 @@ def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
         points("linear models, as set", NOISE, "diamond", 12, error_y=reach, **here),
         points("your runs", HOLDS, "circle", 12, **on),
         xaxis=cost,
-        yaxis=axis("accuracy of the understudy (95 %)", [0, 1.08], **PERCENT),
+        yaxis=axis("accuracy of the understudy (95 %)", [0, 1.08], tickformat=".0%"),
     )
