@@ -108,11 +108,6 @@ def as_text(value: Any) -> Any:
     return value
 
 
-def bold(text: Any) -> Html:
-    """A text in bold type."""
-    return Html("<b>{}</b>").format(text)
-
-
 def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **more: Any) -> Trace:
     """A line; with a `symbol` (and `size`) also marks on it. `more`: see `trace`."""
     look: Trace = {

@@ -55,7 +55,6 @@ REPETITIONS = (0, 1, 2, 4, 8, 16)
 CANARIES = TrainConfig("smart-home", size="small", epochs=EPOCHS)
 METHODS = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}  # how models were trained
 words = Words(__file__)
-VARIANTS = {"as printed": True, "sound": False}
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 
@@ -238,7 +237,7 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
         attack=choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
         called=number("called members", 10.0, called, unit="top % of all"),
         people=number("members", most, sizes, unit="a side"),
-        as_printed=choice("lines of", as_printed, VARIANTS),
+        as_printed=choice("lines of", as_printed, {"as printed": True, "sound": False}),
         z0=number("noise multiplier z0", z0, decades(-1, 2)),
         num_devices=devices(num_devices),
         epochs=number("epochs T", epochs, range(1, 41), unit="passes", rare=True),

@@ -323,7 +323,7 @@ def tell_scaling(result: Scaling) -> tuple[Tile, Tile, str]:
 
 def draw_step(result: Scaling) -> Figure:
     """The parts of eDP-SGD's step by N, stacked."""
-    x = [fig.bold(n) if n == result.devices else str(n) for n in result.counts]
+    x = [Html("<b>{}</b>").format(n) if n == result.devices else str(n) for n in result.counts]
     return figure(
         "One step",
         fig.bar("forward, backward, Adam", PLAIN, "", x=x, y=1000 * result.sgd),
