@@ -19,8 +19,8 @@ from edp_lab.cli import app
 from edp_lab.corpora import metrics
 from edp_lab.course.kit.text import at_least, at_most, digits, short
 from edp_lab.course.nb00_start.panels import TIMES, challenge
-from edp_lab.course.nb01_coins.compute import belief
-from edp_lab.course.nb04_cost.compute import table1
+from edp_lab.course.nb01_coins.panels import belief
+from edp_lab.course.nb04_cost.panels import explained
 from edp_lab.course.nb05_models.panels import look_at
 from edp_lab.course.nb06_tradeoff.panels import explore, load_grid
 from edp_lab.course.nb09_devices.panels import table2
@@ -80,7 +80,7 @@ def right(audit: MechanismAudit) -> float:
     return 1 - (audit.false_positive_rate.errors + audit.false_negative_rate.errors) / (2 * audit.draws)
 
 
-NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": table1}
+NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": explained}
 NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": short}
 NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
 for module in (privacy, statistics, bounds, votes, perturbation):

@@ -23,7 +23,7 @@ from edp_lab.attacks.loss import attack_loss
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS, Panel, all_panels
 from edp_lab.course.nb00_start.panels import SmallModel
-from edp_lab.course.nb03_edp_sgd.compute import GradientHistory
+from edp_lab.course.nb03_edp_sgd.panels import GradientHistory
 from edp_lab.course.nb06_tradeoff.panels import BASE, load_grid
 from edp_lab.course.nb07_membership.panels import measured, target_config
 from edp_lab.course.nb08_audit.panels import StepNoise

@@ -22,9 +22,9 @@ from edp_lab.cli import app
 from edp_lab.course.kit.controls import SOUND
 from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Frame, Panel, RunPanel, Runs, all_panels
-from edp_lab.course.nb01_coins.compute import GAUSSIAN
-from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED
-from edp_lab.course.nb03_edp_sgd.compute import SOUND as SOUND_VARIANT
+from edp_lab.course.nb01_coins.panels import GAUSSIAN
+from edp_lab.course.nb03_edp_sgd.panels import CLAIMED_NAME, PRINTED_NAME
+from edp_lab.course.nb03_edp_sgd.panels import SOUND_NAME as SOUND_VARIANT
 from edp_lab.course.nb05_models.panels import layers
 from edp_lab.course.nb08_audit.panels import StepNoise
 from edp_lab.errors import UsageError
@@ -292,8 +292,8 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("01 composition", [{}, {"epsilon": 0.5}], 1, "holds", lambda r: r.last[GAUSSIAN]),
     ("02 cloud", [{}, {"rule": "by value"}, {"z": 5.0}], 1, "holds", lambda r: r.guarantee.epsilon),
     ("02 training", [{}, {"sampling": "shuffle"}, {"z": 5.0}], 1, "holds", lambda r: r.guarantee.epsilon),
-    ("03 promise", [{}, {"micro_batch_size": 1}], 0, "holds", lambda r: r.epsilon[PRINTED]),
-    ("03 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED]),
+    ("03 promise", [{}, {"micro_batch_size": 1}], 0, "holds", lambda r: r.epsilon[PRINTED_NAME]),
+    ("03 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED_NAME]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 1, "holds", lambda r: r.epsilon[SOUND_VARIANT]),
     ("06 ladder", [{}, LADDER], 0, "holds", lambda r: r.chosen.epsilon),
     ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.epsilon_claimed),

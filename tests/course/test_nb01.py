@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
-from edp_lab.course.nb01_coins.compute import belief, gaussian_count, linked, poll
+from edp_lab.course.nb01_coins.panels import belief, gaussian_count, linked, poll
 from edp_lab.privacy.foundations import estimate_frequencies, truth_probability
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from edp_lab.course.nb03_edp_sgd import panels
-from edp_lab.course.nb03_edp_sgd.compute import CLAIMED, PRINTED, SOUND, GradientHistory, decayed, promise, stages
+from edp_lab.course.nb03_edp_sgd.panels import (
+    CLAIMED_NAME,
+    PRINTED_NAME,
+    SOUND_NAME,
+    GradientHistory,
+    algorithm1,
+    decayed,
+    same_z,
+)
 from edp_lab.privacy import Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
@@ -40,14 +48,14 @@ def history() -> GradientHistory:
 def test_mean_of_what_the_devices_hold_is_what_the_library_releases(
     as_printed: bool, large: float, small: float, z: float, devices: int, pull: float
 ) -> None:
-    result = stages(as_printed, large, small, z, devices, pull, seed=1)
+    result = algorithm1(as_printed, large, small, z, devices, pull, seed=1)
     last = list(result.points.values())[-1]
     assert last.shape == (devices, 2)
     assert last.mean(0) == pytest.approx(result.released, rel=1e-6, abs=1e-9)
 
 
 def test_every_line_does_what_it_says() -> None:
-    result = stages(**STEP, pull=50.0)
+    result = algorithm1(**STEP, pull=50.0)
     held, alpha = result.points, np.array([1.0, 0.2])
     assert list(held) == ["gradient", "scale", "clip", "rescale", "noise"]
     assert held["scale"] == pytest.approx(held["gradient"] / alpha)
@@ -55,14 +63,14 @@ def test_every_line_does_what_it_says() -> None:
     assert np.linalg.norm(held["clip"], axis=1) == pytest.approx(np.minimum(lengths, 1.0))
     assert result.kept == pytest.approx(np.minimum(1, 1 / lengths))
     assert held["rescale"] == pytest.approx(held["clip"] * alpha)
-    assert list(stages(**{**STEP, "as_printed": False}).points)[3:] == ["noise", "rescale"]
+    assert list(algorithm1(**{**STEP, "as_printed": False}).points)[3:] == ["noise", "rescale"]
     longest = 2 * result.half_axes.max() * STEP["num_devices"]
     assert longest == pytest.approx(result.mechanism.sensitivity())
 
 
 def test_noise_on_the_mean_has_the_deviation_that_is_shown() -> None:
     for as_printed, expected in ((True, [8**-1.5] * 2), (False, [2 / 8, 0.2 * 2 / 8])):
-        results = [stages(**{**STEP, "as_printed": as_printed}, seed=seed) for seed in range(300)]
+        results = [algorithm1(**{**STEP, "as_printed": as_printed}, seed=seed) for seed in range(300)]
         assert results[0].noise == pytest.approx(expected)
         found = np.std([result.released - result.silent for result in results], axis=0)
         assert found == pytest.approx(expected, rel=0.15)
@@ -73,8 +81,8 @@ def test_noise_on_the_mean_has_the_deviation_that_is_shown() -> None:
 def test_the_first_sentence_stays_within_its_ellipse(
     as_printed: bool, large: float, small: float, devices: int, pull: float
 ) -> None:
-    result = stages(as_printed, large, small, 1.0, devices, pull)
-    calm = stages(as_printed, large, small, 1.0, devices)
+    result = algorithm1(as_printed, large, small, 1.0, devices, pull)
+    calm = algorithm1(as_printed, large, small, 1.0, devices)
     assert result.reach == pytest.approx(calm.reach)  # the others do not move
     inside = (result.silent - result.reach) / result.half_axes
     assert np.linalg.norm(inside) <= 1 + 1e-9
@@ -124,16 +132,16 @@ def test_decay_only_costs_and_the_same_cost_lies_between_first_and_last_noise(hi
 @relaxed
 @given(st.floats(0.05, 5), st.sampled_from([1, 4, 8, 64]), st.floats(0.1, 10), st.integers(1, 8))
 def test_promises_are_the_judges_and_the_formula_holds(z: float, devices: int, alpha_max: float, size: int) -> None:
-    result = promise(z, devices, alpha_max, size)
+    result = same_z(z, devices, alpha_max, size)
     printed = Mechanism.as_printed(1.0, z, devices, size, alpha="public", alpha_max=alpha_max)
     times = 1 if size == 1 else 2
-    assert result.multiplier[PRINTED] == pytest.approx(z / (times * math.sqrt(devices) * alpha_max))
-    assert result.multiplier[CLAIMED] == result.multiplier[SOUND] == pytest.approx(z)
-    assert result.epsilon[CLAIMED] == claimed_epsilon(printed, 1, 1e-5)
-    assert result.epsilon[PRINTED] == true_epsilon(printed, 1, 1e-5)
-    assert result.epsilon[SOUND] == pytest.approx(gdp_epsilon(1 / z, 1e-5))
-    assert result.right(CLAIMED) == pytest.approx(norm.cdf(0.5 / z))  # half a deviation on either side
-    assert len(set(result.curves[CLAIMED])) == len(set(result.curves[SOUND])) == 1
+    assert result.multiplier[PRINTED_NAME] == pytest.approx(z / (times * math.sqrt(devices) * alpha_max))
+    assert result.multiplier[CLAIMED_NAME] == result.multiplier[SOUND_NAME] == pytest.approx(z)
+    assert result.epsilon[CLAIMED_NAME] == claimed_epsilon(printed, 1, 1e-5)
+    assert result.epsilon[PRINTED_NAME] == true_epsilon(printed, 1, 1e-5)
+    assert result.epsilon[SOUND_NAME] == pytest.approx(gdp_epsilon(1 / z, 1e-5))
+    assert result.right(CLAIMED_NAME) == pytest.approx(norm.cdf(0.5 / z))  # half a deviation on either side
+    assert len(set(result.curves[CLAIMED_NAME])) == len(set(result.curves[SOUND_NAME])) == 1
 
 
 def test_command_of_a_decay_is_that_of_its_values(history: GradientHistory, trained: Any) -> None:

@@ -14,7 +14,7 @@ from scipy.integrate import trapezoid
 
 from edp_lab.course.kit.controls import AS_PRINTED, PUBLIC_ALPHA, SOUND
 from edp_lab.course.nb04_cost import panels
-from edp_lab.course.nb04_cost.compute import RunBill, behind, privacy_loss, run_bill, sampling
+from edp_lab.course.nb04_cost.panels import RunBill, behind, privacy_loss, run_bill, sampled
 from edp_lab.privacy import (
     GaussianDP,
     Mechanism,
@@ -84,7 +84,7 @@ def test_simulated_attack_reaches_the_bound() -> None:
 
 
 def test_three_ways_to_batch_are_billed_by_the_library() -> None:
-    result = sampling(0.02, 0.8, 130, 1e-6)
+    result = sampled(0.02, 0.8, 130, 1e-6)
     assert result.passes == 3
     mechanism = Mechanism.sound(1.0, 0.8, 8, 1, sampling_rate=0.02)
     assert result.sampled[-1] == pytest.approx(
@@ -96,11 +96,11 @@ def test_three_ways_to_batch_are_billed_by_the_library() -> None:
 
 
 def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
-    result = sampling(0.01, 1.0, 100, 1e-5)
+    result = sampled(0.01, 1.0, 100, 1e-5)
     assert result.sampled[-1] == pytest.approx(0.72, abs=0.01)
     assert result.sampled[-1] < result.at_least < result.shuffled[-1]
-    assert sampling(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
-    assert sampling(0.8, 1.0, 1, 1e-5).at_least == 0  # one batch misses a fifth of the corpus
+    assert sampled(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
+    assert sampled(0.8, 1.0, 1, 1e-5).at_least == 0  # one batch misses a fifth of the corpus
 
 
 @pytest.mark.parametrize(
