@@ -22,8 +22,7 @@ import torch
 
 from edp_lab.attacks.canaries import measure_memorisation
 from edp_lab.attacks.lira import shadow_signals
-from edp_lab.attacks.loss import attack_loss
-from edp_lab.attacks.target import Attacked, equal_sides
+from edp_lab.attacks.loss import Attacked, attack_loss, equal_sides
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb00_start.panels import Private
 from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edp_lab.attacks.loss import Floats, Signals, signals
+from edp_lab.attacks.loss import Attacked, Floats, Signals, judged, load_target, signals
 from edp_lab.attacks.shadow import settled, shadow_cache, shadow_model, training_key
-from edp_lab.attacks.target import Attacked, judged, load_checked
 from edp_lab.corpora import Corpus, Utterance
 from edp_lab.corpora.corpus import group_ids
 from edp_lab.errors import UsageError
@@ -51,7 +50,7 @@ def attack_lira(
     told: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
     """LiRA, see `lira_scores`; `size` and `epochs` of the shadow models, None: the target's."""
-    target = load_checked(run)
+    target = load_target(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
     config = replace(target.config, processes=1, private_seed=False, lr=lr, **chosen)  # type: ignore[arg-type]

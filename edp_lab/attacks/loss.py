@@ -1,6 +1,7 @@
-"""The floor of membership attacks: call those members whose loss is low (Yeom et al. 2018).
+"""The run that a membership attack is made on, the result beside the run's guarantee, and the simplest attack.
 
-Also what a model gives away about an utterance whose annotation the attacker knows:
+An attack scores as many members as non-members, larger for "member". The floor: call those members whose loss is low
+(Yeom et al. 2018). What a model gives away about an utterance whose annotation the attacker knows:
 
     p = model's probability of the true intent, or of the true tag sequence as a whole
     logit p = log p - log(1 - p)
@@ -9,31 +10,217 @@ LiRA wants logits because they are close to normal over models, which losses and
 2022). They are taken in float64, from the other classes' probabilities rather than from 1 - p, which rounds to 0 for a
 model that is sure.
 
-Utterances that do not fit the model, and a model that has diverged, are refused by `UsageError`.
+Runs that cannot be attacked, too few members, utterances that do not fit the model, and a model that has diverged are
+refused by `UsageError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edp_lab.attacks.target import Attacked, judged, load_checked
-from edp_lab.corpora import Utterance
-from edp_lab.corpora.encoding import Batch
+from edp_lab.attacks.statistics import LEAST_MEMBERS, AttackResult, Guards, auc_change, check_split, summarise
+from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
+from edp_lab.corpora.corpus import group_ids
+from edp_lab.corpora.encoding import Batch, Labels
 from edp_lab.errors import UsageError
+from edp_lab.models import IntentSlotModel, load_model
 from edp_lab.models.crf import forward_backward, path_score
-from edp_lab.models.intent_slot import IntentSlotModel, to_padded
+from edp_lab.models.factory import model_checksum
+from edp_lab.models.intent_slot import to_padded
+from edp_lab.privacy import Adjacency, Guarantee, judge
+from edp_lab.training import TrainConfig
+from edp_lab.training.run_folder import MODEL, read_record, run_config, run_ledger
 
 Floats = NDArray[np.float64]
 BATCH = 256
 LEAST_NLL = 1e-12  # of a tag sequence: differences of float64 sums over a sentence carry no more
 MOST = 500.0  # size of a logit; only a model with a single intent, or one that diverged, comes near
+TITLES = {
+    "loss": "loss threshold (the floor)",
+    "shadow": "shadow model and classifier (the paper's attack)",
+    "lira-online": "LiRA",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A trained model, and as many members as non-members for an attack to tell apart."""
+
+    folder: Path
+    config: TrainConfig
+    corpus: Corpus
+    model: IntentSlotModel
+    members: tuple[Utterance, ...]  # of the training set, drawn at random if it is larger than the test set
+    non_members: tuple[Utterance, ...]  # as many of the test set
+
+    @property
+    def pool(self) -> tuple[Utterance, ...]:
+        """Members first."""
+        return self.members + self.non_members
+
+    @cached_property
+    def texts(self) -> NDArray[np.int64]:
+        """The number of each utterance's text, of the pool: (n)."""
+        return group_ids(self.pool)
+
+    @property
+    def copies(self) -> int:
+        """How often the most frequent text occurs."""
+        return int(np.bincount(self.texts).max())
+
+    def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores of the pool, one row each, of members and of non-members."""
+        return scores[: len(self.members)], scores[len(self.members) :]
+
+    @property
+    def one(self) -> str:
+        """Whom the guarantee is asked about."""
+        return "one utterance" if self.copies == 1 else f"one utterance whose text occurs up to {self.copies} times"
+
+    @cached_property
+    def guards(self) -> Guards:
+        return check_split(self.members, self.non_members)
+
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """What the run guarantees against telling one utterance from another in its place; None without noise.
+
+        A member and a non-member of a random split of fixed sizes have changed places, so what counts is replace-one:
+        under Poisson sampling, one utterance less and another more. All copies of a text are on one side, so a text
+        counts as often as the most frequent one.
+        """
+        if self.config.method == "sgd":
+            return None
+        ledger = run_ledger(self.folder)
+        swap: dict[str, Any] = {"utterances_per_person": self.copies}
+        if self.config.poisson:
+            swap["utterances_per_person"] *= 2
+        else:
+            swap["adjacency"] = Adjacency.REPLACE_ONE
+        delta = self.config.delta
+        assert delta is not None, "records hold the delta that was used"
+        return judge(ledger.mechanism, ledger.bill(), delta, not self.config.private_seed, **swap)
+
+
+def load_target(run: str | Path) -> Target:
+    """The model of a run with members from its training set and an equal number of non-members from its test set."""
+    folder, record = Path(run), read_record(run)
+    if record["status"] not in ("finished", "interrupted"):
+        raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
+    config = run_config(record)
+    corpus = load_corpus(config.corpus)
+    if corpus.sha256 != record["corpus"]["sha256"]:
+        raise UsageError(
+            f"the content of corpus {config.corpus!r} has changed since {run} was trained: restore it, or train anew"
+        )
+    model = load_model(folder / MODEL)
+    if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
+        raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
+    data = split(corpus, config.seed, **config.split)
+    target = Target(folder, config, corpus, model.eval(), *equal_sides(data, config.seed))
+    _ = target.guarantee, target.guards  # a refusal comes before long work
+    return target
+
+
+def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
+    """As many of the training set as of the test set, drawn at random."""
+    count = min(len(data.train), len(data.test))
+    if count < LEAST_MEMBERS:
+        raise UsageError(
+            f"{count} members are too few to say anything about an attack: it takes {LEAST_MEMBERS}, so train on a "
+            "larger corpus"
+        )
+    draw, sides = np.random.default_rng(seed), (data.train, data.test)
+    members, others = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in sides)
+    return members, others
+
+
+# ---- The result ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """An attack's result beside the promise of the run it was made on; scores of the target's pool."""
+
+    target: Target
+    result: AttackResult
+    scores: np.ndarray
+    about: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.result.attack]
+
+    @property
+    def bound_said(self) -> str:
+        """What the guarantee says of any attack."""
+        guarantee = self.target.guarantee
+        if guarantee is None or guarantee.epsilon is None:
+            why = "plain training" if guarantee is None else guarantee.reason
+            return f"none ({why}), so nothing bounds this attack"
+        assert self.result.bound is not None
+        unless = f"{guarantee.condition}, " if guarantee.condition else ""
+        of = f"for {self.target.one} in another's place; delta {guarantee.delta:.2g}, {guarantee.method}"
+        limit = f"bounds the AUC of any attack by {self.result.bound['auc']:.4f}"
+        return f"{unless}epsilon {guarantee.epsilon:.3g} ({of}) {limit}"
+
+    @property
+    def verdict(self) -> str:
+        """In words; an attack that fails proves nothing."""
+        low, high = self.result.auc_interval
+        sure = f"{100 * self.result.confidence:g} %"
+        if self.result.guards["leaks"]:
+            return "worthless: the split leaks, so the attack may tell texts apart instead of members"
+        if self.result.guards["duplicates"]:
+            return "worthless: some texts are both members and non-members; train with duplicates kept together"
+        if self.result.bound is not None and low > self.result.bound["auc"]:
+            return f"more than epsilon allows, at {sure} confidence: the guarantee does not hold, or its seed was used"
+        if low > 0.5:
+            return f"membership leaks: the {sure} interval of the AUC lies above 0.5"
+        if high < 0.5:
+            return "worse than guessing: the attack was misled, which is no proof of privacy"
+        return "this attack finds nothing, which is no proof of privacy: a better one may"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.result.to_json(), **self.about, "bound_said": self.bound_said, "verdict": self.verdict}
+
+
+def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
+    """The result of an attack with these scores of the target's pool, beside the promise of the run."""
+    guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
+    epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
+    result = summarise(attack, *sides, epsilon, delta, target.guards._asdict(), target.sides(target.texts))
+    return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
+
+
+def same_pool(before: str | Path, after: str | Path) -> None:
+    """Raise UsageError unless the two runs have the same members: equal corpora and splits."""
+    pools = []
+    for record in (read_record(before), read_record(after)):
+        config = run_config(record)
+        pools.append((record["corpus"]["sha256"], config.seed, config.split))
+    if pools[0] != pools[1]:
+        raise UsageError(f"{before} has other members than {after}: compare runs of one corpus and seed")
+
+
+def change(before: Attacked, after: Attacked) -> dict[str, Any]:
+    """How the AUC changes from one run to another on the same pool: {"against", "relative", "interval"}."""
+    sides = [attacked.target.sides(attacked.scores) for attacked in (before, after)]
+    texts = after.target.sides(after.target.texts)
+    relative, interval = auc_change(sides[0], sides[1], texts=texts)
+    return {"against": str(before.target.folder), "relative": relative, "interval": list(interval)}
+
+
+# ---- What the model gives away ---------------------------------------------------------------------------------------
 
 
 class Signals(NamedTuple):
@@ -84,5 +271,5 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
 
 def attack_loss(run: str | Path) -> Attacked:
     """Call those members whose loss is low."""
-    target = load_checked(run)
+    target = load_target(run)
     return judged(target, "loss", -signals(target.model, target.pool).loss, {})

@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edp_lab.attacks.loss import BATCH, Floats, scored_batches
-from edp_lab.attacks.target import Attacked, Target, equal_sides, judged, load_checked
+from edp_lab.attacks.loss import BATCH, Attacked, Floats, Target, equal_sides, judged, load_target, scored_batches
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.catalog import find
 from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
@@ -65,7 +64,7 @@ def attack_shadow(
     """
     from sklearn.ensemble import RandomForestClassifier
 
-    target = load_checked(run)
+    target = load_target(run)
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
     names = shadows or (default_shadow(target.config.corpus),)

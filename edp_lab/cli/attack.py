@@ -34,7 +34,7 @@ from edp_lab.errors import UsageError
 from edp_lab.training.config import SEED, TrainConfig
 
 if TYPE_CHECKING:
-    from edp_lab.attacks.target import Attacked
+    from edp_lab.attacks.loss import Attacked
     from edp_lab.training.trainer import Event
 
 attack_app = App(
@@ -164,7 +164,7 @@ def lira(
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
     """Attack the run, and the one it is compared with, with the options that these commands share."""
-    from edp_lab.attacks.target import change, same_pool
+    from edp_lab.attacks.loss import change, same_pool
 
     run, against = ctx.params["run"], ctx.params["against"]
     if against is not None:

@@ -15,10 +15,9 @@ from scipy.stats import norm
 
 from edp_lab.attacks import lira as lira_module
 from edp_lab.attacks.lira import ShadowSignals, aligned, attack_lira, half_samples, lira_scores
-from edp_lab.attacks.loss import Floats, Signals, attack_loss
+from edp_lab.attacks.loss import Floats, Signals, attack_loss, equal_sides, load_target
 from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow, shadow_config, shadow_corpus
 from edp_lab.attacks.statistics import LEAST_MEMBERS, auc, auc_interval
-from edp_lab.attacks.target import equal_sides, load_target
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
@@ -215,7 +214,7 @@ def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they
         return ShadowSignals(Signals(-logits, logits, logits), inside)
 
     target = replace(load_target(overfitted), config=replace(load_target(overfitted).config, lr=0.011))
-    monkeypatch.setattr(lira_module, "load_checked", lambda run: target)
+    monkeypatch.setattr(lira_module, "load_target", lambda run: target)
     monkeypatch.setattr(lira_module, "shadow_signals", drawn_signals)
     found = attack_lira(overfitted, 8, size=size, cache=tmp_path)
     assert asked[0].lr == rate

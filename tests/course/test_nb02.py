@@ -16,7 +16,7 @@ from edp_lab.course.nb02_dp_sgd import panels
 from edp_lab.course.nb02_dp_sgd.panels import CLIPS, DELTA, STEPS, clip_batch, optimizers, per_example, train
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.three_phase.clipping import as_printed, by_norm, by_value, clipped_mean, normalising
+from edp_lab.three_phase.classifier import as_printed, by_norm, by_value, clipped_mean, normalising
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients

@@ -15,9 +15,8 @@ import plotly.graph_objects as go
 import pytest
 
 from edp_lab.attacks.lira import ShadowSignals, aligned, half_samples, lira_scores
-from edp_lab.attacks.loss import Signals, signals
+from edp_lab.attacks.loss import Attacked, Signals, equal_sides, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
-from edp_lab.attacks.target import Attacked, equal_sides
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb07_membership import panels
 from edp_lab.course.nb07_membership.panels import Moments, Shown, kept_lira, measured, show_canaries

@@ -19,8 +19,17 @@ from edp_lab.errors import UsageError
 from edp_lab.models.image import ImageBatch, build_classifier
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.three_phase.classifier import Trained, calibrated_noise, train_classifier
-from edp_lab.three_phase.clipping import RULES, as_printed, by_norm, by_value, clipped_mean, normalising
+from edp_lab.three_phase.classifier import (
+    RULES,
+    Trained,
+    as_printed,
+    by_norm,
+    by_value,
+    calibrated_noise,
+    clipped_mean,
+    normalising,
+    train_classifier,
+)
 from edp_lab.three_phase.settings import DEFAULTS, METHODS, PRIVATE_METHODS, ClassifierSettings
 from edp_lab.training.trainer import Batches
 

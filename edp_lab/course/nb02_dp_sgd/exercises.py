@@ -12,7 +12,7 @@ from torch import Tensor
 from edp_lab.course.kit.controls import Array
 from edp_lab.course.kit.exercises import Differences, close, exercises_of
 from edp_lab.privacy import Mechanism
-from edp_lab.three_phase.clipping import by_norm, clipped_mean
+from edp_lab.three_phase.classifier import by_norm, clipped_mean
 
 ROUNDING = 5e-4  # the library clips a little below C, so that float32 cannot exceed it
 

@@ -3,7 +3,7 @@
     result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # pure
     run = train(clip_norm=1.0, z=2.0, batch_size=20, optimizer="sgd", lr=1.0, sampling="poisson")
 
-Step, batches, clipping, noise, optimizers and epsilon come from `edp_lab.training`, `edp_lab.three_phase.clipping` and
+Step, batches, clipping, noise, optimizers and epsilon come from `edp_lab.training`, `edp_lab.three_phase` and
 `edp_lab.privacy`. What they refuse (UsageError) is refused here.
 """
 
@@ -45,7 +45,7 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.foundations import check_positive
-from edp_lab.three_phase.clipping import RULES
+from edp_lab.three_phase.classifier import RULES
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients, model_gradients, plain_gradient
@@ -174,7 +174,7 @@ class Cloud(NamedTuple):
     """Per-example gradients of a model with two weights, clipped, averaged and noised."""
 
     mechanism: Mechanism  # per-example DP-SGD with the threshold C and the noise multiplier z
-    rule: str  # how gradients are bounded, a name of `edp_lab.three_phase.clipping.RULES`
+    rule: str  # how gradients are bounded, a name of `edp_lab.three_phase.classifier.RULES`
     gradients: Array  # (B, 2)
     clipped: Array  # (B, 2)
     released: Array  # (2,), the mean of the clipped gradients with noise

@@ -22,9 +22,8 @@ import numpy as np
 from edp_lab.attacks import statistics as stats
 from edp_lab.attacks.canaries import Memorisation
 from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
-from edp_lab.attacks.loss import Signals, signals
+from edp_lab.attacks.loss import Attacked, Signals, judged, signals
 from edp_lab.attacks.statistics import AttackResult, Bound, Rate, clopper_pearson, summarise
-from edp_lab.attacks.target import Attacked, judged
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import (
