@@ -29,17 +29,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.bounds import (
+from edp_lab.attacks.statistics import (
     SHARES,
-    Audit,
     OneRunBounds,
     Tally,
-    claim_under_test,
+    check_confidence,
     make_guesses,
     one_run_bounds,
 )
-from edp_lab.attacks.statistics import check_confidence
-from edp_lab.attacks.step_audit import FAR
+from edp_lab.attacks.step_audit import FAR, Audit, claim_under_test
 from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, judge

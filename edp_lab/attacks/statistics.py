@@ -1,4 +1,4 @@
-"""What an attack's scores show, with intervals, what privacy would have let any attack reach, and whether it counts.
+"""What an attack's scores show, what privacy lets any attack reach, and what right guesses prove of epsilon. No torch.
 
 Scores are 1-D arrays, one number per utterance, higher for "member"; infinite ones are welcome, NaN is refused. A
 threshold t calls every utterance with a score of at least t a member: TPR is the share of members so called, FPR the
@@ -7,8 +7,10 @@ they say how far other utterances would move the figure, not what another traini
 no independent draws: on ATIS, where 7 % are copies, the interval of an AUC is therefore about 10 % too narrow. A side
 without scores, and whatever is out of range, is refused by `UsageError`.
 
-An attack counts if the texts alone do not tell members from non-members (`check_split`): else it would need no model,
-and its success would show how the split was made, not what the model remembers.
+An audit turns guesses into lower bounds on epsilon. From draws of one step with and without a canary come two error
+rates, and from these a bound. From one run with m canaries, each in the training set with chance 1/2, come r guesses,
+"in" or "out", and abstentions on the others; v guesses are right. More right guesses than the claimed privacy allows
+refute it.
 """
 
 from __future__ import annotations
@@ -16,27 +18,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv, erf, expit, logit, ndtr, ndtri
+from scipy.special import betainc, betainccinv, betaincinv, erf, expit, gammaln, logit, ndtr, ndtri
 
-from edp_lab.corpora.corpus import Utterance
 from edp_lab.errors import UsageError
+from edp_lab.privacy import gdp_epsilon
 from edp_lab.privacy.accountants import check_loss, check_rates
 
 Scores = NDArray[np.float64]
 Interval = tuple[float, float]
 Texts = tuple[ArrayLike, ArrayLike]
 FPRS = (0.01, 0.001)
+LEAST_MEMBERS = 50  # on either side; fewer give intervals too wide to say anything
 CONFIDENCE = 0.95  # of intervals, unless another is given
 ROUND_UP = 1 + 1e-11  # beyond the rounding of any bound here: `ndtri` far out in the tail has the most
 
-LEAST_MEMBERS = 50  # on either side; fewer give intervals too wide to say anything
-FOLDS = 5
-SPLIT_CONFIDENCE = 0.99  # an alarm of `check_split` is false about once in a hundred splits
+SHARES = (0.1, 0.3, 1.0)  # of the canaries, on which guesses are made: extreme scores are surer, many guesses say more
+SLACK = 1e-6  # relative, far above what rounding adds to a probability here
+LARGEST_MU = 64.0
+GRID = 32  # intervals into which the search for mu cuts what is left; five times
 
 
 class Roc(NamedTuple):
@@ -339,86 +343,207 @@ def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float)
     return float(-ndtri((1 - confidence) / 2) * math.sqrt(variance))
 
 
-# ---- Whether it counts -----------------------------------------------------------------------------------------------
+# ---- Lower bounds on epsilon: from the error rates of one step -------------------------------------------------------
 
 
-class Guards(NamedTuple):
-    """What the sanity guards found of a split into members and non-members."""
+@dataclass(frozen=True)
+class ErrorRate:
+    """How many guesses were wrong, and the Clopper-Pearson upper limit of the probability of that error."""
 
-    text_auc: float  # of a bag-of-words classifier between their texts, out of fold; 0.5 is guessing
-    text_auc_interval: Interval  # at `confidence`
-    confidence: float
-    duplicates: int  # token strings that occur on both sides
-    members: int
-    non_members: int
-    balanced: bool  # they are equally many
-    leaks: bool  # the interval excludes 0.5, on either side: the split is not exchangeable
-    said: str  # one sentence: fine, or what is wrong and the cure
+    errors: int
+    upper_limit: float
 
 
-def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
-    """Run every guard on the utterances that an attack is to tell apart."""
-    texts = [{u.tokens for u in side} for side in (members, non_members)]
-    for name, side, own in zip(("members", "non-members"), (members, non_members), texts, strict=True):
-        if len(side) < LEAST_MEMBERS:
-            raise UsageError(
-                f"there are {len(side)} {name}: an attack needs at least {LEAST_MEMBERS}, so take a larger corpus"
-            )
-        if len(own) < FOLDS:
-            raise UsageError(f"the {name} hold only {len(own)} distinct texts: an attack needs at least {FOLDS}")
-    scores = _text_scores(*texts)
-    # Out-of-fold scores are no independent draws: text i helped to score text j and j to score i, so chance likeness
-    # counts twice. For scores linear in the labels, s_i = sum_j P_ij y_j with random signs y, the variance of
-    # sum_i y_i s_i is sum_{i<j} (P_ij + P_ji)^2, at most twice the sum_{i,j} P_ij^2 that independence would give. So
-    # DeLong's interval is made sqrt 2 times as wide (on the logit scale). Measured on random splits: DeLong's own
-    # standard error is 1.4 to 1.5 times too small on both ATIS and the smart-home corpus; widened, the interval misses
-    # 0.5 in 0.8, 1 and 3 % of 400, 200 and 100 splits.
-    wider = 1 - 2 * float(ndtr(math.sqrt(2) * ndtri((1 - SPLIT_CONFIDENCE) / 2)))
-    area, interval = auc(*scores), auc_interval(*scores, wider)
-    duplicates, sides = len(texts[0] & texts[1]), (len(members), len(non_members))
-    leaks = not interval[0] <= 0.5 <= interval[1]
-    found = f"AUC {area:.3f}, {100 * SPLIT_CONFIDENCE:g} % interval {interval[0]:.3f} to {interval[1]:.3f}"
-    wrong = []
-    if leaks:
-        tell = f"words alone tell members from non-members ({found})"
-        wrong.append(f"the split leaks, for {tell}: pool and split at random")
-    if duplicates:
-        both = "1 text is" if duplicates == 1 else f"{duplicates:,} texts are"
-        wrong.append(f"{both} on both sides: keep duplicates together when splitting")
-    if sides[0] != sides[1]:
-        wrong.append(f"{sides[0]:,} members face {sides[1]:,} non-members: draw equally many")
-    alike = f"words alone do not tell the {sides[0]:,} members from as many non-members ({found})"
-    said = "; ".join(wrong) or f"fine: {alike}, and no text is on both sides"
-    said = f"{said[0].upper()}{said[1:]}."
-    return Guards(area, interval, SPLIT_CONFIDENCE, duplicates, *sides, sides[0] == sides[1], leaks, said)
+@dataclass(frozen=True)
+class Bounds:
+    """Lower bounds on epsilon at one delta, from the same two error rates."""
+
+    gaussian: float
+    distribution_free: float
 
 
-def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]]) -> tuple[Scores, Scores]:
-    """Out-of-fold scores of each side's distinct texts, (M') and (N'); higher means "member".
+def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
+    """Of the guesses that were `wrong`: (draws), bool."""
+    errors = int(wrong.sum())
+    return ErrorRate(errors, upper_limit(errors, len(wrong), confidence))
 
-    A logistic regression on words and bigrams. Distinct, because a split deals a text's copies together, so that they
-    are no independent evidence.
+
+def upper_limit(errors: int, draws: int, confidence: float) -> float:
+    """Upper limit of an error probability, wrong with probability (1 - confidence)/2 at most; rounded up.
+
+    Two such limits hold jointly at `confidence`. Source: Clopper and Pearson 1934.
     """
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import PredefinedSplit, cross_val_predict
+    if errors == draws:
+        return 1.0
+    return min(1.0, float(betainccinv(errors + 1, draws - errors, (1 - confidence) / 2)) * (1 + 1e-9))
 
-    def words_and_bigrams(text: tuple[str, ...]) -> list[str]:
-        return [*text, *(" ".join(pair) for pair in pairwise(("<s>", *text, "</s>")))]
 
-    # Folds are dealt in turn, each kind of text for itself, so that all are alike. A text that is on both sides lies
-    # in one fold, else training would have seen it.
-    rng = np.random.Generator(np.random.PCG64(0))
-    kinds = (sorted(members & non_members), sorted(members - non_members), sorted(non_members - members))
-    shuffled = [kind[i] for kind in kinds for i in rng.permutation(len(kind))]
-    fold = {text: turn % FOLDS for turn, text in enumerate(shuffled)}
-    texts = sorted(members) + sorted(non_members)
-    is_member = np.arange(len(texts)) < len(members)
-    scores = cross_val_predict(
-        LogisticRegression(solver="liblinear"),
-        CountVectorizer(analyzer=words_and_bigrams, binary=True).fit_transform(texts),  # the words, not the labels
-        is_member,
-        cv=PredefinedSplit([fold[text] for text in texts]),
-        method="decision_function",
-    )
-    return scores[is_member], scores[~is_member]
+def mu_lower_bound(fpr: float, fnr: float) -> float:
+    """mu >= Phi^-1(1 - FPR) - Phi^-1(FNR), for upper limits of both rates; at least 0.
+
+    Guarantee: whatever the threshold, as long as the limits hold and both sides are Gaussian with one covariance, as
+    the step's output is: the distance of the means over the standard deviation, along any direction, is at most mu.
+    """
+    return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
+
+
+def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
+    """Lower bounds on epsilon from upper limits of both rates, hence as sure as these; rounded down.
+
+    `gaussian` is the epsilon of `mu_lower_bound`. `distribution_free` holds for any mechanism: (epsilon, delta)-DP
+    demands 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
+    """
+    gaussian = epsilon_at_least(mu_lower_bound(fpr, fnr), delta)
+    odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
+    return Bounds(gaussian, max(0.0, math.log(odds) - 1e-12) if odds > 1 else 0.0)
+
+
+def epsilon_at_least(mu: float, delta: float) -> float:
+    """Of a Gaussian mechanism with at least that mu, rounded down."""
+    # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
+    return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
+
+
+# ---- Lower bounds on epsilon: from the guesses of one run ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many guesses were made, and how many of them were right."""
+
+    guesses: int
+    correct: int
+
+
+@dataclass(frozen=True)
+class OneRunBounds:
+    """Lower bounds on epsilon at one delta, each at the whole confidence, from the same guesses."""
+
+    distribution_free: float  # of Steinke, Nasr and Jagielski, for any mechanism
+    mu: float | None  # of `one_run_mu`, and the epsilon it means; None for a mechanism that is not Gaussian
+    gaussian: float | None
+    tally: Tally  # behind `gaussian`, or where it is None behind `distribution_free`
+
+    @property
+    def best(self) -> float:
+        """The one to go by, which the mechanism decides and not the guesses."""
+        return self.distribution_free if self.gaussian is None else self.gaussian
+
+
+def make_guesses(scores: np.ndarray, included: np.ndarray, shares: Sequence[float] = SHARES) -> tuple[Tally, ...]:
+    """Guess "in" for the highest and "out" for the lowest scores, on each of these shares of the canaries.
+
+    Args:
+        scores: (m) higher for canaries that look as if they were in.
+        included: (m) bool, the truth. How many guesses are made does not depend on it, nor on the scores.
+    """
+    truth, m, tallies = included[np.argsort(scores, kind="stable")], len(scores), []
+    for r in sorted({max(1, round(share * m)) for share in shares}):
+        lowest, highest = truth[: r // 2], truth[m - (r - r // 2) :]
+        tallies.append(Tally(r, int((~lowest).sum() + highest.sum())))
+    return tuple(tallies)
+
+
+def one_run_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: float, gaussian: bool) -> OneRunBounds:
+    """The best bounds that several tallies give. Looking at several is paid for: each gets its share of the error.
+
+    Guarantee: if flipping any one canary is a neighbour of the mechanism, its epsilon at `delta` lies below
+    `distribution_free` with probability 1 - `confidence` at most; so with `gaussian`, if it is mu-GDP for some mu and
+    epsilon is that of mu (as with Gaussian noise and disjoint batches).
+    """
+    beta = (1 - confidence) / len(tallies)
+    epsilons = [one_run_epsilon(m, t.guesses, t.correct, delta, beta) for t in tallies]
+    free = max(epsilons)
+    if not gaussian:
+        return OneRunBounds(free, None, None, tallies[epsilons.index(free)])
+    mus = [one_run_mu(m, t.guesses, t.correct, beta) for t in tallies]
+    mu = max(mus)
+    return OneRunBounds(free, mu, epsilon_at_least(mu, delta), tallies[mus.index(mu)])
+
+
+def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
+    """The largest epsilon that v right out of r guesses on m canaries refute at significance beta; 0 for none.
+
+    With q = e^eps / (1 + e^eps) and X ~ Bin(r, q), an (eps, delta)-DP mechanism has v or more right with probability
+
+        p = P[X >= v] + 2 m delta max_{1 <= i <= v} P[v > X >= v - i] / i        at most
+
+    (Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2), and refuted is every
+    epsilon up to the first with p >= beta; rounded down. References at beta 0.05: (1000, 100, 75, 1e-4) -> 0.673,
+    (100000, 1510, 1439, 1e-5) -> 2.676.
+
+    Guarantee: however the guesses and their places depend on what the mechanism released, r fixed beforehand.
+    """
+    _check_counts(m, r, v, beta)
+    if not 0 <= delta < 1:
+        raise UsageError(f"delta is {delta}: it must be at least 0 and below 1")
+    if v == 0:
+        return 0.0
+    below = np.arange(v - 1, -1, -1)
+    log_choose = gammaln(r + 1) - gammaln(below + 1) - gammaln(r - below + 1)
+    weights = 2 * m * delta / np.arange(1, v + 1)
+
+    def refuted(epsilon: float) -> bool:
+        log_wrong = -float(np.logaddexp(0, epsilon))  # ln(1 - q)
+        at_least = float(betainc(v, r - v + 1, 1 / (1 + math.exp(-epsilon))))
+        just_below = np.cumsum(np.exp(log_choose + below * epsilon + r * log_wrong))
+        # A weight above 1 is put on P[X >= v] too: a little more than the theorem asks, and p rises with epsilon.
+        p = np.maximum(1, weights) * at_least + weights * just_below
+        return float(p.max()) * (1 + SLACK) < beta
+
+    low, high = 0.0, min(float(logit(betaincinv(v, r - v + 1, beta))), 700.0)  # at high, P[X >= v] alone is beta
+    if high <= 0 or not refuted(low):
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+@lru_cache(maxsize=64)
+def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
+    """The largest mu for which v right out of r guesses on m canaries refute mu-GDP at significance beta; 0 for none.
+
+    Let W guesses be right, p_i = P[W = i]. For any j, that guess k is right and W >= j means: it points to the truth,
+    and at least j - 1 of the others are right. Were canary k flipped, the same guesses would have k wrong and W >= j-1.
+    mu-GDP bounds the one probability by F(x) = Phi(Phi^-1(x) + mu) of the other. F is concave, so averaged over the m
+    canaries and all the rest (an abstention is neither right nor wrong)
+
+        a_j <= F(b_{j-1}),     a_j = sum_{i >= j} p_i i / m,     b_j = sum_{i >= j} p_i (r - i) / m
+
+    which is the argument of Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
+    Suppose P[W >= v] = beta. The least total probability that goes with it has all of beta at v and, from there
+    downwards, just as much at each j - 1 as the inequality demands (moved further down, a surplus helps every
+    inequality that is left). Where that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
+
+    Guarantee: a mu-GDP mechanism, guesses and their places as in `one_run_epsilon`. Rounded down.
+    """
+    _check_counts(m, r, v, beta)
+
+    def least_total(mu: np.ndarray) -> np.ndarray:
+        """What P[W >= v] = beta asks for; where it exceeds 1, some number above 1: (K) -> (K)."""
+        right, wrong = np.full(mu.shape, v * beta / m), np.full(mu.shape, (r - v) * beta / m)  # a_j, b_j
+        for j in range(v, 0, -1):
+            demanded = ndtr(ndtri(np.minimum(right, 1)) - mu)
+            added = np.maximum(demanded - wrong, 0) / (r - j + 1)  # p_{j-1} / m
+            right, wrong = right + added * (j - 1), wrong + added * (r - j + 1)
+            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # what demands nothing now never will
+                break
+        return (right + wrong) * m / r if r else np.zeros(mu.shape)
+
+    low, high = 0.0, LARGEST_MU
+    for _ in range(5):
+        grid = np.linspace(low, high, GRID + 1)
+        refuted = least_total(grid) > 1 + SLACK
+        first_kept = len(grid) if refuted.all() else int(np.argmin(refuted))
+        if first_kept == 0:
+            return 0.0
+        low, high = float(grid[first_kept - 1]), float(grid[min(first_kept, GRID)])
+    return low
+
+
+def _check_counts(m: int, r: int, v: int, beta: float) -> None:
+    if not 0 <= v <= r <= m:
+        raise UsageError(f"{v} right of {r} guesses on {m} canaries: neither may exceed what comes after it")
+    if not 0 < beta < 1:
+        raise UsageError(f"significance beta is {beta}: it must lie between 0 and 1, such as 0.05")

@@ -11,26 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.bounds import (
-    Audit,
+from edp_lab.attacks.statistics import (
     Bounds,
     ErrorRate,
-    claim_under_test,
+    check_confidence,
     error_rate,
     lower_bounds,
     mu_lower_bound,
     upper_limit,
 )
-from edp_lab.attacks.statistics import check_confidence
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Alpha, Mechanism, Variant, judge
+from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
@@ -46,6 +45,92 @@ DIRECTIONS = {
 }
 FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
 MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
+
+
+# ---- What an audit says of a claim -----------------------------------------------------------------------------------
+
+
+class Finding(StrEnum):
+    """What the audit says of the claim; it can refute a claim, never prove one."""
+
+    REFUTED = "refuted"
+    CONSISTENT = "consistent"
+    NO_POWER = "no power"  # not even draws without a single error would refute the claim
+
+
+def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
+    """As printed, the paper's zCDP epsilon; sound, the epsilon that holds."""
+    sound = mechanism.variant is Variant.SOUND
+    claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
+    if claimed is None:
+        why = guarantee.reason if sound or mechanism.z0 == 0 else "the claimed epsilon exceeds the largest float"
+        raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
+    return claimed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What was claimed, what holds, and what an audit proves."""
+
+    verdict: Finding
+    explanation: str
+    epsilon_claimed: float  # see `claim_under_test`
+    epsilon_holds: float | None  # the judge's answer; None where there is no guarantee
+    epsilon_lower_bound: float  # epsilon is at least this, at `confidence`
+    ceiling: float  # the lower bound without a single error
+    confidence: float
+    delta: float
+    adjacency: str
+    noise_multiplier: float  # true noise over true sensitivity
+    mechanism: Mechanism
+
+    @classmethod
+    def of(
+        cls,
+        mechanism: Mechanism,
+        guarantee: Guarantee,
+        lower_bound: float,
+        ceiling: float,
+        confidence: float,
+        evidence: str,
+        found: str = "",
+        flawless: str = "a single error",
+        remark: str = "",
+        **own: Any,
+    ) -> Self:
+        """Judge the claim by a lower bound and say why.
+
+        Args:
+            evidence: such as "100 draws a side"; `found`: what it showed, `flawless`: what its ceiling does without.
+            own: the other fields.
+        """
+        claimed = claim_under_test(guarantee, mechanism)
+        shown = f"{found}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
+        if lower_bound > claimed:
+            verdict, why = Finding.REFUTED, f"refute the claim: {shown}, but {claimed:.4g} is claimed"
+        elif ceiling <= claimed:
+            most = f"even without {flawless} they would show no more than epsilon {ceiling:.4g}"
+            verdict, why = Finding.NO_POWER, f"cannot test the claim: {most}, and {claimed:.4g} is claimed"
+        else:
+            nothing = "do not contradict the claim, which proves nothing"
+            verdict, why = Finding.CONSISTENT, f"{nothing}: {shown}, and {claimed:.4g} is claimed"
+        return cls(
+            verdict=verdict,
+            explanation=f"{evidence} {why}{remark}.",
+            epsilon_claimed=claimed,
+            epsilon_holds=guarantee.epsilon,
+            epsilon_lower_bound=lower_bound,
+            ceiling=ceiling,
+            confidence=confidence,
+            delta=guarantee.delta,
+            adjacency=guarantee.adjacency,
+            noise_multiplier=mechanism.noise_multiplier(0),
+            mechanism=mechanism,
+            **own,
+        )
+
+
+# ---- One step --------------------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):

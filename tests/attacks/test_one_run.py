@@ -11,16 +11,16 @@ import torch
 from scipy import stats
 
 from edp_lab.attacks import one_run
-from edp_lab.attacks.bounds import (
+from edp_lab.attacks.one_run import Directions, OneLayer, Plan, RealModel, audit_one_run, gradient_scores
+from edp_lab.attacks.statistics import (
     SHARES,
-    Finding,
     Tally,
     make_guesses,
     one_run_bounds,
     one_run_epsilon,
     one_run_mu,
 )
-from edp_lab.attacks.one_run import Directions, OneLayer, Plan, RealModel, audit_one_run, gradient_scores
+from edp_lab.attacks.step_audit import Finding
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError

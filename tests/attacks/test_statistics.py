@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from edp_lab.attacks.loss import check_split
 from edp_lab.attacks.statistics import (
     LEAST_MEMBERS,
     advantage,
     auc,
     auc_change,
     auc_interval,
-    check_split,
     clopper_pearson,
     dp_bound,
     gaussian_bound,

@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 from edp_lab.attacks import step_audit
-from edp_lab.attacks.bounds import Bounds, Finding, lower_bounds, mu_lower_bound, upper_limit
-from edp_lab.attacks.step_audit import LAYOUT, audit_mechanism, draw_statistics, worst_case_pair
+from edp_lab.attacks.statistics import Bounds, lower_bounds, mu_lower_bound, upper_limit
+from edp_lab.attacks.step_audit import LAYOUT, Finding, audit_mechanism, draw_statistics, worst_case_pair
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed

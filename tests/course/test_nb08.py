@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from edp_lab.attacks.bounds import Finding, error_rate, lower_bounds, one_run_epsilon
 from edp_lab.attacks.one_run import audit_one_run
-from edp_lab.attacks.step_audit import audit_mechanism, draw_statistics
+from edp_lab.attacks.statistics import error_rate, lower_bounds, one_run_epsilon
+from edp_lab.attacks.step_audit import Finding, audit_mechanism, draw_statistics
 from edp_lab.course.kit.text import at_least
 from edp_lab.course.nb08_audit import panels
 from edp_lab.course.nb08_audit.panels import StepNoise, audit_step

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from edp_lab import training
-from edp_lab.attacks.bounds import Finding
 from edp_lab.attacks.canaries import AROUND, DIGITS, draw_canaries, filling_losses
-from edp_lab.attacks.step_audit import StepAudit, StepNoise
+from edp_lab.attacks.step_audit import Finding, StepAudit, StepNoise
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit import figure as fig

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.bounds import Finding, error_rate, lower_bounds
+from edp_lab.attacks.statistics import error_rate, lower_bounds
+from edp_lab.attacks.step_audit import Finding
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of
 from edp_lab.course.kit.text import at_least
 from edp_lab.course.nb08_audit.panels import CONFIDENCE, DELTA, StepNoise, audit_step

@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 from scipy.stats import norm
 
-from edp_lab.attacks.bounds import Audit, Finding, Tally, one_run_bounds
 from edp_lab.attacks.one_run import OneRunAudit, audit_one_run
-from edp_lab.attacks.step_audit import StepAudit, StepNoise
+from edp_lab.attacks.statistics import Tally, one_run_bounds
+from edp_lab.attacks.step_audit import Audit, Finding, StepAudit, StepNoise
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import (
     DELTA,
