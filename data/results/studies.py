@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edp_lab.reproduce.table1_runs import ENCODER, LAYERS, make_start
+from edp_lab.reproduce.table1 import ENCODER, LAYERS, make_start
 from edp_lab.training import TrainConfig, train
 from edp_lab.training.recipe import plan
 

@@ -65,9 +65,8 @@ def table1(
     """
     with telling() as tell:
         from edp_lab.jobs import usable_cores
-        from edp_lab.reproduce.table1 import FULL, MODELS, QUICK
+        from edp_lab.reproduce.table1 import ENCODER, FULL, MODELS, QUICK, TableRuns
         from edp_lab.reproduce.table1 import table1 as rows_of
-        from edp_lab.reproduce.table1_runs import ENCODER, TableRuns
 
         if epochs is not None and epochs % 2:
             raise UsageError(f"--epochs is {epochs}: give an even number, as a control takes half of them")

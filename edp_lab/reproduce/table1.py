@@ -13,23 +13,54 @@ Every seed has its own split, weights, order and noise. Changes are relative, fo
 intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings, nor what
 another sample would change: the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is
 trained by SGD for as many epochs as the target, whatever that is (section 4.2 has one), anew for each seed.
+
+    data/results/table1_cells.jsonl    results that come with a checkout, a line each
+    OUT/cells.jsonl                    results made here, written as soon as each is done
+    OUT/runs, shadows, public          runs, shadow models of the attacks, what the networks start from
+
+A result is identified by its settings and by digests of the corpora and the encoder that it was made from. If one of
+these is at hand here, its digest must agree; if it is not, we believe the committed line. So a work that was killed
+resumes, and the committed table is made again without corpora, encoder or network.
+
+All methods start from the same public weights: else a sound run, which may not read words off its training set, would
+differ from SGD in more than its noise. The paper's CLC reads published fastText vectors, its BERT was pretrained on
+Wikipedia (section 4.2). In a run's settings the start is a name, which becomes a folder only if something is trained.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
+from edp_lab.attacks.loss import attack_loss
+from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow
+from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import list_corpora
+from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
+from edp_lab.files import given_path, new_folder, writable, write_whole
+from edp_lab.jobs import NUMERICS, content_key, parallel
+from edp_lab.models.vectors import WordVectors
 from edp_lab.privacy import Decay, judge
-from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1, Table1Row
-from edp_lab.reproduce.table1_runs import LAYERS, VECTORS, WORDS, Result, TableRuns
-from edp_lab.training import TrainConfig
+from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1
+from edp_lab.reproduce.results_io import RESULTS, machine
+from edp_lab.training import TrainConfig, resume, train
+from edp_lab.training.checkpoint import digest
+from edp_lab.training.run_folder import RECORD
 
 TOLERANCE = 1.15  # of SGD's error on the validation split
 SGD, HALF, PRINTED, SOUND = "sgd", "sgd, half the epochs", "as printed", "sound"
@@ -46,9 +77,19 @@ CORPORA = {
     "smart-home-video": "Video",
 }
 MODELS = ("clc", "bert")
+SCORES = ("ser", "auc", "loss_auc")  # error, and the area under the curve of two attacks
 
+COMMITTED = RESULTS / "table1_cells.jsonl"
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide; pretrained on Wikipedia, among others
+PUBLIC = ("atis", "snips", "nlu-eval")  # each is public text for a run on another one
+WORDS, VECTORS = "words", "vectors"  # starts of the CLC: an encoder's words, or fastText vectors of unrelated text
+LAYERS = "layers:"  # starts of BERT: an encoder's first layers, their number after the colon
+TEXT_SEED, TEXT = 14586, 20_000  # of generated utterances
+LOUDER = 8.0  # scales the encoder's vectors, .06 in size, to that of learned embeddings; a power of 2 is exact
+AREAS = ("training", "pretraining", "membership")  # of `NUMERICS`
 
 Cell = dict[str, Any]  # of the table, by the names in `_cell`
+Result = dict[str, Any]  # of a run, by the names in `do`
 
 
 @dataclass(frozen=True)
@@ -99,24 +140,18 @@ def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequen
 
     UsageError for an unknown model or corpus, and as `TableRuns`.
     """
-    check_names(models, corpora)
+    for what, known, given in (("model", MODELS, models), ("corpus", tuple(CORPORA), corpora)):
+        if unknown := [name for name in given if name not in known]:
+            raise UsageError(f"unknown {what} {unknown[0]!r}: choose {', '.join(known)}")
     plains = [_plain(runs, scale, model, corpus) for model in models for corpus in corpora]
     runs.prepare(plains)
     return (_row(runs, scale, plain) for plain in plains)
 
 
-def check_names(models: Sequence[str], corpora: Sequence[str] = ()) -> None:
-    """UsageError for a model or corpus that is not in the paper's tables."""
-    for name, known, given in (("model", MODELS, models), ("corpus", tuple(CORPORA), corpora)):
-        for one in given:
-            if one not in known:
-                raise UsageError(f"unknown {name} {one!r}: choose {', '.join(known)}")
-
-
 def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str) -> TrainConfig:
     words = WORDS if scale.published else VECTORS
-    steps, most = scale.steps[model] // 2, scale.most_epochs[model] // 2
-    half = whole_epochs(steps, scale.batch_size, runs.examples(corpus), most)
+    about = scale.steps[model] // 2 * scale.batch_size / runs.examples(corpus)
+    half = max(1, min(scale.most_epochs[model] // 2, round(about)))
     return TrainConfig(
         corpus,
         model,
@@ -181,8 +216,7 @@ def _usable(result: Result, plain: Result) -> bool:
 
 def _choose(tried: Mapping[TrainConfig, Result], plain: Result) -> TrainConfig:
     """The most noise among trials whose error is within the tolerance; if none is, the smallest error."""
-    usable = [config for config, result in tried.items() if _usable(result, plain)]
-    if usable:
+    if usable := [config for config, result in tried.items() if _usable(result, plain)]:
         return max(usable, key=lambda config: config.z0)
     return min(tried, key=lambda config: tried[config]["validation_ser"])
 
@@ -197,9 +231,6 @@ def _cell(
 ) -> Cell:
     """One method on one corpus with one model, from its runs and SGD's, seed by seed."""
 
-    def percent(name: str) -> dict[str, float | None]:
-        return estimate([100 * one[name] for one in own])
-
     def change(name: str) -> dict[str, float | None] | None:
         """Relative to SGD, in percent; negative is better. None for SGD."""
         if variant == SGD:
@@ -213,6 +244,13 @@ def _cell(
 
     first = own[0]
     printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (config.model, CORPORA[config.corpus]))
+    mechanism, claimed = config.mechanism(first["examples"]), None
+    if mechanism is not None:
+        claimed = judge(mechanism, config.epochs, printed.delta).epsilon_claimed
+    paper = {"ser": printed.sgd_ser, "auc": printed.sgd_mia_auc} if variant == SGD else {}
+    if decay is not None:
+        theirs = printed.changes[decay]
+        paper = {"ser_change": theirs.ser, "auc_change": theirs.mia_auc, "log10_claimed": theirs.log10_epsilon}
     return {
         "model": config.model,
         "corpus": config.corpus,
@@ -220,13 +258,10 @@ def _cell(
         "variant": variant,
         "decay": None if decay is None else str(decay),
         "seeds": len(own),
-        "ser": percent("ser"),  # in percent, as are the areas under the curve of the paper's attack, and of one by the
-        "auc": percent("auc"),  # loss alone, which has no shadow model that might suit one target better than another
-        "loss_auc": percent("loss_auc"),
-        "ser_change": change("ser"),
-        "auc_change": change("auc"),
-        "loss_auc_change": change("loss_auc"),
-        "log10_claimed": claimed_log10(config, first["examples"], printed.delta),  # at the paper's delta
+        # In percent. The attack by the loss alone has no shadow model that might suit one target better than another.
+        **{name: estimate([100 * one[name] for one in own]) for name in SCORES},
+        **{f"{name}_change": change(name) for name in SCORES},
+        "log10_claimed": math.log10(claimed) if claimed else None,  # by the paper's accounting, at its delta
         "epsilon": largest("epsilon"),  # these two hold at `delta` were the seed secret
         "epsilon_if_alpha_public": largest("epsilon_if_alpha_public"),
         "delta": first["delta"],
@@ -234,40 +269,257 @@ def _cell(
         "tau": None if decay in (None, Decay.NONE) else config.tau,
         "trials": trials,
         "within_tolerance": None if decay is None else _usable(first, plain[0]),  # the first seed keeps the error there
-        "paper": _printed(printed, variant, decay),
+        "paper": paper,
         "runs": tuple(one["run"] for one in own),  # their keys
         "about": {
             **{name: ", ".join(sorted({one[name] for one in own})) for name in ("device", "machine")},
-            "threads": first["threads"],
-            "versions": first["versions"],
-            "examples": first["examples"],
-            "shadow_corpora": first["shadow_corpora"],
-            "size": config.size,
-            "batch_size": config.batch_size,
-            "epochs": config.epochs,
+            **{name: first[name] for name in ("threads", "versions", "examples", "shadow_corpora")},
+            **{name: getattr(config, name) for name in ("size", "batch_size", "epochs")},
             "seconds": sum(one["seconds"] for one in own),  # of training
         },
     }
 
 
-def claimed_log10(config: TrainConfig, examples: int, delta: float) -> float | None:
-    """log10 of the epsilon that the paper's accounting gives this run at that delta; None without noise."""
-    mechanism = config.mechanism(examples)
-    if mechanism is None:
+# ---- Runs, each done once --------------------------------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """A run whose start is a folder, where it goes, the shadow model's corpus, where shadow models go."""
+
+    config: TrainConfig
+    folder: Path
+    shadow: str
+    shadows: Path
+
+
+class TableRuns:
+    """Results of runs and of the attacks on them; missing ones are made.
+
+    Args:
+        out: see above; created.
+        workers: runs at a time, a thread each.
+        tell: called with a line of progress, and whether it is worth keeping.
+        fresh: ignore results that come with the checkout.
+        encoder: hub name or folder of the encoder that starts are made from.
+
+    Raises:
+        UsageError: a missing result takes a corpus or an encoder that is not at hand; a worker was killed; a folder
+            that cannot be written; and as `train` and `attack_shadow`.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        workers: int = 1,
+        tell: Callable[[str, bool], None] = lambda line, kept: None,
+        fresh: bool = False,
+        encoder: str = ENCODER,
+    ) -> None:
+        self.out, self.workers, self.tell, self.encoder = writable(out, "choose another --out"), workers, tell, encoder
+        committed = [] if fresh else read_lines(COMMITTED)
+        self._made = read_lines(out / "cells.jsonl")
+        self._numerics = {area: NUMERICS[area] for area in AREAS}
+        self._examples = {line["config"]["corpus"]: line["result"]["examples"] for line in committed}
+        self._known = {name: found for line in committed for name, found in line["contents"].items()}
+        if encoder != ENCODER:
+            self._known.pop("encoder", None)
+        self._results: dict[str, list[Result]] = {}
+        for line in [*committed, *self._made]:
+            self._results.setdefault(_text(line["config"]), []).append(line)
+
+    def examples(self, corpus: str) -> int:
+        """Size of the training set of seed 0."""
+        if not corpus_at_hand(corpus) and corpus in self._examples:
+            return int(self._examples[corpus])
+        return len(split(load_corpus(corpus), 0).train)
+
+    def results(self, configs: Sequence[TrainConfig], what: str) -> list[Result]:
+        """The result of each run, in order; missing ones are made now."""
+        unique = list(dict.fromkeys(configs))
+        done = {config: result for config in unique if (result := self.known(config)) is not None}
+        todo = {config: self._work(config) for config in unique if config not in done}
+        self.tell(f"{what}: {len(done)} of {len(unique)} runs are done", True)
+        start = time.perf_counter()
+        for config, result in parallel(do, todo, self.workers, "the same command resumes from here"):
+            done[config] = result
+            self._keep(config, result)
+            minutes = (time.perf_counter() - start) / 60
+            self.tell(f"{what}: {len(done)} of {len(unique)} runs are done, after {minutes:.0f} min", True)
+        return [done[config] for config in configs]
+
+    def known(self, config: TrainConfig) -> Result | None:
+        """The result of a run that has been done with these settings, data and numerics."""
+        for line in self._results.get(_text(settings(config)), []):
+            agree = all(self._content(name) == found for name, found in line["contents"].items())
+            if agree and line["numerics"] == self._numerics:
+                return dict(line["result"])
         return None
-    claimed = judge(mechanism, config.epochs, delta).epsilon_claimed
-    return None if claimed is None or claimed <= 0 else math.log10(claimed)
+
+    def prepare(self, configs: Sequence[TrainConfig]) -> None:
+        """Make what missing runs start from: a corpus or an encoder that is not at hand shows before hours of work."""
+        for config in configs:
+            if self.known(config) is None:
+                self._start(config)
+
+    def _keep(self, config: TrainConfig, result: Result) -> None:
+        line = {"config": settings(config), "contents": self._contents(config), "numerics": self._numerics}
+        self._made.append({**line, "result": result})
+        self._results.setdefault(_text(line["config"]), []).append(self._made[-1])
+        write_whole(self.out / "cells.jsonl", "".join(f"{json.dumps(each)}\n" for each in self._made).encode())
+
+    def _work(self, config: TrainConfig) -> Work:
+        key = content_key(AREAS, settings(config), self._contents(config))[:24]
+        made_of = replace(config, pretrained=str(self._start(config)))
+        return Work(made_of, self.out / "runs" / key, self._shadow(config.corpus), self.out / "shadows")
+
+    def _start(self, config: TrainConfig) -> Path:
+        """The folder of what a run starts from, made if it is missing."""
+        assert config.pretrained is not None
+        sources = self._sources(config)
+        key = content_key(["pretraining"], config.pretrained, sources)[:16]
+        folder = self.out / "public" / f"{config.pretrained.replace(':', '-')}-{key}"
+        if not folder.is_dir():
+            make_start(config.pretrained, self.encoder, [name for name in sources if name != "encoder"], folder)
+        return folder
+
+    def _contents(self, config: TrainConfig) -> dict[str, str]:
+        """Digests of all that a run and the attack on it are made from, by name."""
+        shadow = self._shadow(config.corpus)
+        corpora = [config.corpus, *([] if shadow == GENERATED else [shadow])]
+        return {**{name: self._content(name) for name in corpora}, **self._sources(config)}
+
+    def _sources(self, config: TrainConfig) -> dict[str, str]:
+        """Digests of what the start is made from, by name."""
+        others = [name for name in PUBLIC if name != config.corpus and self._has(name)]
+        return {name: self._content(name) for name in (others if config.pretrained == VECTORS else ["encoder"])}
+
+    def _content(self, name: str) -> str:
+        """Digest of a corpus or of the encoder: as it is at hand, else as the committed results know it."""
+        at_hand = encoder_at_hand(self.encoder) if name == "encoder" else corpus_at_hand(name)
+        if not at_hand and name in self._known:
+            return str(self._known[name])
+        return encoder_content(self.encoder) if name == "encoder" else corpus_content(name)
+
+    def _has(self, corpus: str) -> bool:
+        return corpus_at_hand(corpus) or corpus in self._known
+
+    def _shadow(self, corpus: str) -> str:
+        return default_shadow(corpus, self._has)
 
 
-def _printed(row: Table1Row, variant: str, decay: Decay | None) -> dict[str, float | None]:
-    if variant == SGD:
-        return {"ser": row.sgd_ser, "auc": row.sgd_mia_auc}
-    if decay is None:
-        return {}
-    change = row.changes[decay]
-    return {"ser_change": change.ser, "auc_change": change.mia_auc, "log10_claimed": change.log10_epsilon}
+def settings(config: TrainConfig) -> dict[str, Any]:
+    """Settings that are not None or False, as JSON has them."""
+    given = {name: value for name, value in asdict(config).items() if value is not None and value is not False}
+    return dict(json.loads(json.dumps(given)))
 
 
-def whole_epochs(steps: int, batch: int, examples: int, most: int) -> int:
-    """About so many steps, at least one epoch, and at most `most`."""
-    return max(1, min(most, round(steps * batch / examples)))
+def _text(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file; none if there is no such file."""
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError:
+        raise UsageError(f"{path} is damaged: restore it, or remove it and its runs are done again") from None
+
+
+@cache
+def corpus_content(name: str) -> str:
+    return load_corpus(name).sha256
+
+
+@cache
+def corpus_at_hand(name: str) -> bool:
+    return any(info.name == name and info.where is not None for info in list_corpora())
+
+
+@cache
+def encoder_at_hand(name: str) -> bool:
+    """Whether a published encoder can be read without a network."""
+    try:
+        return given_path(name).exists() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
+@cache
+def encoder_content(name: str) -> str:
+    """Digest of an encoder's weights, word pieces and shape, not of the files that hold them."""
+    from edp_lab.models.bert import load_bert  # transformers is slow to import
+
+    with _blamed(name):
+        bert, tokenizer = load_bert(name)
+    shape = [bert.config.num_attention_heads, bert.config.hidden_act, bert.config.layer_norm_eps]
+    return digest(dict(bert.named_parameters()), json.dumps([shape, sorted(tokenizer.get_vocab().items())]).encode())
+
+
+@contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    """Errors inside are the encoder's fault."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(
+            f"the public encoder {name!r} cannot be used: give --encoder a folder that holds a BERT, or a hub name and "
+            f"a network ({error})"
+        ) from error
+
+
+def make_start(start: str, encoder: str, texts: Sequence[str], folder: Path) -> None:
+    """Write the weights that a start names: an encoder's first layers or words, or vectors of `texts` (corpora)."""
+    from edp_lab.models.bert import load_bert  # transformers is slow to import
+    from edp_lab.training.pretraining import pretrain_vectors, shorten_bert
+
+    if start == VECTORS:
+        corpora = [generate(TEXT, TEXT_SEED), *map(load_corpus, texts)]
+        pretrain_vectors([u.tokens for one in corpora for u in one.utterances], folder)
+        return
+    with _blamed(encoder):
+        if start.startswith(LAYERS):
+            shorten_bert(encoder, int(start.removeprefix(LAYERS)), folder)
+            return
+        bert, tokenizer = load_bert(encoder)
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    # Neither the rest of a word nor a sign of the encoder, such as [CLS].
+    words = {w: k for w, k in vocabulary if not w.startswith("##") and (len(w) < 2 or (w[0], w[-1]) != ("[", "]"))}
+    matrix = LOUDER * bert.embeddings.word_embeddings.weight.detach()
+    with new_folder(folder) as inside:
+        WordVectors(tuple(words), matrix[[*words.values()]]).save(inside)
+
+
+def do(work: Work) -> Result:
+    """Train and attack; a run that was cut off is resumed."""
+    import sklearn  # noqa: F401 - it sets environment variables, which `resume` compares with those of the first part
+
+    config, folder = work.config, work.folder
+    if (folder / RECORD).is_file():
+        record = resume(folder)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it began
+        record = train(config, folder)
+    if record["status"] != "finished":  # Ctrl-C in this process
+        raise KeyboardInterrupt
+    final = record["final"]
+    scores = ("ser", "intent_accuracy", "slot_f1", "epsilon_claimed", "epsilon", "epsilon_if_alpha_public", "seconds")
+    # The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone.
+    by_shadow = attack_shadow(folder, (work.shadow,), seed=config.seed, cache=work.shadows, plain=True).to_json()
+    by_loss = attack_loss(folder).to_json()
+    rates = ("auc", "auc_interval", "tpr_at_fpr")
+    return {
+        "validation_ser": record["epochs"][-1]["ser"],
+        **{score: final[score] for score in scores},
+        "delta": record["config"]["delta"],
+        "examples": record["corpus"]["splits"]["train"],
+        **{rate: by_shadow[rate] for rate in (*rates, "members", "shadow_corpora", "classifier")},
+        **{f"loss_{rate}": by_loss[rate] for rate in rates},
+        "device": record["device"],
+        "threads": record["threads"],
+        "machine": machine(record["device"]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": record["versions"],
+        "run": folder.name,
+    }

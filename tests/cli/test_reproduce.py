@@ -6,7 +6,7 @@ import re
 import pytest
 
 from edp_lab.course.nb11_claims.panels import table1_figure
-from edp_lab.reproduce import table1_runs as table_runs
+from edp_lab.reproduce import table1 as table1_study
 from edp_lab.reproduce import table2 as table2_study
 from edp_lab.reproduce import thesis as tables
 from edp_lab.reproduce.thesis import Scale
@@ -30,8 +30,8 @@ def reproduce(output_of, monkeypatch, tmp_path):
             "shadow_corpora": ["generated"],
         }  # fmt: skip
 
-    monkeypatch.setattr(table_runs.TableRuns, "results", lambda self, configs, what: list(map(result, configs)))
-    monkeypatch.setattr(table_runs.TableRuns, "prepare", lambda self, configs: None)
+    monkeypatch.setattr(table1_study.TableRuns, "results", lambda self, configs, what: list(map(result, configs)))
+    monkeypatch.setattr(table1_study.TableRuns, "prepare", lambda self, configs: None)
     return lambda *arguments: output_of("reproduce", *arguments, "--out", str(tmp_path / "out"))
 
 

@@ -20,23 +20,25 @@ from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.vectors import load_vectors
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce import table1 as study
-from edp_lab.reproduce import table1_runs
 from edp_lab.reproduce.printed import TABLE_1
 from edp_lab.reproduce.results_io import RESULTS
-from edp_lab.reproduce.table1 import Scale, estimate, table1, under
-from edp_lab.reproduce.table1_runs import (
+from edp_lab.reproduce.table1 import (
     COMMITTED,
     LAYERS,
     VECTORS,
     WORDS,
+    Scale,
     TableRuns,
     Work,
     do,
     encoder_at_hand,
     encoder_content,
+    estimate,
     make_start,
     read_lines,
     settings,
+    table1,
+    under,
 )
 from edp_lab.training import TrainConfig, pretraining, train
 from edp_lab.training.pretraining import pretrain_bert
@@ -218,10 +220,10 @@ def stubs(monkeypatch, tmp_path):
         done.append(work.config)
         return {"ser": work.config.z0, "examples": 667}
 
-    monkeypatch.setattr(table1_runs, "COMMITTED", tmp_path / "committed.jsonl")
-    monkeypatch.setattr(table1_runs, "corpus_at_hand", lambda name: name.startswith("smart-home"))
-    monkeypatch.setattr(table1_runs, "make_start", lambda start, encoder, texts, folder: folder.mkdir(parents=True))
-    monkeypatch.setattr(table1_runs, "do", stub)
+    monkeypatch.setattr(study, "COMMITTED", tmp_path / "committed.jsonl")
+    monkeypatch.setattr(study, "corpus_at_hand", lambda name: name.startswith("smart-home"))
+    monkeypatch.setattr(study, "make_start", lambda start, encoder, texts, folder: folder.mkdir(parents=True))
+    monkeypatch.setattr(study, "do", stub)
     return done
 
 
@@ -251,9 +253,9 @@ def test_a_result_counts_for_its_settings_data_and_numerics_alone(stubs, tmp_pat
         patch.setitem(NUMERICS, "membership", 99)
         assert TableRuns(tmp_path / "out").known(CONFIG) is None
     with monkeypatch.context() as patch:
-        patch.setattr(table1_runs, "corpus_content", lambda name: "changed")
+        patch.setattr(study, "corpus_content", lambda name: "changed")
         assert TableRuns(tmp_path / "out").known(CONFIG) is None
-    monkeypatch.setattr(table1_runs, "default_shadow", lambda own, has: "smart-home-video")
+    monkeypatch.setattr(study, "default_shadow", lambda own, has: "smart-home-video")
     new = TableRuns(tmp_path / "new")
     new.results([CONFIG], "test")
     assert "smart-home-video" in read_lines(tmp_path / "new" / "cells.jsonl")[0]["contents"]
@@ -271,9 +273,9 @@ def committed(stubs, tmp_path):
 
 
 def test_committed_results_are_read_without_their_corpus_unless_fresh(committed, tmp_path, monkeypatch):
-    monkeypatch.setattr(table1_runs, "encoder_at_hand", lambda name: False)
+    monkeypatch.setattr(study, "encoder_at_hand", lambda name: False)
     monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path / "nothing"))
-    table1_runs.corpus_content.cache_clear()
+    study.corpus_content.cache_clear()
     runs = TableRuns(tmp_path / "out")
     assert runs.results([committed], "test") == [{"ser": 1, "examples": 72}]
     assert runs.examples("atis") == 72
@@ -285,14 +287,14 @@ def test_committed_results_are_read_without_their_corpus_unless_fresh(committed,
 
 
 def test_committed_results_of_other_data_do_not_count(committed, tmp_path, monkeypatch):
-    monkeypatch.setattr(table1_runs, "encoder_at_hand", lambda name: False)
+    monkeypatch.setattr(study, "encoder_at_hand", lambda name: False)
     for at_hand, content, known in ((True, "its sha256", True), (True, "another", False), (False, "another", True)):
-        monkeypatch.setattr(table1_runs, "corpus_at_hand", lambda name, at_hand=at_hand: at_hand)
-        monkeypatch.setattr(table1_runs, "corpus_content", lambda name, content=content: content)
-        monkeypatch.setattr(table1_runs, "default_shadow", lambda own, has: "generated")
+        monkeypatch.setattr(study, "corpus_at_hand", lambda name, at_hand=at_hand: at_hand)
+        monkeypatch.setattr(study, "corpus_content", lambda name, content=content: content)
+        monkeypatch.setattr(study, "default_shadow", lambda own, has: "generated")
         assert (TableRuns(tmp_path / "out").known(committed) is not None) == known
-    monkeypatch.setattr(table1_runs, "encoder_at_hand", lambda name: True)
-    monkeypatch.setattr(table1_runs, "encoder_content", lambda name: "another")
+    monkeypatch.setattr(study, "encoder_at_hand", lambda name: True)
+    monkeypatch.setattr(study, "encoder_content", lambda name: "another")
     assert TableRuns(tmp_path / "out").known(committed) is None
 
 
@@ -301,9 +303,9 @@ def test_the_committed_table_1_is_that_of_the_committed_results_without_corpora_
         raise AssertionError("something is read or trained")
 
     for name, stub in {"corpus_at_hand": lambda name: False, "encoder_at_hand": lambda name: False}.items():
-        monkeypatch.setattr(table1_runs, name, stub)
+        monkeypatch.setattr(study, name, stub)
     for name in ("load_corpus", "encoder_content", "make_start", "do"):
-        monkeypatch.setattr(table1_runs, name, none)
+        monkeypatch.setattr(study, name, none)
     rows = table1(TableRuns(tmp_path), study.FULL, study.MODELS, list(study.CORPORA)[:3])
     made_now = json.loads(json.dumps([cell for row in rows for cell in row]))
     stored = json.loads((RESULTS / "table1.json").read_text())
@@ -318,7 +320,7 @@ def test_a_run_that_was_cut_off_is_resumed(tmp_path, monkeypatch):
     config = replace(CONFIG, pretrained=None, epochs=2)
     assert train(config, folder, lambda event: stop.set(), stop)["status"] == "interrupted"
     whole = do(Work(config, tmp_path / "whole", "generated", tmp_path / "shadows"))
-    monkeypatch.setattr(table1_runs, "train", None)  # it may only be resumed
+    monkeypatch.setattr(study, "train", None)  # it may only be resumed
     resumed = do(Work(config, folder, "generated", tmp_path / "shadows"))
     assert {**resumed, "seconds": 0, "run": ""} == {**whole, "seconds": 0, "run": ""}
     assert whole["shadow_corpora"] == ["generated"]
@@ -363,11 +365,11 @@ def test_an_encoder_is_known_by_its_weights(published: str, tmp_path: Path) -> N
 
 def test_fasttext_vectors_never_read_the_corpus_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[Any] = []
-    monkeypatch.setattr(table1_runs, "corpus_at_hand", lambda name: name in ("snips", "nlu-eval"))
-    monkeypatch.setattr(table1_runs, "corpus_content", lambda name: f"content of {name}")
-    monkeypatch.setattr(table1_runs, "load_corpus", lambda name: table1_runs.generate(3, 1, "health"))
+    monkeypatch.setattr(study, "corpus_at_hand", lambda name: name in ("snips", "nlu-eval"))
+    monkeypatch.setattr(study, "corpus_content", lambda name: f"content of {name}")
+    monkeypatch.setattr(study, "load_corpus", lambda name: study.generate(3, 1, "health"))
     monkeypatch.setattr(pretraining, "pretrain_vectors", lambda text, folder: texts.append(text) or folder.mkdir())
-    monkeypatch.setattr(table1_runs, "TEXT", 5)
+    monkeypatch.setattr(study, "TEXT", 5)
     runs = TableRuns(tmp_path, fresh=True)
     config = TrainConfig("snips", **BASE)
     assert runs._sources(config) == {"nlu-eval": "content of nlu-eval"}
