@@ -17,8 +17,7 @@ from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
 from edp_lab.cli.options import App
 from edp_lab.cli.output import shown
-from edp_lab.cli.reproduce import reproduce_app
-from edp_lab.cli.thesis import three_phase
+from edp_lab.cli.reproduce import reproduce_app, three_phase
 from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
 from edp_lab.errors import UsageError, sentence
 

@@ -397,10 +397,10 @@ def three_phases(record: ThreePhaseRecord, reasons: Mapping[str, Iterable[str]],
     if labels is not None and account is not None and account.composed:
         ways = ", ".join(f"{way} {up(epsilon, 4)}" for way, epsilon in account.composed.items())
         unless = "" if record.status == "holds" else f" ({record.status})"
-        released = f"{labels.queries:,} labels, {labels.right:.1%} right; epsilon "
-        released += (
-            f"{up(account.epsilon, 4)} at delta {account.delta:g}, one training example replaced{unless}: {ways}"
-        )
+        right = f"{labels.right:.1%} right ({labels.right_without_noise:.1%} without noise)"
+        each = up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
+        cost = f"epsilon of one {each}, of all {up(account.epsilon, 4)} at delta {account.delta:g}"
+        released = f"{labels.queries:,} labels, {right}; {cost}, one training example replaced{unless}: {ways}"
     elif labels is not None:
         released = f"{labels.queries:,} without noise, no guarantee"
     return Report(

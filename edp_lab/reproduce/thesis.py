@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,10 @@ from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
 SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
 PHASE_ONE = (2.5, DELTA)  # sections 3.1.1 and 3.5, for sigma 0.6
 DP_ADAM = (7.0, DELTA)  # captions of figure 4.6; chapter 6
+TRAINING: dict[bool, dict[str, Any]] = {  # of instructors and understudy, with privacy and without
+    True: {"method": "dp-adam", "epsilon": DP_ADAM[0], "delta": DP_ADAM[1]},
+    False: {"method": "adam"},
+}
 LABELS = (0.2, 0.0)  # section 4.2, of the labels; nothing is said of how many
 MODELS = {"Simple CNN": "cnn", "Alex-Net": "alexnet", "VGG-Net": "vgg"}
 CNN = "Simple CNN"
@@ -54,11 +59,11 @@ class Printed(NamedTuple):
     """A table as the thesis prints it."""
 
     title: str
-    place: str  # the section
-    columns: tuple[str, ...]
     rows: Mapping[str, tuple[float | None, ...]]  # a value for each column
     claimed: Mapping[str, tuple[float, float]] = {}  # epsilon and delta as stated, by row; "" for all
     remark: str = ""  # what is wrong with the print, if anything
+    place: str = "section 4.2"
+    columns: tuple[str, ...] = SCORES
 
     def claim(self, row: str) -> float | None:
         """The claimed epsilon of a printed row."""
@@ -68,45 +73,36 @@ class Printed(NamedTuple):
 def _circles(privacy: str, epsilon: float | None, *accuracies: float) -> Printed:
     rows = {f"{size} points": (value,) for size, value in zip(TRAIN_SIZES, accuracies, strict=True)}
     claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta: that of section 3.1.1, the table has none
-    return Printed(f"perceptron on two circles, {privacy}", "section 4.1", SCORES[:1], rows, claimed)
+    return Printed(f"perceptron on two circles, {privacy}", rows, claimed, place="section 4.1", columns=SCORES[:1])
 
 
+CHAPTER_6: Any = {"place": "chapter 6", "columns": SCORES[:1]}
 TABLES = {
     "4.1": _circles("no privacy", None, 93.89, 94.71, 94.87, 99.99, 99.99),
     "4.2": _circles("epsilon 0.2", 0.2, 74.033, 83.668, 84.113, 83.953, 84.953),
     "4.3": _circles("epsilon 0.4", 0.4, 84.900, 84.800, 86.990, 86.209, 87.426),
     "4.4": Printed(
         "MNIST without privacy",
-        "section 4.2",
-        SCORES,
         {"Simple CNN": (98, 97, 98, 97), "Alex-Net": (99, 98, 98, 98), "VGG-Net": (99, 99, 99, 99)},
     ),
     "4.5": Printed(
         "MNIST after phase I, noise on the images",
-        "section 4.2",
-        SCORES,
         {"Simple CNN": (97, 96, 97, 96), "Alex-Net": (98, 98, 96, 98), "VGG-Net": (98, 98, 98, 98)},
         {"": PHASE_ONE},
     ),
     "4.6": Printed(
         "MNIST after phases I and II, ten instructors by DPAdam",
-        "section 4.2",
-        SCORES,
         {"DP-Simple CNN": (95, 95, 94, 95), "DP-Alex-Net": (96, 96, 97, 96), "DP-VGG-Net": (97, 97, 97, 97)},
         {"": DP_ADAM},
     ),
     "4.7": Printed(
         "MNIST after phases I, II and III, the understudy",
-        "section 4.2",
-        SCORES,
         {"DP-Simple CNN": (95, 96, 95, 96), "DP-Alex-Net": (96, 96, 96, None), "DP-VGG-Net": (97, 97, 96, 97)},
         {"": LABELS},
         "of DP-Alex-Net the text has three values for four columns: the last is left out here",
     ),
     "4.8": Printed(
         "VGG by DPAdam, at delta 1e-6",
-        "section 4.2",
-        SCORES,
         {
             "epsilon 1": (90, 91, 90, 90),
             "epsilon 2": (93, 92, 93, 92),
@@ -117,28 +113,26 @@ TABLES = {
     ),
     "6.1": Printed(
         "MNIST beside other work",
-        "chapter 6",
-        SCORES[:1],
         {"no privacy, Adam": (99,), "no privacy, SGD": (98,), "DPSGD": (97,), "DPAdam": (97.3,)},
         {"DPSGD": (10, DELTA), "DPAdam": (10, DELTA)},
         "a fifth row, 80 % of Shokri et al., has an epsilon per parameter",
+        **CHAPTER_6,
     ),
     "6.2": Printed(
         "MNIST, CNN, DPAdam beside Abadi et al., at delta 1e-5",
-        "chapter 6",
-        SCORES[:1],
         {
             **{f"DPSGD, epsilon {epsilon}": (value,) for epsilon, value in ((7, 97), (5, 94), (2, 91))},
             **{f"DPAdam, epsilon {epsilon}": (value,) for epsilon, value in ((7, 97.3), (5, 95), (2, 91.7))},
         },
         {f"{name}, epsilon {epsilon}": (epsilon, DELTA) for name in ("DPSGD", "DPAdam") for epsilon in (7, 5, 2)},
+        **CHAPTER_6,
     ),
     "times": Printed(
         "seconds to train one instructor on everything, and ten on a tenth each",
-        "section 4.2, after table 4.8",
-        ("seconds",),
         {"1 instructor": (181_234.21,), "10 instructors": (222_918.07,)},
         remark="the network is not named; the ratio is printed as 1.2",
+        place="section 4.2, after table 4.8",
+        columns=("seconds",),
     ),
 }
 
@@ -278,6 +272,11 @@ class Lab:
             named = f"{name}, noise {SIGMA:g} on the images, instructor {k} of {self.scale.instructors}"
             jobs.append(self.job(named, repeat, part, True, **given))
         return self.train(jobs)
+
+    def ensembles(self, name: str, model: str, private: bool) -> list[list[Network]]:
+        """Instructors of each repeat."""
+        named = f"{name}, {TRAINING[private]['method']}"
+        return [self.instructors(named, repeat, model=model, **TRAINING[private]) for repeat in self.repeats]
 
     def understudy(
         self, name: str, repeat: int, voters: Sequence[Network], vote: Aggregator, **given: Any
@@ -435,7 +434,7 @@ def phase_one(table: str, lab: Lab) -> Iterator[Row]:
     """The vote of ten, which section 4.2 says that all models are, and one network on all noised images."""
     image = lab.image_epsilon(SIGMA)
     for name, kind in MODELS.items():
-        ten = _instructors(lab, name, kind, False)
+        ten = lab.ensembles(name, kind, private=False)
         note = f"hard vote of {len(ten[0])} instructors; labels are bare"
         yield score_row(table, name, lab.vote_scores(ten), list(chain(*ten)), note, image=image)
         one, note = lab.networks(name, SIGMA, model=kind), "on all images; labels are bare"
@@ -444,7 +443,7 @@ def phase_one(table: str, lab: Lab) -> Iterator[Row]:
 
 def phase_two(table: str, lab: Lab) -> Iterator[Row]:
     for name, kind in MODELS.items():
-        ten = _instructors(lab, name, kind, True)
+        ten = lab.ensembles(name, kind, private=True)
         networks = list(chain(*ten))
         note = f"hard vote of {len(ten[0])} instructors: the largest of their epsilons, of one example's slot emptied"
         epsilon = largest(networks)
@@ -454,14 +453,13 @@ def phase_two(table: str, lab: Lab) -> Iterator[Row]:
 
 def phase_three(table: str, lab: Lab) -> Iterator[Row]:
     """As printed, with DPAdam in phases II and III; and without it, as in the captions of figure 4.4."""
+    vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA)
+    labels = account_votes(vote, lab.public, DELTA).epsilon
     for name, kind in MODELS.items():
-        for private in (True, False):
-            ten, training = _instructors(lab, name, kind, private), _training(private)
-            vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA)
-            how = {"model": kind, **training}
-            named = f"{name}, {training['method']}"
-            taught = [lab.understudy(named, repeat, voters, vote, **how) for repeat, voters in enumerate(ten)]
-            labels, instructors = account_votes(vote, lab.public, DELTA).epsilon, largest(list(chain(*ten)))
+        for private, training in TRAINING.items():
+            ten, named = lab.ensembles(name, kind, private), f"{name}, {training['method']}"
+            taught = [lab.understudy(named, k, voters, vote, model=kind, **training) for k, voters in enumerate(ten)]
+            instructors = largest(list(chain(*ten)))
             right = float(np.mean([share for _, share in taught]))
             note = f"{right:.0%} of the labels right; by all labels epsilon {labels:.4g}"
             note += f", by the instructors' DPAdam {instructors:.3g}: the smaller holds" if private else ""
@@ -471,21 +469,10 @@ def phase_three(table: str, lab: Lab) -> Iterator[Row]:
             yield score_row(table, shown, lab.scores(networks, lab.public), networks, note, epsilon, image)
 
 
-def _training(private: bool) -> dict[str, Any]:
-    return {"method": "dp-adam", "epsilon": DP_ADAM[0], "delta": DP_ADAM[1]} if private else {"method": "adam"}
-
-
-def _instructors(lab: Lab, name: str, kind: str, private: bool) -> list[list[Network]]:
-    """Instructors on noised images, of each repeat."""
-    training = _training(private)
-    named = f"{name}, {training['method']}"
-    return [lab.instructors(named, repeat, model=kind, **training) for repeat in lab.repeats]
-
-
-def vgg_by_epsilon(table: str, lab: Lab) -> Iterator[Row]:
-    note = "one network on clean images: which phases take part is not stated"
+def claimed_rows(table: str, lab: Lab, model: str = "cnn", note: str = "") -> Iterator[Row]:
+    """One network for each epsilon that the print states."""
     for name, (epsilon, delta) in TABLES[table].claimed.items():
-        networks = lab.private("vgg", "dp-adam", epsilon, delta)
+        networks = lab.private(model, "dp-sgd" if name.startswith("DPSGD") else "dp-adam", epsilon, delta)
         yield score_row(table, name, lab.scores(networks), networks, note, largest(networks), delta=delta)
 
 
@@ -493,26 +480,17 @@ def other_work(table: str, lab: Lab) -> Iterator[Row]:
     for name, named, method in (("no privacy, Adam", CNN, "adam"), ("no privacy, SGD", f"{CNN}, sgd", "sgd")):
         networks = lab.networks(named, model="cnn", method=method)
         yield score_row(table, name, lab.scores(networks), networks, "CNN; the network is not stated")
-    for name, (epsilon, delta) in TABLES[table].claimed.items():
-        networks = lab.private("cnn", _method(name), epsilon, delta)
-        yield score_row(table, name, lab.scores(networks), networks, "CNN", largest(networks))
+    yield from claimed_rows(table, lab, note="CNN")
 
 
 def beside_abadi(table: str, lab: Lab) -> Iterator[Row]:
     """And DPAdam under eq. 3.3, which has another epsilon: it leaves out C and the number of steps."""
-    claimed = TABLES[table].claimed
-    for name, (epsilon, delta) in claimed.items():
-        networks = lab.private("cnn", _method(name), epsilon, delta)
-        yield score_row(table, name, lab.scores(networks), networks, "", largest(networks))
-    for name in filter(lambda name: name.startswith("DPAdam"), claimed):
-        networks = lab.private("cnn", "dp-adam", *claimed[name], eq33=True, clip_norm=ABADI_CLIP)
-        shown = f"{name}, noise of eq. 3.3, C {ABADI_CLIP:g}"
-        yield score_row(table, shown, lab.scores(networks), networks, "C as in Abadi et al.", largest(networks))
-
-
-def _method(name: str) -> str:
-    """Our name of a method in the thesis' rows: DPSGD, DPAdam."""
-    return "dp-sgd" if name.startswith("DPSGD") else "dp-adam"
+    yield from claimed_rows(table, lab)
+    for name, claim in TABLES[table].claimed.items():
+        if name.startswith("DPAdam"):
+            networks = lab.private("cnn", "dp-adam", *claim, eq33=True, clip_norm=ABADI_CLIP)
+            shown = f"{name}, noise of eq. 3.3, C {ABADI_CLIP:g}"
+            yield score_row(table, shown, lab.scores(networks), networks, "C as in Abadi et al.", largest(networks))
 
 
 def times(table: str, lab: Lab) -> Iterator[Row]:
@@ -531,7 +509,7 @@ MAKE: dict[str, Callable[[str, Lab], Iterator[Row]]] = {
     "4.5": phase_one,
     "4.6": phase_two,
     "4.7": phase_three,
-    "4.8": vgg_by_epsilon,
+    "4.8": partial(claimed_rows, model="vgg", note="one network on clean images: which phases take part is not stated"),
     "6.1": other_work,
     "6.2": beside_abadi,
     "times": times,

@@ -31,18 +31,12 @@ from edp_lab.errors import UsageError
 from edp_lab.jobs import parallel, usable_cores
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.privacy.guarantee import IDEAL, VOID, upward
+from edp_lab.privacy.guarantee import IDEAL, VOID
 from edp_lab.three_phase import settings as asked
 from edp_lab.three_phase.classifier import Trained, train_classifier
 from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
 from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, Classes, ClassifierSettings, ThreePhaseSettings
-from edp_lab.three_phase.votes import (
-    PRIVATE,
-    VoteAccount,
-    account_votes,
-    label_probabilities,
-    vote_counts,
-)
+from edp_lab.three_phase.votes import VoteAccount, account_votes, vote_counts
 from edp_lab.training.run_folder import versions
 
 Rows = list[dict[str, Any]]
@@ -71,17 +65,6 @@ class Labels:
     queries: int
     right: float  # share of the labels that are true
     right_without_noise: float  # of the same votes, counted exactly
-    unanimous: float  # share of the queries on which all instructors agree
-    unanimous_survives: float  # the chance that noise leaves the label of such a query as it is
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A row of the claims on the thesis (T1 to T27) or a section, what it says, and what this run shows."""
-
-    row: str
-    thesis: str
-    here: str
 
 
 @dataclass
@@ -99,7 +82,6 @@ class ThreePhaseRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     # Of the guarantee: `IDEAL` (its noise is float), `VOID` (whoever knows the seed can redraw it), or "none".
     status: str = "none"
-    comparisons: list[Comparison] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     not_private: str = asked.NOT_PRIVATE  # what of this record must not be published together with the understudy
     digest: str = ""  # of all this but times, versions and workers: equal for equal runs on one machine
@@ -114,7 +96,7 @@ class ThreePhaseRecord:
     def own_digest(self) -> str:
         untimed = [replace(p, seconds=0.0, rows=[{**row, "seconds": 0.0} for row in p.rows]) for p in self.parts]
         settings = replace(self.settings, workers=None)
-        same = replace(self, settings=settings, parts=untimed, seconds={}, versions={}, comparisons=[], digest="")
+        same = replace(self, settings=settings, parts=untimed, seconds={}, versions={}, digest="")
         return hashlib.sha256(json.dumps(same.as_json(), sort_keys=True).encode()).hexdigest()
 
 
@@ -273,14 +255,10 @@ class _Run:
         self.record.privacy = account_votes(aggregator, queries, self.settings.delta)
         self.answers = aggregator.labels(counts, stream(self.key, Purpose.NOISE, 2))
         truth = self.images.test_labels[:queries]
-        agreed = np.array([len(self.voters)] + [0] * (self.images.classes - 1))
-        chances = label_probabilities(agreed, aggregator) if aggregator.vote in PRIVATE else [1.0]
         self.record.labels = Labels(
             queries,
             right=float((self.answers == truth).mean()),
             right_without_noise=float((counts.argmax(axis=1) == truth).mean()),
-            unanimous=float((counts.max(axis=1) == len(self.voters)).mean()),
-            unanimous_survives=float(chances[0]),
         )
 
     def phase_three(self) -> None:
@@ -300,8 +278,7 @@ class _Run:
         record = self.record
         if record.privacy is not None and math.isfinite(record.privacy.epsilon):
             record.status = IDEAL if self.settings.private_seed else VOID
-        record.versions, record.comparisons = versions(), compare_with_thesis(record)
-        record.digest = record.own_digest()
+        record.versions, record.digest = versions(), record.own_digest()
         return record
 
     def _job(self, name: str, x: NDArray[np.float32], y: Classes, method: str) -> Job:
@@ -327,33 +304,6 @@ class _Run:
         self.record.parts.append(Part(name, examples, scores, rows, seconds, epsilon, image_epsilon, why))
 
 
-# ---- Beside the thesis -----------------------------------------------------------------------------------------------
-
-
-def compare_with_thesis(record: ThreePhaseRecord) -> list[Comparison]:
-    """What the thesis says of such a run, beside what this one shows; phase by phase."""
-    settings, noise, labels, privacy = record.settings, record.image_guarantee, record.labels, record.privacy
-    found = []
-    if noise is not None:
-        here = f"sensitivity {noise.sensitivity:.3g}: epsilon of an image {_number(noise.epsilon)}; of its label: none"
-        found.append(Comparison("T1", "sigma 0.6 makes the images (2.5, 1e-5)-DP", here))
-    if 2 in settings.phases and settings.instructors > 1:
-        epsilon = record.part(HARD).epsilon
-        here = "nothing is noised: no epsilon" if epsilon is None else f"epsilon {_number(epsilon)}, that of the worst"
-        said = "ten instructors are ten times more private than one"
-        found.append(Comparison("T9", said, f"{of_instructors(settings.instructors)}: {here}"))
-    if labels is not None and privacy is not None:
-        here = f"epsilon of one label {_number(privacy.query_epsilon)}, of {labels.queries} {_number(privacy.epsilon)}"
-        found.append(Comparison("T12", "the output labels are 0.2-DP", here))
-        if settings.vote in PRIVATE:
-            right = f"{labels.right:.1%} of the labels are right, {labels.right_without_noise:.1%} without noise"
-            found.append(Comparison("T13", "noise on the labels costs no accuracy", right))
-    if 3 in settings.phases:
-        here = f"the understudy has the epsilon of its labels alone: {_number(record.part(UNDERSTUDY).epsilon)}"
-        found.append(Comparison("T11", "three phases protect more than one", here))
-    return found
-
-
 def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
     """Epsilon of a network by its own training, and what it rests on."""
     epsilon = trained.guarantee.epsilon
@@ -377,7 +327,3 @@ def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
 
 def of_instructors(count: int) -> str:
     return f"{count} instructor{'' if count == 1 else 's'}"
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None or math.isinf(value) else upward(value * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from edp_lab.cli import app as main_app
 from edp_lab.cli import output
 from edp_lab.cli.options import App, chosen, options_of
-from edp_lab.cli.thesis import three_phase
+from edp_lab.cli.reproduce import three_phase
 from edp_lab.corpora import load_corpus
 from edp_lab.training import TrainConfig
 from edp_lab.training.config import option_name

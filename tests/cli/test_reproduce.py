@@ -170,7 +170,7 @@ def test_a_run_says_what_the_thesis_says_and_what_holds(output_of):
     assert max(map(len, out.splitlines())) <= 120
     for expected in (
         "digits: 1,197 private images, 540 public, 60 test",
-        "epsilon of one label 0.2, of 540 31.73",
+        "epsilon of one 0.2, of all 31.73",
         "void: seed published",
     ):
         assert expected in out
