@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,32 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb00_start.panels import Private
 from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
 from edp_lab.course.nb07_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config
-from edp_lab.reproduce.results_io import changed_settings, write_kept
+from edp_lab.files import write_whole
+from edp_lab.reproduce.results_io import machine
 from edp_lab.training import StepDone, TrainConfig, train
 from edp_lab.training.inference import evaluate_model
+from edp_lab.training.run_folder import versions
 from edp_lab.training.trainer import Event, Trainer
+
+# ---- A file that grows by one item at a time -------------------------------------------------------------------------
+
+
+def write_kept(path: Path, command: str, **parts: Mapping[str, Any] | list[Any]) -> None:
+    """The command, machine and versions, then each part: a list with one item a line."""
+    about = {"command": command, "machine": f"{machine()}; one thread", "versions": versions()}
+    lines = [f' "{name}": {json.dumps(value)}' for name, value in about.items()]
+    for name, part in parts.items():
+        items = ",\n".join(json.dumps(item, allow_nan=False) for item in part) if isinstance(part, list) else ""
+        lines.append(f' "{name}": ' + (f"[\n{items}\n ]" if items else json.dumps(part)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def changed_settings(config: TrainConfig) -> dict[str, Any]:
+    """The corpus, and all settings that differ from the defaults."""
+    defaults = asdict(type(config)(config.corpus))
+    return {name: value for name, value in asdict(config).items() if name == "corpus" or value != defaults[name]}
+
 
 # ---- tradeoff.json ---------------------------------------------------------------------------------------------------
 

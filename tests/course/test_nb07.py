@@ -20,7 +20,6 @@ from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb07_membership import panels
 from edp_lab.course.nb07_membership.panels import Moments, Shown, kept_lira, measured, show_canaries
-from edp_lab.reproduce.results_io import write_kept
 from tests.course.conftest import prediction, prose
 from tests.course.examples import Wrong, attacked_target, report_of
 from tests.course.test_contract import assert_readable
@@ -68,7 +67,7 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
         **{side: b64encode(getattr(moments, side).astype("<f2").tobytes()).decode() for side in ("inside", "outside")},
     }  # fmt: skip
     path = tmp_path / "kept.json"
-    write_kept(path, "by hand", shadows=[item], defended=[], canaries=[])
+    path.write_text(json.dumps({"shadows": [item], "defended": [], "canaries": []}))
     lira = kept_lira(loss, path)
     assert lira is not None
     wanted = lira_scores(aligned(signals(target.model, target.pool), moments.shadows()), moments.shadows())
