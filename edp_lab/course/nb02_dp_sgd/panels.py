@@ -10,8 +10,8 @@ Step, batches, clipping, noise, optimizers and epsilon come from `edp_lab.traini
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+import timeit
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from edp_lab.course.kit.controls import (
 )
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
-from edp_lab.course.kit.text import Words, account_of, at_most, columns, short
+from edp_lab.course.kit.text import Words, account_of, at_most, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
@@ -88,7 +88,6 @@ LOOP, BOOKS, WHOLE = "one pass per example", "one pass, book-keeping", "one pass
 class PerExample(NamedTuple):
     """Gradient norms of one batch of a small model, and the time that they take."""
 
-    config: TrainConfig
     norms: Mapping[int, Array]  # by micro-batch size b, (B / b) L2 norms of the mean gradients of b examples
     disagreement: float  # largest relative difference between the norms by book-keeping and in a loop
     seconds: Mapping[str, float]  # of one gradient by `LOOP`, `BOOKS` (both clip every example) and `WHOLE` (plain SGD)
@@ -110,57 +109,17 @@ def per_example(config: TrainConfig, epochs: int) -> PerExample:
     def clipped(size: int, naive: bool) -> Array:
         parts = np.array_split(batch, max(1, len(batch) // size))
         gradients = model_gradients(run.model, run.train_data, parts, None, run.layout, naive, memory)
-        found = gradients.clipped_sum(out, lambda norms: (1 / norms.norm(dim=1)).clamp(max=1.0))
-        return found.norms.norm(dim=1).numpy()
+        total = gradients.clipped_sum(out, lambda norms: (1 / norms.norm(dim=1)).clamp(max=1.0))
+        return total.norms.norm(dim=1).numpy()
 
     norms = {size: clipped(size, naive=False) for size in (1, 4, 16, 64)}  # also warms up
-    loop, in_loop = _timed(lambda: clipped(1, naive=True))
-    books, at_once = _timed(lambda: clipped(1, naive=False))
-    whole, _ = _timed(lambda: plain_gradient(run.model, run.train_data, batch, None, 1.0))
-    apart = float(np.max(np.abs(at_once / in_loop - 1)))
-    return PerExample(config, norms, apart, {LOOP: loop, BOOKS: books, WHOLE: whole})
-
-
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """The least seconds of two tries, and what the last one gave."""
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        found = work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), found
-
-
-def norms_figure(result: PerExample, clip_norm: float) -> fig.Still:
-    """Lengths of the gradients of one batch, by how many examples share one."""
-    bar = {"symbol": "line-ns-open", "size": 22, "line": {"width": 1.6}, "color": PLAIN}
-    look = {"type": "scatter", "mode": "markers", "marker": bar, "showlegend": False}
-    here = {"x": math.log10(clip_norm), "y": 1, "yref": "paper", "yanchor": "bottom"}  # on a log axis, the logarithm
-    return fig.still(
-        "How long the gradients of one batch are",
-        *(
-            {**look, "x": norms, "y": ["1 example" if size == 1 else f"{size} examples"] * len(norms)}
-            for size, norms in result.norms.items()
-        ),
-        fig.vline(clip_norm),
-        fig.note(f"C = {d(clip_norm)}", **here),
-        caption=f"{result.config.corpus}, small model, seed {result.config.seed}; a bar is one gradient;\n"
-        "read off private data: no guarantee",
-        height=356,
-        top=92,  # for the label on the line
-        hover="%{x:.3g}" + fig.ALONE,
-        xaxis=axis("L2 norm of the mean gradient", type="log", tickformat="~g", dtick="D2"),
-        yaxis=axis("mean of", autorange="reversed"),
-    )
-
-
-def ways(result: PerExample) -> str:
-    """Seconds and passes of each way to the gradient of one batch, in plain text."""
-    times = ((name, seconds, result.seconds[LOOP] / seconds) for name, seconds in result.seconds.items())
-    rows = [(name, f"{1000 * seconds:.0f} ms", f"{faster:.1f} times as fast") for name, seconds, faster in times]
-    return (
-        f"{columns(rows)}\nthe lengths of loop and book-keeping differ by a share of {result.disagreement:.0e} at most"
-    )
+    ways = {
+        LOOP: lambda: clipped(1, naive=True),
+        BOOKS: lambda: clipped(1, naive=False),
+        WHOLE: lambda: plain_gradient(run.model, run.train_data, batch, None, 1.0),
+    }
+    seconds = {name: min(timeit.repeat(way, number=1, repeat=2)) for name, way in ways.items()}
+    return PerExample(norms, float(np.max(np.abs(norms[1] / clipped(1, naive=True) - 1))), seconds)
 
 
 # ---- Clipping as geometry ------------------------------------------------------------------------------------------
@@ -322,34 +281,10 @@ def draw_error(result: Cloud) -> Figure:
 
 PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
 PEOPLE, STEPS = 400, 30
-BILLED = (1, 3, 8, 15, 22, STEPS)  # of Poisson samples, each an account of milliseconds
 START, TRUTH = np.array([-0.8, -1.5]), np.array([1.0, 2.0])
 SCALES = np.array([2.0, 0.5])  # of the two features: one weight is learnt more easily than the other
 MOMENTUM = 0.9
-SAMPLED = {"poisson": ("Poisson", "solid"), "shuffle": ("shuffled", "dash")}
-
-
-class Recipe(NamedTuple):
-    """How to train, clip and noise aside; see `train`."""
-
-    batch_size: int
-    optimizer: str
-    lr: float
-    sampling: str
-    seed: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(PEOPLE / self.batch_size)
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the data that are begun, with shuffled batches."""
-        return math.ceil(STEPS / self.steps_per_epoch)
-
-    def mechanism(self, clip_norm: float, z: float) -> Mechanism:
-        rate = self.batch_size / PEOPLE if self.sampling == "poisson" else None
-        return Mechanism.sound(clip_norm, z, 1, 1, sampling_rate=rate)
+SAMPLED = {"poisson": "Poisson", "shuffle": "shuffled"}
 
 
 class Training(NamedTuple):
@@ -358,12 +293,15 @@ class Training(NamedTuple):
     Paths and losses are those of "plain" (neither clip nor noise), "clipped" (clip only) and "private" (both).
     """
 
-    recipe: Recipe
+    batch_size: int
+    optimizer: str
+    sampling: str
     mechanism: Mechanism
     paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
     losses: Mapping[str, Array]  # (STEPS + 1,), over all people
-    spent: Mapping[str, Mapping[int, float | None]]  # epsilon after so many steps of either sampling
     guarantee: Guarantee  # of all steps as they were drawn
+    billed: Guarantee  # as if the batches were Poisson samples
+    passes: int  # over the data, that shuffled batches begin
 
 
 def train(
@@ -379,14 +317,29 @@ def train(
     check_option("sampling", sampling, SAMPLED)
     check_seed(seed)
     check_positive("the learning rate", lr)
-    recipe = Recipe(batch_size, optimizer, lr, sampling, seed)
-    mechanism = recipe.mechanism(clip_norm, z)
-    settings = {"plain": None, "clipped": recipe.mechanism(clip_norm, 0.0), "private": mechanism}
-    paths = {name: _path(described, recipe) for name, described in settings.items()}
-    drawn = {name: recipe._replace(sampling=name).mechanism(1.0, z) for name in SAMPLED}
-    spent = {name: _spent(each, recipe.steps_per_epoch) for name, each in drawn.items()}
+    mechanism = _mechanism(clip_norm, z, batch_size, sampling)
+    silent = _mechanism(clip_norm, 0.0, batch_size, sampling)
+    settings = {"plain": None, "clipped": silent, "private": mechanism}
+    paths = {name: _path(each, batch_size, optimizer, lr, sampling, seed) for name, each in settings.items()}
     losses = {name: loss(path) for name, path in paths.items()}
-    return Training(recipe, mechanism, paths, losses, spent, _judged(mechanism, STEPS, recipe.steps_per_epoch))
+    guarantee, billed = (_judged(clip_norm, z, batch_size, drawn) for drawn in (sampling, "poisson"))
+    return Training(batch_size, optimizer, sampling, mechanism, paths, losses, guarantee, billed, _passes(batch_size))
+
+
+def _mechanism(clip_norm: float, z: float, batch_size: int, sampling: str) -> Mechanism:
+    return Mechanism.sound(clip_norm, z, 1, 1, sampling_rate=batch_size / PEOPLE if sampling == "poisson" else None)
+
+
+@lru_cache(maxsize=100)
+def _judged(clip_norm: float, z: float, batch_size: int, sampling: str) -> Guarantee:
+    """The guarantee after all steps; with disjoint batches a pass is paid for as it begins."""
+    mechanism = _mechanism(clip_norm, z, batch_size, sampling)
+    return judge(mechanism, mechanism.bill(steps=STEPS) if sampling == "poisson" else _passes(batch_size), DELTA)
+
+
+def _passes(batch_size: int) -> int:
+    """Passes over the data that shuffled batches begin."""
+    return math.ceil(STEPS / math.ceil(PEOPLE / batch_size))
 
 
 def loss(weights: Array) -> Array:
@@ -417,39 +370,24 @@ def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tens
 
 
 @lru_cache(maxsize=1000)
-def _path(mechanism: Mechanism | None, recipe: Recipe) -> Array:
+def _path(mechanism: Mechanism | None, batch_size: int, optimizer: str, lr: float, sampling: str, seed: int) -> Array:
     """Weights before the first step and after each: (STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
     weight, path = nn.Parameter(torch.from_numpy(START.copy())), [START]
-    momentum = MOMENTUM if recipe.optimizer == "momentum" else 0.0
-    optimizer: torch.optim.Optimizer
-    if recipe.optimizer == "adam":
-        optimizer = make_optimizer("adam", [weight], recipe.lr)
-    else:
-        optimizer = torch.optim.SGD([weight], recipe.lr, momentum=momentum, dampening=momentum)
-    for features, labels, noise in _steps(recipe.batch_size, recipe.sampling, recipe.seed):
+    momentum = MOMENTUM if optimizer == "momentum" else 0.0
+    updates: torch.optim.Optimizer = torch.optim.SGD([weight], lr, momentum=momentum, dampening=momentum)
+    if optimizer == "adam":
+        updates = make_optimizer("adam", [weight], lr)
+    for features, labels, noise in _steps(batch_size, sampling, seed):
         now = weight.detach()
         each = (torch.sigmoid(features @ now) - labels)[:, None] * features  # (B, 2), of the loss of each
         if mechanism is None:
-            weight.grad = each.sum(0) / recipe.batch_size
+            weight.grad = each.sum(0) / batch_size
         else:
             rows = StackedGradients(each, PLANE)
-            weight.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=recipe.batch_size).gradient
-        optimizer.step()
+            weight.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=batch_size).gradient
+        updates.step()
         path.append(now.numpy().copy())
     return np.stack(path)
-
-
-@lru_cache(maxsize=1000)
-def _judged(mechanism: Mechanism, steps: int, steps_per_epoch: int) -> Guarantee:
-    """The guarantee after so many steps; with disjoint batches a pass is paid for as it begins."""
-    sampled = mechanism.sampling_rate is not None
-    return judge(mechanism, mechanism.bill(steps=steps) if sampled else math.ceil(steps / steps_per_epoch), DELTA)
-
-
-def _spent(mechanism: Mechanism, steps_per_epoch: int) -> dict[int, float | None]:
-    """Epsilon after so many steps of this mechanism."""
-    steps = range(1, STEPS + 1) if mechanism.sampling_rate is None else BILLED
-    return {step: _judged(mechanism, step, steps_per_epoch).epsilon for step in steps}
 
 
 @panel("02")
@@ -457,14 +395,13 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
     """A whole training of two weights: `result` is a `Training`."""
 
     def account(result: Training) -> str:
-        sampled = result.mechanism.sampling_rate is not None
-        return _account(result, **{"steps": STEPS} if sampled else {"epochs": result.recipe.epochs})
+        return _account(result, **{"steps": STEPS} if result.sampling == "poisson" else {"epochs": result.passes})
 
     return Panel(
         "Thirty private steps",
-        "Two weights on their way down the loss of a small classifier, and what the steps cost.",
+        "Two weights on their way down the loss of a small classifier.",
         train,
-        [draw_path, draw_price],
+        [draw_path],
         words.training,
         account=account,
         tiles=tell_training,
@@ -478,10 +415,10 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
 
 def tell_training(result: Training) -> tuple[Tile, Tile, str]:
     """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
-    billed, private, plain = result.spent["poisson"][STEPS], result.losses["private"][-1], result.losses["plain"][-1]
+    billed, private, plain = result.billed.epsilon, result.losses["private"][-1], result.losses["plain"][-1]
     claim = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "as Poisson batches", "billed as usual")
     sentence = f"The private walker ends at a loss of {d(private)}; without privacy the loss is {d(plain)}."
-    return claim, _held(result.guarantee, f"{SAMPLED[result.recipe.sampling][0]} batches"), sentence
+    return claim, _held(result.guarantee, f"{SAMPLED[result.sampling]} batches"), sentence
 
 
 WINDOW = (-1.6, 4.4), (-2.6, 4.6)
@@ -515,45 +452,6 @@ def draw_path(result: Training) -> Figure:
 def _losses() -> dict[str, Array]:
     x, y = (np.linspace(*side, 49) for side in WINDOW)
     return {"x": x, "y": y, "z": loss(np.stack(np.meshgrid(x, y), axis=-1))}
-
-
-def draw_price(result: Training) -> Figure:
-    """Epsilon by step, as the batches were drawn and as they were not."""
-    lines = []
-    for name, (label, dash) in SAMPLED.items():
-        own = name == result.recipe.sampling
-        told, color = (f"these {label} batches", HOLDS) if own else (f"if they were {label}", "#777")
-        shape = {"shape": "hv" if name == "shuffle" else "linear"}  # a pass is paid for as it begins
-        spent = result.spent[name]
-        drawn: dict[str, Any] = {"x": list(spent), "y": positive(list(spent.values())), "line": shape}
-        if name == "poisson":  # between the steps that are marked epsilon is a bit higher
-            drawn["symbol"] = "circle"
-        lines.append(line(told, color, dash, width=3 if own else 1.5, **drawn))
-    costs = [epsilon for spent in result.spent.values() for epsilon in spent.values()]
-    return figure(
-        "What the steps cost",
-        *lines,
-        hover="step %{x}: ε ≈ %{y:.3g}",
-        xaxis=axis("step", [0, STEPS + 0.5]),
-        yaxis=fig.log_axis(f"ε (at δ = {short(DELTA)})", costs),
-    )
-
-
-def optimizers(clip_norm: float, z: float, batch_size: int, rates: Sequence[float], seeds: Sequence[int]) -> str:
-    """Every optimizer at the best of these learning rates, mean over the seeds, as a table in plain text.
-
-    The tuning itself is not accounted.
-    """
-    table = [("", "learning rate", "loss without privacy", "loss with it, ± deviation over seeds")]
-    for optimizer, name in NAMES.items():
-        tries = []
-        for lr in rates:
-            runs = [train(clip_norm, z, batch_size, optimizer, lr, "poisson", seed) for seed in seeds]
-            plain, private = (np.array([run.losses[way][-1] for run in runs]) for way in ("plain", "private"))
-            tries.append((private.mean(), private.std(), plain.mean(), lr))
-        private, deviation, plain, lr = min(tries)
-        table.append((name, f"{lr:g}", f"{plain:.3f}", f"{private:.3f} ± {deviation:.3f}"))
-    return columns(table)
 
 
 # ---- What Adam divides by ------------------------------------------------------------------------------------------
