@@ -63,8 +63,9 @@ def test_noise_is_said_in_both_meanings_of_z() -> None:
 
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:
     result = take(model, OTHER)
-    for accountant, epsilons in ((claimed_epsilon, result.claimed), (true_epsilon, result.true)):
-        assert epsilons == [accountant(result.mechanism, t, model.delta) for t in range(1, OTHER.epochs + 1)]
+    run = result.mechanism, OTHER.epochs, model.delta
+    assert result.guarantee.epsilon_claimed == claimed_epsilon(*run)
+    assert result.guarantee.epsilon == true_epsilon(*run)
 
 
 def test_the_batch_is_the_same_whatever_the_number_of_devices_and_a_step_needs_noise_and_its_own_devices(

@@ -41,14 +41,13 @@ from edp_lab.course.kit.controls import (
     variant,
 )
 from edp_lab.course.kit.exercises import moved
-from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, log_range, logs, points, positive
+from edp_lab.course.kit.figure import Figure, axis, bar, line, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel, proven
 from edp_lab.course.kit.text import (
     Html,
     Words,
     at_least,
     at_most,
-    columns,
     command,
     count,
     plain,
@@ -56,7 +55,7 @@ from edp_lab.course.kit.text import (
     step_command,
     train_command,
 )
-from edp_lab.course.kit.theme import CLAIMED, HOLDS, NOISE, OTHER, PLAIN, PRINTED
+from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
@@ -107,8 +106,6 @@ class StepResult(NamedTuple):
     signal: tuple[float, ...]  # of the mean clipped gradient
     noise: tuple[float, ...]  # expected on it: standard deviation times square root of the layer's size
     draw: tuple[float, ...]  # of one draw of that noise
-    claimed: list[float | None]  # epsilon of the paper's accounting after 1, 2, ... epochs; None where it overflows
-    true: list[float | None]  # epsilon that holds if alpha is public, in the same way
     guarantee: Guarantee  # of the whole run
 
     @property
@@ -140,16 +137,10 @@ def one_step(gradients: Gradients, config: TrainConfig) -> StepResult:
         each = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
         return tuple(norm.item() for norm in each)
 
-    spent = [judge(mechanism, t, gradients.delta) for t in range(1, config.epochs + 1)]
+    guarantee = judge(mechanism, config.epochs, gradients.delta)
     return StepResult(
-        config, mechanism, layout.names,
-        signal=norms(signal.gradient),
-        noise=norms(spread),
-        draw=norms(spread * draws),
-        claimed=[held.epsilon_claimed for held in spent],
-        true=[held.epsilon_if_alpha_public for held in spent],
-        guarantee=spent[-1],
-    )  # fmt: skip
+        config, mechanism, layout.names, norms(signal.gradient), norms(spread), norms(spread * draws), guarantee
+    )
 
 
 class SmallModel:
@@ -232,7 +223,7 @@ def step(model: SmallModel, start: TrainConfig) -> Panel:
         "One step of eDP-SGD",
         "How far one batch pulls each layer of a small model, how far the noise pushes it, and what the run costs.",
         compute,
-        [draw_layers, draw_privacy],
+        [(draw_layers, "1 1 auto")],
         words.step,
         lambda result, **_: train_command(result.config),
         tiles=tell_step,
@@ -274,35 +265,6 @@ def draw_layers(result: StepResult) -> Figure:
         xaxis=logs("length of the gradient, or noise", log_range([*signal, *noise, *draw], 0.1)),
         yaxis=axis("layer", **rising, showgrid=False, ticks=""),
     )
-
-
-def draw_privacy(result: StepResult) -> Figure:
-    """Claimed and true epsilon by epoch."""
-    held, epochs = result.guarantee, list(range(1, result.config.epochs + 1))
-    told, dash, symbol = "holds", "solid", "circle"
-    if held.epsilon is None:
-        told, dash, symbol = "if α were public", "dot", "circle-open"
-    claimed, true = positive(result.claimed), positive(result.true)
-    return figure(
-        "Privacy loss ε of the run",
-        line("claimed", CLAIMED, "dash", symbol="square-open", size=10, x=epochs, y=claimed),
-        line(told, HOLDS, dash, symbol=symbol, size=6, x=epochs, y=true),
-        hover="after %{x} epochs: %{y:.3g}",
-        xaxis=axis("epochs trained", [0.5, epochs[-1] + 0.5]),
-        yaxis=log_axis(f"ε (at δ = {held.delta:.2g})", [*claimed, *true], margin=0.1, labels=6),
-    )
-
-
-def table(results: Mapping[str, StepResult]) -> str:
-    """Steps of runs of one length and delta in plain text, one a line, under what their epsilons are."""
-    rows: list[tuple[str, ...]] = [("", "noise per weight", "noise/signal", "ε claimed", "ε if α public")]
-    for label, r in results.items():
-        numbers = (r.mechanism.noise_std(0) / r.mechanism.num_devices, r.ratio, r.claimed[-1], r.true[-1])
-        rows.append((label, *map(short, numbers)))
-    first = next(iter(results.values()))
-    told = f"ε of all {count(first.config.epochs, 'epoch')} at δ = {first.guarantee.delta:.2g}"
-    accountants = "claimed: the paper's formula (zCDP); α public: exact (Gaussian DP)"
-    return f"{told}; zero-out, disjoint batches\n{accountants}\n{columns(rows)}"
 
 
 # ---- A number, read out of a model -----------------------------------------------------------------------------------
@@ -533,9 +495,9 @@ def _step_noise() -> StepNoise:
     return StepNoise(0, ROUNDS)
 
 
-def moves(before: Sequence[float | None], after: Sequence[float | None]) -> str:
-    """What became of the last of some epsilons, in the words of the predictions; None is too large for a float."""
-    one, other = (math.inf if epsilons[-1] is None else epsilons[-1] for epsilons in (before, after))
+def moves(before: float | None, after: float | None) -> str:
+    """How an epsilon changes, in the words of the predictions; None is too large for a float."""
+    one, other = (math.inf if epsilon is None else epsilon for epsilon in (before, after))
     return f"it {moved(one, other)}"
 
 
