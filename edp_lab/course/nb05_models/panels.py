@@ -25,10 +25,9 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import Array, Control, check_option, choice, number, require
 from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
 from edp_lab.course.kit.panel import Panel, Tile, panel
-from edp_lab.course.kit.text import Html, Words, count, short
+from edp_lab.course.kit.text import Words, count, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
-from edp_lab.models import Prediction
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward
 from edp_lab.models.factory import Undrawn
@@ -178,7 +177,7 @@ class Leak(NamedTuple):
 
     utterance: Utterance
     neighbours: tuple[int, ...]
-    losses: Mapping[str, Sequence[float]]  # by way of pooling: the model's own, and two that read padding
+    losses: Mapping[str, Sequence[float]]  # by way of pooling: the library's masked maximum, and two that read padding
 
 
 @torch.no_grad()
@@ -191,7 +190,7 @@ def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Lea
     shortest, *others = sorted(by_length)
     require(others, "all utterances are of one length, so that nothing is padded: take a larger corpus")
     pairs = [[by_length[shortest]], *([by_length[shortest], by_length[length]] for length in others)]
-    losses: dict[str, list[float]] = {"the library's": [], "max, padding as 0": [], "mean, padding as 0": []}
+    losses: dict[str, list[float]] = {"masked maximum": [], "max, padding as 0": [], "mean, padding as 0": []}
     for pair in pairs:
         batch = model.dataset(pair).batch(range(len(pair)))
         own, tokens = model.encode(batch, OPS, None)
@@ -199,33 +198,6 @@ def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Lea
         for name, x in zip(losses, (own, leaky_pool(tokens, batch.lengths), leaky_mean), strict=True):
             losses[name].append(float(F.cross_entropy(model.intent(x[:1]), batch.intents[:1])))
     return Leak(by_length[shortest], (shortest, *others), losses)
-
-
-def missing_corpora(available: Mapping[str, bool]) -> str:
-    """Which corpora are not there, and how to get them."""
-    commands = [f"edp-lab data fetch {name}" for name, there in available.items() if not there]
-    return "not here: " + "; ".join(commands) if commands else "all of them are here"
-
-
-def predicted(utterances: Sequence[Utterance], predictions: Sequence[Prediction]) -> Html:
-    """Utterances as a network reads them; what it gets wrong stands out."""
-    return words.predicted(list(zip(utterances, predictions, strict=True)))
-
-
-def leak_figure(leak: Leak, told: str) -> fig.Still:
-    """The loss of one utterance by the length of its longest neighbour, for three ways to pool; `told`: the caption."""
-    looks = (
-        ("masked maximum (the library's)", HOLDS, "solid", {"width": 3, "symbol": "circle", "size": 7}),
-        ("max, padding as 0", PRINTED, "dash", {"symbol": "diamond-open", "size": 9}),
-        ("mean, padding as 0", OTHER, "dot", {"symbol": "x", "size": 8}),
-    )
-    curves = [
-        line(name, color, dash, x=leak.neighbours, y=losses, **look)
-        for (name, color, dash, look), losses in zip(looks, leak.losses.values(), strict=True)
-    ]
-    title, hover = "Loss of one utterance, whose words never change", "%{x} words: loss %{y:.4f}"
-    x, y = fig.axis("words in the longest utterance of its batch"), fig.axis("its intent loss (nats)")
-    return fig.still(title, *curves, caption=told, height=400, hover=hover, xaxis=x, yaxis=y)
 
 
 # ---- The CRF: five words, five tags, and every path through them ---------------------------------------------------
@@ -482,4 +454,5 @@ def draw_scores(result: Scored) -> Figure:
 
 words = Words(__file__, PAPER_DELTA=PAPER_DELTA, REFERENCE=REFERENCE, TAGS=TAGS)
 corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
+predicted = words.predicted  # of pairs: utterances as a network reads them; what it gets wrong stands out
 network_table = words.network  # name and parts of a network from input to output, with a bar for the parameters of each
