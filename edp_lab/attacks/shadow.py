@@ -123,8 +123,7 @@ def default_shadow(own: str, at_hand: Callable[[str], bool] = lambda name: find(
     """The first public corpus at hand that is not the target's; without any, or for smart-home, a generated one."""
     if own.startswith("smart-home"):
         return GENERATED
-    others = (name for name in PUBLIC if not own.startswith(name))  # nlu-eval-full holds what nlu-eval does
-    return next(filter(at_hand, others), GENERATED)
+    return next((name for name in PUBLIC if name != own and at_hand(name)), GENERATED)
 
 
 def shadow_corpus(name: str, target: Target) -> Corpus:

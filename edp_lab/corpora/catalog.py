@@ -40,8 +40,8 @@ class Source(NamedTuple):
     """One file that `edp-lab data fetch` brings."""
 
     path: str  # where it lies below a data folder, with forward slashes
-    size: int | None  # bytes, where known
-    digest: str  # hexadecimal; 64 digits are the sha256 of the content, 40 its git blob sha1
+    size: int  # bytes
+    digest: str  # sha256 of the content, hexadecimal
     url: str  # where it is published, pinned to a commit
 
 
@@ -58,12 +58,11 @@ class CorpusInfo(NamedTuple):
 class _Entry(NamedTuple):
     description: str
     licence: str
-    utterances: int | None
+    utterances: int
     path: str  # what the reader takes, below a data folder
     read: Callable[[Path], Reading]
 
 
-_ANNOTATED_CSV = "nlu_eval/AnnotatedData/NLU-Data-Home-Domain-Annotated-All.csv"
 _PUBLISHED = {
     "atis": _Entry("air travel", "not stated: research use", 5_871, "atis", readers.read_seq_folder),
     "snips": _Entry(
@@ -79,9 +78,6 @@ _PUBLISHED = {
         25_715,
         "nlu_eval/unislu_full",
         readers.read_unislu,
-    ),
-    "nlu-eval-full": _Entry(
-        "home assistant: the annotated CSV", "CC BY 4.0", None, _ANNOTATED_CSV, readers.read_nlu_eval_csv
     ),
 }
 _EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
@@ -171,7 +167,7 @@ def _sources() -> dict[str, tuple[Source, ...]]:
     for line in text.splitlines():
         if line.startswith("\t"):
             file, size, digest = line[1:].split("\t")
-            group.append(Source(folder + file, None if size == "-" else int(size), digest, url + file))
+            group.append(Source(folder + file, int(size), digest, url + file))
         elif not line.startswith("#"):
             corpus, folder, url = line.split("\t")
             group = table.setdefault(corpus, [])
@@ -180,7 +176,7 @@ def _sources() -> dict[str, tuple[Source, ...]]:
 
 def _missing(folder: Path, name: str) -> list[Path]:
     files = [(folder / source.path, source.size) for source in sources(name)]
-    return [file for file, size in files if not (file.is_file() and size in (None, file.stat().st_size))]
+    return [file for file, size in files if not (file.is_file() and size == file.stat().st_size)]
 
 
 def _not_found(name: str) -> UsageError:
@@ -242,13 +238,13 @@ def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
 
 
 class FetchProgress(NamedTuple):
-    """How far a fetch is: `done` of `size` bytes (None: unknown) of file `number` (from 1) of `of` files."""
+    """How far a fetch is: `done` of `size` bytes of file `number` (from 1) of `of` files."""
 
     path: str
     number: int
     of: int
     done: int
-    size: int | None
+    size: int
 
 
 def fetch(name: str, target: Path | None = None, progress: Callable[[FetchProgress], None] = lambda _: None) -> Path:
@@ -294,7 +290,7 @@ def _fetched(source: Source, target: Path) -> Iterator[int]:
             while piece := response.read(PIECE):
                 file.write(piece)
                 yield file.tell()
-                if source.size is not None and file.tell() > source.size:
+                if file.tell() > source.size:
                     break  # not the pinned file; its checksum will say so
         if not _is_right(part, source):
             raise UsageError(f"{source.url} came incomplete or changed: it does not have the pinned checksum")
@@ -307,11 +303,8 @@ def _is_right(path: Path, source: Source) -> bool:
     """Whether the file is there with the pinned digest."""
     if not path.is_file():
         return False
-    digest = hashlib.sha256()
-    if len(source.digest) == 40:  # git hashes a header with the content
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: digest).hexdigest() == source.digest
+        return hashlib.file_digest(file, "sha256").hexdigest() == source.digest
 
 
 def _writable_folder() -> Path:

@@ -14,8 +14,6 @@ utterance.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -194,26 +192,6 @@ def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
 
 
 @_reader
-def read_nlu_eval_csv(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read NLU-EVAL's full annotated CSV; the intent is ``<scenario>_<intent>``.
-
-    Rows whose status starts with ``IRR`` (judged irrelevant by the annotators) are skipped, as the authors'
-    own scripts do, and so are rows with an empty annotation or a stray bracket; warnings count both.
-    """
-    irrelevant = notes["rows of status IRR (irrelevant), left out"]
-    malformed = notes["rows with an empty or malformed annotation, left out"]
-    for place, cells in _csv_rows(path, ("scenario", "intent", "status", "answer_annotation")):
-        chunks = _chunks(_SLOT, cells["answer_annotation"])
-        text = _joined(chunks)
-        if cells["status"].startswith("IRR"):
-            irrelevant.append(place)
-        elif not text.strip() or "[" in text or "]" in text:
-            malformed.append(place)
-        else:
-            yield Row(*_tokenise(chunks), f"{cells['scenario']}_{cells['intent']}", place)
-
-
-@_reader
 def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
     """Read UniSLU's reformatting of the whole NLU-EVAL CSV: ``{train,dev,test}.tsv`` below a folder.
 
@@ -282,19 +260,6 @@ def _json_object(text: str, place: str) -> dict[str, Any]:
             return item
         why = "not an object"
     raise UsageError(f"{place}: {why}: give each utterance a line such as {LINE}")
-
-
-def _csv_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a ';'-separated file with a header, each with its place."""
-    reader = csv.DictReader(io.StringIO(_text(file), newline=""), delimiter=";")
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
-    if missing:
-        raise UsageError(f"{file}, line 1: column {missing[0]!r} is missing from the header")
-    for cells in reader:
-        place = f"{file}, line {reader.line_num}"
-        if any(cells[name] is None for name in columns):
-            raise UsageError(f"{place}: the row has fewer cells than the header")
-        yield place, cells
 
 
 # --- Slots inside running text ---

@@ -2,8 +2,7 @@
 
 The paper's Communication, Health and Video corpora (section 4.1) are internal; these stand in for them. A
 text is drawn first and annotated second: where it has several readings, one is drawn with odds that the
-grammar states, so that the best possible error is known (`best_ser`). Then a share `NOISE` of the
-utterances gets one annotation error.
+grammar states. Then a share `NOISE` of the utterances gets one annotation error.
 
 The grammar lies in `smart_home.json`. Notation of its lines:
     word           itself
@@ -40,7 +39,7 @@ from random import Random
 from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance
-from edp_lab.corpora.metrics import edit_distance, spans
+from edp_lab.corpora.metrics import spans
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, write_whole
 
@@ -72,7 +71,7 @@ def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
         A corpus with declared labels. `generate(n, seed, domain)` is the first n utterances of
         `generate(m, seed, domain)` for every m > n. One domain alone is not a subset of the mix of that seed.
     """
-    return _corpus((utterance for utterance, *_ in _samples(utterances, seed, domain)), domain)
+    return _corpus((utterance for utterance, _ in _samples(utterances, seed, domain)), domain)
 
 
 def load(domain: str | None = None) -> Corpus:
@@ -102,28 +101,6 @@ def write_jsonl(corpus: Corpus, path: Path | str) -> None:
     write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
-def best_ser(utterances: int, seed: int, domain: str | None = None) -> float:
-    """The semantic error rate, on `generate(utterances, seed, domain)`, of an oracle that knows the grammar.
-
-    The oracle annotates every text with its likeliest intent and, at each ambiguous place, the likeliest
-    labels; what it gets wrong are the rarer readings and the annotation noise. This is a Monte-Carlo
-    estimate of the best possible SER, assuming that texts are ambiguous only where the grammar says so;
-    among repeated texts, fewer than one in a thousand has two oracle annotations.
-
-    Returns:
-        sum of (wrong intents + edits between the slot sequences) / sum of (1 + annotated slots).
-    """
-    errors = reference = 0
-    for utterance, _, best in _samples(utterances, seed, domain):
-        known, slots = (
-            [(slot, utterance.tokens[start:end]) for start, end, slot in spans(tags)]
-            for tags in (best.tags, utterance.tags or ())
-        )
-        errors += (utterance.intent != best.intent) + edit_distance(known, slots)
-        reference += 1 + len(slots)
-    return errors / reference
-
-
 def _corpus(utterances: Iterable[Utterance], domain: str | None) -> Corpus:
     """With declared labels; UsageError for an unknown domain."""
     domains = _domains(domain)
@@ -144,43 +121,29 @@ def _domains(domain: str | None) -> tuple[str, ...]:
 # ---- Samples -----------------------------------------------------------------------------------------------
 
 
-class _Reading(NamedTuple):
-    tags: Tags
-    intent: str
+_Reading = tuple[Tags, str]  # tags and intent
 
 
-# One utterance: as annotated, as meant (before annotation noise), and as the oracle annotates it.
-_Sample = tuple[Utterance, _Reading, _Reading]
-
-
-def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[_Sample]:
+def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[tuple[Utterance, _Reading]]:
+    """Each utterance as annotated, and as meant, before annotation noise."""
     domains = _domains(domain)
-    _check_count(utterances)
+    if utterances < 1:
+        raise UsageError(f"cannot generate {utterances} utterances: ask for at least 1")
     # Python keeps the sequence of `Random.random` for a seed on all its versions.
     uniform = Random(f"smart-home {GRAMMAR_VERSION} {seed} {domain}").random
     return islice(_endless(domains, uniform), utterances)
 
 
-def _endless(domains: tuple[str, ...], uniform: Uniform) -> Iterator[_Sample]:
+def _endless(domains: tuple[str, ...], uniform: Uniform) -> Iterator[tuple[Utterance, _Reading]]:
     shared: dict[Tags, Tags] = {}  # equal tag sequences are one object, which halves the memory
     while True:
         drawn = domains[int(uniform() * len(domains))]
-        words, meant, best = _draw_sentence(drawn, uniform)
+        words, meant = _draw_sentence(drawn, uniform)
         if len(words) in LENGTHS:
-            tags, intent = _noised(words, meant, drawn, uniform)
-            yield Utterance(tuple(words), shared.setdefault(tags, tags), intent), meant, best
-
-
-def _check_count(utterances: int) -> None:
-    if utterances < 1:
-        raise UsageError(f"cannot generate {utterances} utterances: ask for at least 1")
-
-
-def _noised(words: list[str], meant: _Reading, domain: str, uniform: Uniform) -> tuple[Tags, str]:
-    """A word is misspelt now and then, in place; what is annotated is not always what is meant."""
-    if uniform() < MISSPELT:
-        _misspell(words, uniform)
-    return _mistake(*meant, domain, uniform) if uniform() < NOISE else meant
+            if uniform() < MISSPELT:
+                _misspell(words, uniform)
+            tags, intent = _mistake(*meant, drawn, uniform) if uniform() < NOISE else meant
+            yield Utterance(tuple(words), shared.setdefault(tags, tags), intent), meant
 
 
 def _misspell(tokens: list[str], uniform: Uniform) -> None:
@@ -195,7 +158,7 @@ def _misspell(tokens: list[str], uniform: Uniform) -> None:
         tokens[i] = word[:at] + slips[kind] + word[at + 1 + (kind == 2) :]
 
 
-def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> tuple[Tags, str]:
+def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> _Reading:
     """One annotation error: a wrong intent, or a slot dropped, mislabelled, a token too short or too long."""
     found = spans(tags)
     kind = int(uniform() * 4)
@@ -237,11 +200,10 @@ class _Odds:
     def __init__(self, odds: dict[str, float]) -> None:
         self.values = sorted(odds, key=lambda value: -odds[value])
         self.cumulative = list(accumulate(odds[value] for value in self.values))
-        self.likeliest = self.values[0]
 
     def draw(self, uniform: Uniform) -> str:
         if len(self.values) == 1:
-            return self.likeliest
+            return self.values[0]
         return self.values[bisect(self.cumulative, uniform() * self.cumulative[-1])]
 
 
@@ -266,26 +228,23 @@ def _bio(labels: str, lengths: tuple[int, ...]) -> Tags:
     return tuple(tags)
 
 
-def _draw_sentence(domain: str, uniform: Uniform) -> tuple[list[str], _Reading, _Reading]:
-    """A text, one draw of its readings, and the likeliest. `uniform` is the only randomness."""
+def _draw_sentence(domain: str, uniform: Uniform) -> tuple[list[str], _Reading]:
+    """A text and one draw of its readings. `uniform` is the only randomness."""
     cumulative, rules = _rules(domain)
     intents, templates = rules[bisect(cumulative, uniform() * cumulative[-1])]
     tokens: list[str] = []
     tags: list[str] = []
-    best: list[str] = []
     for item in templates.draw(uniform):
         slot = _slot(item)
         if slot is None or uniform() < slot.hesitation:
             tokens += [item] if slot is None else _drawn("filler", uniform)
             tags.append("O")
-            best.append("O")
         if slot is not None:
             phrases = [_drawn(name, uniform) for name in slot.phrases]
             lengths = tuple(map(len, phrases))
             tokens += chain(*phrases)
             tags += _bio(slot.odds.draw(uniform), lengths)
-            best += _bio(slot.odds.likeliest, lengths)
-    return tokens, _Reading(tuple(tags), intents.draw(uniform)), _Reading(tuple(best), intents.likeliest)
+    return tokens, (tuple(tags), intents.draw(uniform))
 
 
 def _drawn(name: str, uniform: Uniform) -> list[str]:

@@ -143,7 +143,6 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     monkeypatch.setattr("edp_lab.attacks.shadow.find", lambda name: Path())
     assert default_shadow("atis") == "snips"
     assert default_shadow("snips") == "atis"
-    assert default_shadow("nlu-eval-full", {"nlu-eval"}.__contains__) == GENERATED
     health = SimpleNamespace(config=TrainConfig(corpus="smart-home-health"), corpus=load_corpus("smart-home-health"))
     own = shadow_corpus(GENERATED, health)
     assert set(own.intents) == set(load_corpus("smart-home-health").intents)

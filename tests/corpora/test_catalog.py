@@ -92,16 +92,8 @@ def test_every_listed_corpus_is_embedded_or_has_sources_that_are_pinned_and_hash
             paths.append(source.path)
             assert source.url.startswith("https://raw.githubusercontent.com/")
             assert len(source.url.split("/")[5]) == 40  # a commit
-            assert len(source.digest) == (40 if name == "nlu-eval-full" else 64)
-    assert len(paths) == len(set(paths)) == 9 + 9 + 3 + 1 + 4
-
-
-def test_annotated_csv_of_unknown_size_loads_by_name(folders, monkeypatch):
-    path = folders[0] / "nlu_eval/AnnotatedData/NLU-Data-Home-Domain-Annotated-All.csv"
-    assert catalog.find("nlu-eval-full") is None
-    path.parent.mkdir(parents=True)
-    path.write_text("userid;scenario;intent;status;answer_annotation\n17;alarm;set;;wake me [time : now]\n")
-    assert load_corpus("nlu-eval-full").intents == ("alarm_set",)
+            assert len(source.digest) == 64
+    assert len(paths) == len(set(paths)) == 9 + 9 + 3 + 4
 
 
 # --- a user's own corpus ---
@@ -268,14 +260,6 @@ def test_interrupted_fetch_leaves_nothing_and_goes_on(site, tmp_path):
     assert list(files_below(tmp_path)) == ["c/big"]
     fetch("c", tmp_path)
     assert files_below(tmp_path) == CONTENT
-
-
-def test_git_blob_digest_is_checked_where_only_that_is_known(tmp_path):
-    # $ printf 'hello\n' | git hash-object --stdin
-    blob = Source("small", None, "ce013625030ba8dba906f756967f9e9ca394464a", "")
-    for body in (b"hello\n", b"hullo\n"):
-        (tmp_path / "small").write_bytes(body)
-        assert catalog._is_right(tmp_path / "small", blob) == (body == b"hello\n")
 
 
 def test_refusals_are_one_clear_sentence(site, tmp_path, monkeypatch):

@@ -162,37 +162,6 @@ def test_malformed_jsonl_is_named_by_file_and_line(tmp_path, line, message):
 # --- NLU-EVAL ---
 
 
-def test_nlu_eval_csv_skips_irrelevant_and_malformed_rows(tmp_path):
-    columns = "userid;answerid;scenario;intent;status;answer_annotation;notes"
-    rows = {  # status: annotation
-        "null": "wake me at [time : six am]",
-        "IRR_XL": "nonsense",
-        "MOD": "off [time: now]",
-        "": "stop [time : now",
-        "IRR": "stop] it",
-        "ok": "",
-    }
-    lines = [columns, *(f"1;1;alarm;set;{status};{annotation};null" for status, annotation in rows.items())]
-    reading = readers.read_nlu_eval_csv(file := write(tmp_path / "all.csv", "\n".join(lines)))
-    assert [(u.text, u.tags, u.intent) for u in reading.utterances] == [
-        ("wake me at six am", ("O", "O", "O", "B-time", "I-time"), "alarm_set"),
-        ("off now", ("O", "B-time"), "alarm_set"),
-    ]
-    assert reading.warnings == [
-        f"rows of status IRR (irrelevant), left out: 2 (the first: {file}, line 3)",
-        f"rows with an empty or malformed annotation, left out: 2 (the first: {file}, line 5)",
-    ]
-
-
-def test_malformed_nlu_eval_csv(tmp_path):
-    with pytest.raises(UsageError, match=r"a\.csv, line 1: column 'status' is missing"):
-        readers.read_nlu_eval_csv(write(tmp_path / "a.csv", "userid;scenario;intent\n"))
-    with pytest.raises(UsageError, match=r"b\.csv, line 2: the row has fewer cells"):
-        readers.read_nlu_eval_csv(
-            write(tmp_path / "b.csv", "userid;scenario;intent;status;answer_annotation\n1;alarm;set;\n")
-        )
-
-
 def unislu(folder: Path, *lines: str) -> Path:
     for name in ("train", "dev", "test"):
         write(folder / f"{name}.tsv", "utterance\toutput\n" + ("\n".join(lines) if name == "train" else ""))
