@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from edp_lab.cli.output import Report, number
 
 if TYPE_CHECKING:
-    from edp_lab.attacks.audit.one_run import OneRunAudit
-    from edp_lab.attacks.audit.step_audit import MechanismAudit
-    from edp_lab.attacks.memorisation import Memorisation
+    from edp_lab.attacks.canaries import Memorisation
+    from edp_lab.attacks.one_run import OneRunAudit
+    from edp_lab.attacks.step_audit import MechanismAudit
     from edp_lab.privacy import Mechanism
     from edp_lab.privacy.claimed import Verdict
     from edp_lab.reproduce.epsilons import Table1Epsilon
