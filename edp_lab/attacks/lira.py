@@ -175,7 +175,8 @@ def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[
     Utterances with the same tokens are in the same ones, or the model of a training set without one of them would have
     seen it all the same. A training set holds about half of the pool: its size is random.
     """
-    check_shadows(shadows)
+    if shadows < 4 or shadows % 2:
+        raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
     texts = group_ids(pool)
@@ -184,9 +185,3 @@ def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[
         raise UsageError("the pool has fewer than two texts: give more utterances to tell apart")
     order = np.random.default_rng([seed, 0]).random((shadows, count)).argsort(axis=0)
     return order[:, texts] < shadows // 2
-
-
-def check_shadows(shadows: int) -> None:
-    """UsageError where so many shadow models cannot be halved."""
-    if shadows < 4 or shadows % 2:
-        raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")

@@ -47,46 +47,42 @@ PUBLIC = ("snips", "atis", "nlu-eval")
 
 def attack_shadow(
     run: str | Path,
-    shadows: Sequence[str] = (),
+    shadow: str | None = None,
     seed: int = 0,
     cache: Path | None = None,
     plain: bool = False,
     told: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
-    """The paper's attack: how much each utterance looks like a member to a random forest taught by shadow models.
+    """The paper's attack: how much each utterance looks like a member to a random forest taught by a shadow model.
 
     Of four classifiers, the forest found most between ATIS and SNIPS, in both directions.
 
     Args:
-        shadows: public corpora, by name or path, or "generated"; none: the first that is at hand and another one.
+        shadow: public corpus, by name or path, or "generated"; None: the first that is at hand and another one.
         cache: where trained shadow models are kept.
-        plain: train them by SGD, whatever the target's method.
+        plain: train it by SGD, whatever the target's method.
     """
     from sklearn.ensemble import RandomForestClassifier
 
     target = load_target(run)
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
-    names = shadows or (default_shadow(target.config.corpus),)
-    attacker = RandomForestClassifier(200, min_samples_leaf=20, random_state=seed % 2**32)
-    corpora = [shadow_corpus(name, target) for name in names]
-    own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
-    if {corpus.has_tags for corpus in corpora} != {target.corpus.has_tags}:
+    name = shadow or default_shadow(target.config.corpus)
+    corpus = shadow_corpus(name, target)
+    if corpus.has_tags != target.corpus.has_tags:
         raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
-    examples, labels = [], []
-    for name, corpus in zip(names, corpora, strict=True):
-        data = split(corpus, own_seed)
-        # Split as the target's, its training set no larger: how far a model overfits depends on it.
-        data = replace(data, train=data.train[: len(target.members)])
-        told(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
-        model = train_shadow(shadow_config(target.config, corpus, plain), corpus, data.train, own_seed, cache)
-        members, non_members = equal_sides(data, seed)
-        examples.append(sorted_scores(model, members + non_members))
-        labels.append(np.arange(2 * len(members)) < len(members))
+    own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
+    data = split(corpus, own_seed)
+    # Split as the target's, its training set no larger: how far a model overfits depends on it.
+    data = replace(data, train=data.train[: len(target.members)])
+    told(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
+    model = train_shadow(shadow_config(target.config, corpus, plain), corpus, data.train, own_seed, cache)
+    members, non_members = equal_sides(data, seed)
     told("attack")
-    attacker.fit(np.concatenate(examples), np.concatenate(labels))
+    attacker = RandomForestClassifier(200, min_samples_leaf=20, random_state=seed % 2**32)
+    attacker.fit(sorted_scores(model, members + non_members), np.arange(2 * len(members)) < len(members))
     scores = np.asarray(attacker.predict_proba(sorted_scores(target.model, target.pool))[:, 1])
-    about = {"shadow_corpora": list(names), "classifier": "forest", "seed": seed, "plain_shadows": plain}
+    about = {"shadow_corpora": [name], "classifier": "forest", "seed": seed, "plain_shadows": plain}
     return judged(target, "shadow", scores, about)
 
 

@@ -128,20 +128,20 @@ def shadow(
     ctx: typer.Context,
     run: RunFolder,
     shadow: Annotated[
-        list[str] | None,
-        "Public corpus of a shadow model; may be repeated; 'generated' is a fresh smart-home corpus. "
+        str | None,
+        "Public corpus of the shadow model; 'generated' is a fresh smart-home corpus. "
         "(default: another corpus at hand)",
     ] = None,
     seed: Seed = 0,
     cache: Cache = None,
-    plain: Annotated[bool, "Train shadow models by SGD, not by the target's method."] = False,
+    plain: Annotated[bool, "Train the shadow model by SGD, not by the target's method."] = False,
     against: Against = None,
     as_json: Json = False,
 ) -> None:
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
     from edp_lab.attacks.shadow import attack_shadow
 
-    _finish(ctx, attack_shadow, shadows=tuple(shadow or ()), plain=plain)
+    _finish(ctx, attack_shadow, shadow=shadow, plain=plain)
 
 
 @attack_app.command()

@@ -16,10 +16,8 @@ from edp_lab.corpora.catalog import data_folders
 from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes
 
-NAMES = ("digits", "mnist", "circles")
 CLASSES = 10
 DIGITS_TEST = 600  # of 1,797
-CIRCLES = 1000  # points in each part
 INNER = 0.8  # the smaller radius, scikit-learn's default
 
 
@@ -28,7 +26,7 @@ class Images:
     """Labelled examples in two parts."""
 
     name: str
-    train: NDArray[np.float32]  # (n, channels, height, width) in [0, 1]; of "circles" (n, 2), points in [-1, 1]
+    train: NDArray[np.float32]  # (n, channels, height, width) in [0, 1]; of `two_circles` (n, 2), points in [-1, 1]
     train_labels: NDArray[np.int64]  # (n) from 0 up to `classes` - 1
     test: NDArray[np.float32]
     test_labels: NDArray[np.int64]
@@ -41,7 +39,6 @@ def load_images(name: str, seed: int = 0) -> Images:
     * "digits": scikit-learn's 1,797 images of 1 x 8 x 8; `seed` draws the 600 that are the test set.
     * "mnist": 60,000 and 10,000 images of 1 x 28 x 28, from the original idx files, gzipped or not, in ``mnist/`` below
       a data folder (`edp_lab.corpora.data_folders`). No `seed`: the published split.
-    * "circles": `two_circles`, 1,000 points to train on and 1,000 to test.
     """
     if name == "digits":
         from sklearn.datasets import load_digits
@@ -53,9 +50,7 @@ def load_images(name: str, seed: int = 0) -> Images:
         return Images(name, x[train], y[train], x[test], y[test], CLASSES)
     if name == "mnist":
         return Images(name, *_mnist_part("train"), *_mnist_part("t10k"), CLASSES)
-    if name == "circles":
-        return two_circles(CIRCLES, CIRCLES, seed)
-    raise UsageError(f"unknown image data {name!r}: choose {' or '.join(NAMES)}")
+    raise UsageError(f"unknown image data {name!r}: choose digits or mnist")
 
 
 def two_circles(train: int, test: int, seed: int = 0, noise: float = 0.0) -> Images:

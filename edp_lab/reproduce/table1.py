@@ -506,7 +506,7 @@ def do(work: Work) -> Result:
     final = record["final"]
     scores = ("ser", "intent_accuracy", "slot_f1", "epsilon_claimed", "epsilon", "epsilon_if_alpha_public", "seconds")
     # The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone.
-    by_shadow = attack_shadow(folder, (work.shadow,), seed=config.seed, cache=work.shadows, plain=True).to_json()
+    by_shadow = attack_shadow(folder, work.shadow, seed=config.seed, cache=work.shadows, plain=True).to_json()
     by_loss = attack_loss(folder).to_json()
     rates = ("auc", "auc_interval", "tpr_at_fpr")
     return {

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edp_lab.corpora.images import Images, load_images, two_circles
-from edp_lab.errors import UsageError
 from edp_lab.files import writable
 from edp_lab.jobs import content_key, kept_results, read_result
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
@@ -219,13 +218,11 @@ class Lab:
     """
 
     def __init__(self, out: Path, scale: Scale, seed: int = 0, tell: Callable[[str, bool], None] | None = None) -> None:
-        if scale.data not in ("digits", "mnist"):
-            raise UsageError(f"unknown image data {scale.data!r}: choose digits or mnist")
         self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
         self.tell = tell or (lambda line, kept: None)
         self.known: dict[tuple[int, float], Images] = {}
-        self.cells = writable(out / "cells", "choose another --out")
         self.public = int(PUBLIC_SHARE * len(self.images(0).test))  # the first test images: the vote labels them
+        self.cells = writable(out / "cells", "choose another --out")
 
     def images(self, repeat: int, sigma: float = 0.0) -> Images:
         """The data of one repeat, with noise on the pixels of training and test images (phase I)."""

@@ -15,7 +15,6 @@ Source: Barzegar 2021, chapters 3 and 4; phases II and III are PATE (Papernot et
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import secrets
 import time
@@ -84,7 +83,6 @@ class ThreePhaseRecord:
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
     not_private: str = asked.NOT_PRIVATE  # what of this record must not be published together with the understudy
-    digest: str = ""  # of all this but times, versions and workers: equal for equal runs on one machine
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -92,12 +90,6 @@ class ThreePhaseRecord:
     def as_json(self) -> dict[str, Any]:
         """Plain data; infinity, which JSON does not have, is null."""
         return _plain(asdict(self))  # type: ignore[no-any-return]
-
-    def own_digest(self) -> str:
-        untimed = [replace(p, seconds=0.0, rows=[{**row, "seconds": 0.0} for row in p.rows]) for p in self.parts]
-        settings = replace(self.settings, workers=None)
-        same = replace(self, settings=settings, parts=untimed, seconds={}, versions={}, digest="")
-        return hashlib.sha256(json.dumps(same.as_json(), sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -278,7 +270,7 @@ class _Run:
         record = self.record
         if record.privacy is not None and math.isfinite(record.privacy.epsilon):
             record.status = IDEAL if self.settings.private_seed else VOID
-        record.versions, record.digest = versions(), record.own_digest()
+        record.versions = versions()
         return record
 
     def _job(self, name: str, x: NDArray[np.float32], y: Classes, method: str) -> Job:
@@ -311,8 +303,6 @@ def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
 
 
 def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
-    if images.train.ndim != 4:
-        raise UsageError(f"the data set {images.name!r} has no images: choose digits or mnist")
     sizes = np.bincount(images.train_labels, minlength=images.classes)
     rarest, fewest = int(sizes.argmin()), int(sizes.min())
     if settings.voters > fewest:

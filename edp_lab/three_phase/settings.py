@@ -32,7 +32,7 @@ FEWEST_STEPS = 300  # of a network without privacy, however few its examples
 SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to so many examples, smaller batches
 NOT_PRIVATE = (
     "scores and losses of all but the understudy, the votes, their statistics, statistics of the pixels, checksum and "
-    "size of the data, the record's own digest, and whether and where a run failed"
+    "size of the data, and whether and where a run failed"
 )
 
 

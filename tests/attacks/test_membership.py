@@ -113,7 +113,7 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
 
 
 def test_the_paper_s_attack_and_lira_find_members_of_an_overfitted_model(overfitted, tmp_path):
-    attacked = attack_shadow(overfitted, (GENERATED,), cache=tmp_path)
+    attacked = attack_shadow(overfitted, GENERATED, cache=tmp_path)
     low, _ = attacked.result.auc_interval
     assert low > 0.5
     assert "membership leaks" in attacked.verdict
@@ -127,7 +127,7 @@ def test_the_paper_s_attack_and_lira_find_members_of_an_overfitted_model(overfit
 
 
 def test_noise_hides_members_and_the_bound_is_shown(private, tmp_path):
-    attacked = attack_shadow(private, (GENERATED,), cache=tmp_path)
+    attacked = attack_shadow(private, GENERATED, cache=tmp_path)
     low, high = attacked.result.auc_interval
     assert low < 0.5 < high
     bound = attacked.result.bound
@@ -163,7 +163,7 @@ def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkey
 
     monkeypatch.setattr("edp_lab.attacks.shadow.train_shadow", train_shadow)
     for run in (overfitted, private):
-        attack_shadow(run, (GENERATED,), cache=tmp_path, plain=True)
+        attack_shadow(run, GENERATED, cache=tmp_path, plain=True)
     assert [config.method for config in trained] == ["sgd"] * 2
     kept = {"corpus": load_target(overfitted).corpus.name, "epochs": 9, "lr": 0.1, "pretrained": "x"}
     noised = TrainConfig(method="dp-sgd", clip_norm=0.5, z0=0.7, decay="linear", tau=0.3, delta=1e-6, **kept)
@@ -180,7 +180,7 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
         (GENERATED, {"seed": -1}, "seed -1 is negative"),
     ):
         with pytest.raises(UsageError, match=said):
-            attack_shadow(overfitted, (shadow,), **settings)
+            attack_shadow(overfitted, shadow, **settings)
 
 
 def test_the_command_tells_scripts_and_people_what_was_found_and_what_could_not_be(overfitted, private, trains, cli):

@@ -101,7 +101,7 @@ def test_what_is_missing_unknown_or_impossible_is_refused(mnist: Path, arguments
     (mnist / LABELS).unlink()
     with pytest.raises(UsageError, match=f"{LABELS} is in none of"):
         load_images("mnist")
-    with pytest.raises(UsageError, match="unknown image data 'cifar': choose digits or mnist or circles"):
+    with pytest.raises(UsageError, match="unknown image data 'cifar': choose digits or mnist"):
         load_images("cifar")
     with pytest.raises(UsageError, match="circles"):
         two_circles(*arguments)

@@ -72,7 +72,7 @@ def test_all_parts_are_scored_on_the_last_tenth_and_privacy_is_that_of_the_label
     assert found["image_guarantee"]["label_epsilon"] is None
     assert found["settings"]["phases"] == [1, 2, 3]
     assert len(found["parts"][0]["rows"]) == 2
-    assert len(found["digest"]) == len(found["data"]["sha256"]) == 64
+    assert len(found["data"]["sha256"]) == 64
 
 
 def test_each_network_learns_from_what_the_phases_say_with_weights_and_order_of_its_own(jobs):
@@ -155,12 +155,11 @@ def test_processes_seeds_and_secret_ones_give_the_same_networks_or_others(record
     events: list[Event] = []
     other = run_three_phase(replace(QUICK, workers=2), FEW, events.append)
     assert other.seconds["processes"] == 2
-    assert other.digest == record.digest
     assert [part.scores for part in other.parts] == [part.scores for part in record.parts]
     told = {event.part for event in events if event.epoch == event.epochs == 2}
     assert {PLAIN, ONE, "instructor 1", "instructor 3", UNDERSTUDY} <= told
-    assert run_three_phase(QUICK, FEW).digest == record.digest
-    assert run_three_phase(replace(QUICK, seed=1), FEW).digest != record.digest
+    assert [part.scores for part in run_three_phase(QUICK, FEW).parts] == [part.scores for part in record.parts]
+    assert run_three_phase(replace(QUICK, seed=1), FEW).pixels != record.pixels
     secret = [run_three_phase(replace(QUICK, phases=(1, 3), private_seed=True), FEW) for _ in range(2)]
     assert secret[0].pixels["train"].after.mean != secret[1].pixels["train"].after.mean
     assert secret[0].status == "for real numbers only"
