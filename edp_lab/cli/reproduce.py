@@ -305,9 +305,10 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
         table, lines = TABLES[name], []
         notes: dict[str, list[str]] = {}
         for row in found:
-            claimed, image = (number(epsilon, 4, "") for epsilon in (row.epsilon_claimed, row.epsilon_image))
-            told = [claimed, number(row.epsilon, 4), image, number(row.delta, absent="")]
-            lines.append([row.name, *_both(row), *told, f"{row.seconds:.1f}"])
+            image = "" if row.epsilon_image is None else reports.up(row.epsilon_image, 4)
+            claimed, delta = number(row.epsilon_claimed, 4, ""), number(row.delta, absent="")
+            spent = [claimed, reports.up(row.epsilon, 4), image, delta]
+            lines.append([row.name, *_both(row), *spent, f"{row.seconds:.1f}"])
             notes.setdefault(row.note, []).append(row.name)
         console.print(f"\n{name if name == 'times' else f'table {name}'}, {table.place}: {table.title}")
         console.table([["thesis / ours", *table.columns, *epsilons, "trained, s"], *lines], padding=(0, 1, 0, 0))
@@ -410,6 +411,6 @@ def _scores(rows: Mapping[str, Sequence[Part]], model: str) -> list[list[str]]:
         seconds = f"{sum(part.seconds for part in parts):.1f}" if parts[0].rows else ""
         # of one training example, and of its image alone: the worst
         both = zip(*((part.epsilon, part.image_epsilon) for part in parts), strict=True)
-        epsilons = ["none" if None in values else f"{max(values):.4g}" for values in both]
+        epsilons = ["none" if None in values else reports.up(max(values), 4) for values in both]
         lines.append([name, f"{parts[0].examples:,}", accuracy, printed, *means, seconds, *epsilons])
     return lines

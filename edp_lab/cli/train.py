@@ -58,9 +58,7 @@ def fetch(
     from edp_lab.corpora import fetch as run
 
     with bar(name, TextColumn("{task.description}"), DownloadColumn()) as (update, _):
-        folder = run(
-            name, to, progress=lambda p: update(p.done, p.size, description=f"file {p.number}/{p.of} {p.path}")
-        )
+        folder = run(name, to, lambda done, size, what: update(done, size, description=what))
     echo(folder)
 
 

@@ -237,23 +237,16 @@ def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
 # ---- Fetching --------------------------------------------------------------------------------------------------------
 
 
-class FetchProgress(NamedTuple):
-    """How far a fetch is: `done` of `size` bytes of file `number` (from 1) of `of` files."""
-
-    path: str
-    number: int
-    of: int
-    done: int
-    size: int
-
-
-def fetch(name: str, target: Path | None = None, progress: Callable[[FetchProgress], None] = lambda _: None) -> Path:
+def fetch(
+    name: str, target: Path | None = None, progress: Callable[[int, int, str], None] = lambda done, size, what: None
+) -> Path:
     """Fetch a corpus into a data folder and return that folder. Files already there and right are left alone.
 
     Args:
         name: a corpus of ``sources.tsv``.
         target: the data folder; by default the first of `data_folders` that can be written.
-        progress: called after every piece of a download, and once for a file that is already there.
+        progress: called with the bytes done, the file's size and which file it is: after every piece of a download, and
+            once for a file that is already there.
 
     UsageError for an unknown name, no connection, a server's refusal, wrong content or a full disk; nothing is kept of
     a file that is not whole.
@@ -263,7 +256,7 @@ def fetch(name: str, target: Path | None = None, progress: Callable[[FetchProgre
     for number, source in enumerate(files, start=1):
         try:
             for done in _fetched(source, folder / source.path):
-                progress(FetchProgress(source.path, number, len(files), done, source.size))
+                progress(done, source.size, f"file {number}/{len(files)} {source.path}")
         except urllib.error.HTTPError as error:
             error.close()
             raise UsageError(f"cannot fetch {source.url}: the server answered {error.code} {error.reason}") from None

@@ -286,23 +286,21 @@ def _taker(run: Trainer, method: str) -> Callable[[int], float]:
 
 
 class OpacusPeer:
-    """A copy of a run's model from Opacus' modules, under its optimizer.
+    """A copy of the model of a run by DP-SGD with Adam, from Opacus' modules, under Opacus' optimizer.
 
-    Args:
-        run: of DP-SGD with Adam; its model (never changed), data, C, noise, batch size and learning rate.
-        ghost: whether to keep only the norms of the examples' gradients and go backward twice (Li et al. 2022, arXiv
-            2110.05679, section 4), rather than keep the gradients. None: what is faster on a CPU: True for BERT, False
-            for the CLC, but there by a tenth only, as DPLSTM forms its gradients anyway, and that is most of the step.
+    For BERT it keeps only the norms of the examples' gradients and goes backward twice (ghost clipping: Li et al. 2022,
+    arXiv 2110.05679, section 4); for the CLC it keeps the gradients. Each is the faster of the two ways on a CPU, for
+    the CLC by a tenth, as DPLSTM forms its gradients anyway, and that is most of the step.
     """
 
-    def __init__(self, run: Trainer, ghost: bool | None = None) -> None:
+    def __init__(self, run: Trainer) -> None:
         from opacus.grad_sample.utils import wrap_model
         from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
-        config, mechanism, bert = run.config, run.mechanism, run.config.model == "bert"
+        config, mechanism = run.config, run.mechanism
         assert mechanism is not None
-        self.data, self.device, self.ghost = run.train_data, run.accelerator.device, bert if ghost is None else ghost
-        self.model = _Peer(run.model, bert).to(self.device).train()
+        self.data, self.device, self.ghost = run.train_data, run.accelerator.device, config.model == "bert"
+        self.model = _Peer(run.model, self.ghost).to(self.device).train()
         optimizer = make_optimizer(config.optimizer, [p for _, p in trainable(self.model)], config.learning_rate)
         clip = {"max_grad_norm": mechanism.clip_norm}
         # Not strict, because BertModel has buffers: position numbers, which no example changes.

@@ -115,4 +115,3 @@ def test_circles_lie_on_their_circles_and_the_test_points_are_others():
     assert np.count_nonzero(nearest) > 390
     noised = two_circles(500, 400, seed=3, noise=0.2)
     assert np.std(noised.train - data.train) == pytest.approx(0.2, rel=0.1)
-    assert np.array_equal(load_images("circles", 3).train_labels[:5], two_circles(1000, 1000, 3).train_labels[:5])

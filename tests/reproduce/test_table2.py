@@ -86,7 +86,6 @@ def test_a_process_that_dies_ends_the_benchmark_in_one_sentence(monkeypatch):
 
 
 LONGEST = 11
-MODES = pytest.mark.parametrize("ghost", [True, False], ids=["ghost", "hooks"])
 MODELS = pytest.mark.parametrize("model", ["clc", "bert"])
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -178,13 +177,12 @@ def distance(peer: dict[str, Tensor], ours: dict[str, Tensor]) -> float:
 
 
 @MODELS
-@MODES
 @pytest.mark.parametrize("corpus", ["slots", "bare"])
-def test_without_noise_a_step_moves_every_weight_as_ours_does(folder, monkeypatch, model, ghost, corpus):
+def test_without_noise_a_step_moves_every_weight_as_ours_does(folder, monkeypatch, model, corpus):
     """In float64, because Adam moves a weight by the sign of its gradient, however small."""
     monkeypatch.setattr("edp_lab.training.dp_step.headroom", lambda *steps: 0.0)  # ours clips by 2^-11 more
     run = run_of(folder, model, corpus, precision="float64")
-    peer = OpacusPeer(run, ghost)
+    peer = OpacusPeer(run)
     before = weights(run.model)
     assert distance(as_ours(weights(peer.model)), before) == 0
     loss = peer.step(np.arange(len(run.train_data))[::-1])
@@ -200,12 +198,11 @@ def test_without_noise_a_step_moves_every_weight_as_ours_does(folder, monkeypatc
 
 
 @MODELS
-@MODES
-def test_the_noise_has_the_deviation_that_the_mechanism_says(folder, model, ghost):
+def test_the_noise_has_the_deviation_that_the_mechanism_says(folder, model):
     left = []
     for z0 in (0.0, 1.7):
         run = run_of(folder, model, z0=z0)
-        peer = OpacusPeer(run, ghost)
+        peer = OpacusPeer(run)
         with seeded(3):
             peer.step(np.arange(len(run.train_data)))
         left.append(torch.cat([g.flatten() for g in gradients(peer.model).values()]).double())
