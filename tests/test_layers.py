@@ -138,7 +138,7 @@ for name, arguments in {
     "01 coin": (1.1, 300, 0.3, 0),
     "01 composition": (0.1, 1000, 1e-5),
     "04 bill": (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
-    "04 loss": (0.5, 10, 1e-5, 1000, 0),
+    "04 loss": (0.5, 10, 1e-5),
     "04 sampling": (0.01, 1.0, 1000, 1e-5),
     "04 table1": (30,),
     "06 Explorer": (load_grid(), base),

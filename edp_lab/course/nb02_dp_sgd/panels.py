@@ -1,4 +1,4 @@
-"""The panels of ``02_dp_sgd.ipynb``: per-example gradients, a whole training of two weights, and what Adam divides by.
+"""The panels of ``02_dp_sgd.ipynb``, a clip and a training of two weights; per-example gradients, Adam under noise.
 
     result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # pure
     run = train(clip_norm=1.0, z=2.0, batch_size=20, optimizer="sgd", lr=1.0, sampling="poisson")
@@ -32,7 +32,6 @@ from edp_lab.course.kit.controls import (
     choice,
     decades,
     number,
-    require,
     rng_of,
     seed_of,
 )
@@ -40,7 +39,7 @@ from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, Tile, claimed, holds, panel
 from edp_lab.course.kit.text import Words, account_of, at_most, short
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
+from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
@@ -456,81 +455,18 @@ def _losses() -> dict[str, Array]:
 
 # ---- What Adam divides by ------------------------------------------------------------------------------------------
 
-COORDINATES = 120
 
+def adam_divisors(noise_std: float, steps: int, seed: int) -> tuple[Array, Array]:
+    """Sizes of 120 weights' gradients, the same in every step, and what Adam divides their averages by after `steps`.
 
-class Denominators(NamedTuple):
-    """Adam on weights whose gradients differ in size, all with the same noise: what each is divided by.
-
-    A move is that of the last step if the average gradient were the true one, in learning rates: without noise 1.
+    Each weight's gradient gets noise of the same standard deviation.
     """
-
-    noise_std: float
-    gradient: Array  # (COORDINATES,), size of each weight's gradient, the same in every step
-    divisor: Array  # (COORDINATES,), what Adam divides a weight's average gradient by
-
-    @property
-    def move(self) -> Array:
-        return self.gradient / self.divisor
-
-
-def adam_divisors(noise_std: float, steps: int, seed: int) -> Denominators:
-    """Run Adam for so many steps on a series of noisy gradients, and look into its state.
-
-    UsageError: noise negative or not finite, steps none from 1 to 1,000, seed negative.
-    """
-    check_whole("number of steps", steps, 1, 1000)
-    require(0 <= noise_std < math.inf, f"the noise deviation is {noise_std}: it must be a finite number, 0 or more")
-    gradient = torch.logspace(-3, 0, COORDINATES, dtype=torch.float64)
-    noise = torch.from_numpy(rng_of(seed, 2).standard_normal((steps, COORDINATES)))
+    gradient = torch.logspace(-3, 0, 120, dtype=torch.float64)
+    noise = torch.from_numpy(rng_of(seed, 2).standard_normal((steps, len(gradient))))
     weight = nn.Parameter(torch.zeros_like(gradient))
     adam = make_optimizer("adam", [weight], 1e-3)
     for draw in noise:
         weight.grad = gradient + noise_std * draw
         adam.step()
     divisor = (adam.state[weight]["exp_avg_sq"] / (1 - BETAS[1] ** steps)).sqrt()
-    return Denominators(noise_std, gradient.numpy(), divisor.numpy())
-
-
-@panel("02")
-def denominators(noise_std: float = 0.1, steps: int = 30, seed: int = 0) -> Panel:
-    """Adam's second moment under noise: `result` is a `Denominators`."""
-    return Panel(
-        "What Adam divides by",
-        "What Adam divides the average gradient of each weight by.",
-        adam_divisors,
-        [draw_divisors],
-        words.denominators,
-        tiles=tell_denominators,
-        noise_std=number("noise deviation", noise_std, [0.0, *decades(-3, 0)], unit="gradient"),
-        steps=number("steps so far", steps, [1, 2, 3, 5, 10, 20, 30, 50, 80], unit="steps"),
-        seed=seed_of(seed),
-    )
-
-
-def tell_denominators(result: Denominators) -> tuple[Tile, Tile, str]:
-    """How far Adam moves the weights with the smallest and the largest gradient."""
-    unit = "learning rates moved; 1 without noise"
-    low, high = (
-        Tile(f"Adam, {which} gradient", short(move), unit, "printed")
-        for which, move in zip(("smallest", "largest"), result.move[[0, -1]], strict=True)
-    )
-    hidden, weights = int((result.gradient < result.noise_std).sum()), len(result.gradient)
-    if not hidden:
-        return low, high, f"The noise is smaller than all {weights} gradients, so Adam still tells them apart."
-    many = f"{hidden} of {weights} gradients {'is' if hidden == 1 else 'are'} smaller than the noise"
-    return low, high, f"{many}, and there Adam divides by the noise."
-
-
-def draw_divisors(result: Denominators) -> Figure:
-    """What each weight's average gradient is divided by."""
-    ends = result.gradient[[0, -1]]
-    return figure(
-        "What the average is divided by",
-        points("Adam", PRINTED, "circle", 6, x=result.gradient, y=result.divisor),
-        line("Adam, no noise", PLAIN, "dash", width=1.5, x=ends, y=ends),
-        line("noise", NOISE, "dot", x=ends, y=positive([result.noise_std] * 2)),
-        hover="gradient %{x:.2g}: %{y:.3g}",
-        xaxis=logs("size of the weight's gradient", [-3.1, 0.1]),
-        yaxis=logs("divided by", [-4.2, 1.3]),
-    )
+    return gradient.numpy(), divisor.numpy()

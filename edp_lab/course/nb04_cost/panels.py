@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
-from edp_lab.attacks.statistics import Rate, Roc, dp_bound, gaussian_bound, rate_of, roc
+from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import (
     AS_PRINTED,
@@ -160,59 +159,46 @@ def draw_bill(result: RunBill) -> Figure:
 
 
 class Loss(NamedTuple):
-    """Gaussian releases of one mu each: their privacy loss, and the attack that makes the most of them."""
+    """Gaussian releases of one mu each: their privacy loss, and what the best attack makes of them."""
 
     releases: int
     delta: float
-    draws: int  # simulated runs with the utterance, and as many without
     mu: float  # of all releases together
     epsilon: float  # at delta, exact
     loss: Array  # (P), in nats, as far below 0 as above
     with_it: Array  # (P), density of the loss if the utterance took part
     without: Array  # (P), and if it did not
     excess: Array  # (P), (1 - e^(epsilon - loss)) of the first beyond epsilon: its area is delta
-    attack: Roc  # of the best attack on the simulated runs
-    found: Rate  # true positives with a threshold set beforehand for 1 % false positives; 95 % interval
-    best_found: float  # the most that any attack can expect there
+    best_found: float  # true positives at 1 % false positives: the most that any attack can expect
 
 
-def privacy_loss(mu: float, releases: int, delta: float, draws: int, seed: int) -> Loss:
+def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
     """`releases` of mu each, everyone in each of them.
 
-    UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, draws none from 20 to 100,000 or
-    beyond 10^6 numbers in all, delta outside (0, 1), a negative seed.
+    UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, delta outside (0, 1).
     """
     require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must lie between 0.001 and 1000")
     check_whole("number of epochs", releases, 1, 1000)
-    check_whole("number of draws", draws, 20, min(100_000, 10**6 // releases))
-    check_whole("seed", seed, 0, 2**31)
     every = GaussianDP(releases_of(1 / mu, releases))
     epsilon = every.epsilon(delta)
     loss = np.linspace(-(every.mu**2) / 2 - 4.5 * every.mu, every.mu**2 / 2 + 4.5 * every.mu, 301)
     density = gaussian_loss_density(loss, every.mu)
-    # A release is what the attacker is left with after subtracting all that is known, along the utterance's gradient:
-    # noise of standard deviation 1, plus mu if the utterance took part. The sum of all releases is the best score.
-    noise = np.random.default_rng(seed).standard_normal((2, draws, releases)).sum(axis=2)
-    members, others = noise[0] + mu * releases, noise[1]
     return Loss(
         releases,
         delta,
-        draws,
         every.mu,
         epsilon,
         loss,
         with_it=density,
         without=density[::-1],
         excess=density * -np.expm1(np.minimum(epsilon - loss, 0)),
-        attack=roc(members, others),
-        found=rate_of(members > ndtri(0.99) * math.sqrt(releases)),
         best_found=float(gaussian_bound(every.mu).tpr(0.01)),
     )
 
 
 @panel("04")
-def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5, draws: int = 1000, seed: int = 0) -> Panel:
-    """Privacy losses, and what an attacker makes of them: `result` is a `Loss`."""
+def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
+    """Privacy losses, and what they allow an attacker: `result` is a `Loss`."""
 
     def command(result: Loss, *, mu: float, **_: Any) -> str:
         """The call of `edp-lab account` with the same epsilon."""
@@ -221,7 +207,7 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5, draws: int = 10
     return Panel(
         "Privacy losses and attacks",
         "How much all epochs together reveal of one utterance. Second figure: the errors that attackers must make.",
-        partial(privacy_loss, seed=seed),
+        privacy_loss,
         [draw_loss, draw_tradeoff],
         words.loss,
         command,
@@ -229,17 +215,15 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5, draws: int = 10
         mu=number("μ of one epoch", mu, decades(-2, 1)),
         releases=number("epochs", epochs, [*range(1, 41), 50, 60, 80, 100, 120], unit="epochs"),
         delta=number("δ", delta, decades(-12, -1), unit="probability"),
-        draws=number("simulated runs", draws, [50, 100, 200, 500, 1000, 2000, 5000], unit="with, without"),
     )
 
 
 def tell_loss(result: Loss) -> tuple[Tile, Tile, str]:
-    """Epsilon, what the best attack can find, and what one has found."""
-    luck = ": by luck, more than the best attack finds on average." if result.found.value > result.best_found else "."
+    """Epsilon, what the best attack can find, and mu."""
     return (
         holds(f"ε = {at_most(result.epsilon)}", f"at δ = {short(result.delta)}, all epochs"),
         Tile("best attack, on average", percent(result.best_found), "of members, at 1 % false positives", "printed"),
-        f"An attack on {result.draws:,} simulated runs found {percent(result.found.value)}{luck}",
+        f"All epochs together have μ = {short(result.mu)}.",
     )
 
 
@@ -260,9 +244,7 @@ def draw_loss(result: Loss) -> Figure:
 
 
 def draw_tradeoff(result: Loss) -> Figure:
-    """False negatives against false positives: what privacy allows, and what an attack reaches."""
-    shown = np.unique(np.linspace(0, result.attack.fpr.size - 1, 400).round().astype(int))
-    attack = {"x": 100 * result.attack.fpr[shown], "y": 100 * (1 - result.attack.tpr[shown]), "line": {"shape": "hv"}}
+    """False negatives against false positives: what privacy allows."""
     fpr = np.concatenate([[0.0], np.logspace(-6, -2, 40), np.linspace(0.01, 1, 100)[1:]])
     least, pair = (
         100 * (1 - bound.tpr(fpr)) for bound in (gaussian_bound(result.mu), dp_bound(result.epsilon, result.delta))
@@ -271,7 +253,6 @@ def draw_tradeoff(result: Loss) -> Figure:
         "What attackers can do",
         line("least possible", HOLDS, width=3, x=100 * fpr, y=least),
         line("(ε, δ) alone", CLAIMED, "dash", x=100 * fpr, y=pair),
-        line("an attack", PRINTED, "longdash", **attack),
         line("guessing", INK, "dot", width=1.5, x=[0, 100], y=[100, 0], hoverinfo="skip"),
         top=48,
         hover="%{x:.3g} % against %{y:.3g} %",

@@ -27,7 +27,7 @@ from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
 from edp_lab.course.kit.panel import Panel, Tile, panel
 from edp_lab.course.kit.text import Words, count, short
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
+from edp_lab.course.kit.theme import HOLDS, INK, PLAIN, PRINTED
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward
 from edp_lab.models.factory import Undrawn
@@ -388,9 +388,9 @@ def ser() -> Panel:
     """Break a prediction; `result` is a `Scored`."""
     return Panel(
         "Break a prediction",
-        "One prediction that you spoil, and what its errors are divided by. Second figure: four scores of it.",
+        "One prediction that you spoil, and four scores of it.",
         score_errors,
-        [draw_errors, draw_scores],
+        [draw_scores],
         words.ser,
         tiles=tell_scored,
         intent=choice("intent", "right", list(INTENTS)),
@@ -411,25 +411,6 @@ def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
     edits = f"{count(wrong, 'wrong intent')} and {count(tally.slot_errors, 'slot edit')}"
     there = f"{count(tally.utterances, 'intent')} and {count(tally.slots, 'slot')}"
     return rate, intents, f"SER divides {edits} by {there}."
-
-
-def draw_errors(result: Scored) -> Figure:
-    """What SER counts: errors, by kind, above what there was to get right."""
-    tally = result.tally
-    intents = [tally.utterances - tally.intents_right, tally.utterances]
-    slots = [tally.slot_errors, tally.slots]
-    on: dict[str, Any] = {"orientation": "h", "y": ["errors", "to get right"]}
-    return figure(
-        "What SER divides, and by what",
-        bar("intents", PLAIN, x=intents, hover="intents: %{x}" + fig.ALONE, **on),
-        # A stack's legend is reversed.
-        bar("slots", OTHER, "/", x=slots, hover="slots: %{x}" + fig.ALONE, legendrank=1, **on),
-        height=300,
-        barmode="stack",
-        bargap=0.35,
-        xaxis=fig.axis("number"),
-        yaxis=fig.axis("counted", **WIDE),
-    )
 
 
 def draw_scores(result: Scored) -> Figure:
