@@ -342,7 +342,7 @@ def three_phase(
     vote: Annotated[str, "hard, laplace or gaussian."] = "laplace",
     vote_epsilon: Annotated[float, "Of one noised label; all of them together cost more."] = 0.2,
     labels: Annotated[int | None, "Public images put to the vote (default: all).", COUNT] = None,
-    method: Annotated[str, "Training of the instructors: adam, dp-adam, sgd ..."] = "adam",
+    method: Annotated[str, "Training of the instructors: adam, sgd, dp-adam or dp-sgd."] = "adam",
     understudy: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam",
     train_epsilon: Annotated[float, "Of each network trained with a private method."] = 7.0,
     delta: Delta = 1e-5,

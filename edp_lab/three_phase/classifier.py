@@ -1,4 +1,4 @@
-"""Training an image classifier: SGD, momentum, RMSprop and Adam (the thesis' 2.4.7), and their private versions.
+"""Training an image classifier by SGD or Adam (the thesis' 2.4.7), and their private versions.
 
 The thesis' DP-Adam (Algorithm 7) clips each example's gradient, adds Gaussian noise to their sum and hands the mean to
 Adam; so does this, for every optimizer. What the thesis leaves out of its account is in the record: the accountant, the
@@ -29,7 +29,7 @@ from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.perturbation import printed_sigma
-from edp_lab.three_phase.settings import BETA, ClassifierSettings
+from edp_lab.three_phase.settings import ClassifierSettings
 from edp_lab.training.dp_step import PrivateStep
 from edp_lab.training.gradients import KeptGradients, plain_gradient, trainable
 from edp_lab.training.optimizers import make_optimizer
@@ -136,16 +136,11 @@ class ClassifierTraining:
             self.mechanism = self._mechanism(self.batches.sampling_rate)
             self.private = PrivateStep(self.model, self.mechanism, key, self.epochs, micro_batches=micro_batches)
         self.weights: list[Tensor] = [p for _, p in parameters]
-        # Algorithms 2 to 6. Algorithm 5 prints RMSprop's average without its square: a misprint.
-        kind = settings.method.removeprefix("dp-")
         self.optimizer: torch.optim.Optimizer
-        if kind == "rmsprop":
-            self.optimizer = torch.optim.RMSprop(self.weights, self.lr, alpha=BETA)
-        elif kind in ("sgd", "momentum"):
-            beta = 0.0 if kind == "sgd" else BETA
-            self.optimizer = torch.optim.SGD(self.weights, self.lr, momentum=beta, dampening=beta)
+        if settings.method in ("sgd", "dp-sgd"):
+            self.optimizer = torch.optim.SGD(self.weights, self.lr)
         else:
-            self.optimizer = make_optimizer(kind, [p for _, p in parameters], self.lr)
+            self.optimizer = make_optimizer("adam", [p for _, p in parameters], self.lr)
         self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)
 
     def _mechanism(self, rate: float) -> Mechanism:

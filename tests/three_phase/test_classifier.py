@@ -30,7 +30,7 @@ from edp_lab.three_phase.classifier import (
     normalising,
     train_classifier,
 )
-from edp_lab.three_phase.settings import DEFAULTS, METHODS, PRIVATE_METHODS, ClassifierSettings
+from edp_lab.three_phase.settings import DEFAULTS, PRIVATE_METHODS, ClassifierSettings
 from edp_lab.training.trainer import Batches
 
 
@@ -172,7 +172,7 @@ def test_the_record_can_be_written_and_holds_what_the_thesis_leaves_out():
     assert record["rows"][0].keys() == {"epoch", "loss", "test_loss", "accuracy", "seconds"}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", DEFAULTS)
 def test_every_method_learns_the_digits(method: str):
     trained = train(
         ClassifierSettings(method=method, **({"epsilon": 8.0, "epochs": 30} if method in PRIVATE_METHODS else {}))
