@@ -14,7 +14,7 @@ from edp_lab.course.kit import theme
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.kit.text import at_most, plain
 from edp_lab.course.nb00_start import panels
-from edp_lab.course.nb00_start.panels import SmallModel, StepResult, one_step
+from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
 from edp_lab.training import TrainConfig
@@ -35,18 +35,14 @@ def panel(model: SmallModel) -> Panel:
     return panels.step(model, SMALL)
 
 
-def take(model: SmallModel, config: TrainConfig = SMALL) -> StepResult:
-    return one_step(model.on(config.num_devices), config)
-
-
 @pytest.mark.parametrize("config", [SMALL, OTHER], ids=["as printed", "sound"])
 def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, config: TrainConfig) -> None:
-    start, result = model.on(config.num_devices), take(model, config)
-    mechanism, alpha = result.mechanism, start.alpha if config.as_printed else None
+    (gradients, scales), result = model.on(config.num_devices), model.step(config)
+    mechanism, alpha = result.mechanism, scales if config.as_printed else None
     std = mechanism.noise_std(0) / config.num_devices
-    rows, silent, loud = StackedGradients(start.per_device, start.layout), torch.zeros_like(start.noise), start.noise
-    signal, whole = (release(mechanism, 0, rows, start.layout, alpha, y).gradient for y in (silent, loud))
-    shown = zip(start.layout.columns, result.signal, result.noise, result.draw, strict=True)
+    rows, silent, loud = StackedGradients(gradients, model.layout), torch.zeros_like(model.noise), model.noise
+    signal, whole = (release(mechanism, 0, rows, model.layout, alpha, y).gradient for y in (silent, loud))
+    shown = zip(model.layout.columns, result.signal, result.noise, result.draw, strict=True)
     for columns, signal_norm, noise_norm, draw_norm in shown:
         size = columns.stop - columns.start
         assert signal[columns].norm() == pytest.approx(signal_norm, rel=1e-5)
@@ -62,22 +58,18 @@ def test_noise_is_said_in_both_meanings_of_z() -> None:
 
 
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:
-    result = take(model, OTHER)
+    result = model.step(OTHER)
     run = result.mechanism, OTHER.epochs, model.delta
     assert result.guarantee.epsilon_claimed == claimed_epsilon(*run)
     assert result.guarantee.epsilon == true_epsilon(*run)
 
 
-def test_the_batch_is_the_same_whatever_the_number_of_devices_and_a_step_needs_noise_and_its_own_devices(
-    model: SmallModel,
-) -> None:
+def test_the_batch_is_the_same_for_all_numbers_of_devices_and_a_step_needs_noise(model: SmallModel) -> None:
     one, many = model.on(1), model.on(16)
-    torch.testing.assert_close(one.per_device[0], many.per_device.mean(0), rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(one.alpha, many.alpha, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one[0][0], many[0].mean(0), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one[1], many[1], rtol=1e-3, atol=1e-5)
     with pytest.raises(UsageError, match="plain SGD adds no noise"):
-        take(model, plain(SMALL, 3))
-    with pytest.raises(UsageError, match="4 gradients for 8 devices"):
-        one_step(model.on(4), SMALL)
+        model.step(plain(SMALL, 3))
 
 
 def test_every_layer_has_a_readable_name(model: SmallModel) -> None:

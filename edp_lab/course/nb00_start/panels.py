@@ -3,7 +3,7 @@ and a claim put to the test.
 
     model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
     read = model.secrets[16]                           # a number that it saw 16 times
-    result = one_step(model.on(8), config)             # pure
+    result = model.step(config)                        # pure
     tested = challenge(as_printed=True, z0=1.0, num_devices=8)
 """
 
@@ -37,7 +37,6 @@ from edp_lab.course.kit.controls import (
     decay_of,
     devices,
     number,
-    require,
     variant,
 )
 from edp_lab.course.kit.exercises import moved
@@ -64,7 +63,7 @@ from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import TrainConfig
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.dp_step import layer_scales, noise_stds, release
-from edp_lab.training.gradients import Layout, StackedGradients, stacked_gradients
+from edp_lab.training.gradients import StackedGradients, stacked_gradients
 from edp_lab.training.noise import Share, standard_noise
 from edp_lab.training.recipe import Plan, plan
 from edp_lab.training.trainer import Event, Trainer
@@ -87,16 +86,6 @@ class Secret(NamedTuple):
     rank: int  # of its own among them, 1 the smallest
 
 
-class Gradients(NamedTuple):
-    """What one step starts from."""
-
-    layout: Layout
-    per_device: Tensor  # (N, P), mean gradient of each device's micro-batch
-    alpha: Tensor  # (K), layer scales from the first batch of training, as in the paper
-    noise: Tensor  # (P), standard normal draws
-    delta: float  # of a run on this corpus
-
-
 class StepResult(NamedTuple):
     """One step on one batch, as its figures show it: L2 norms by layer, and what the whole run costs."""
 
@@ -114,35 +103,6 @@ class StepResult(NamedTuple):
         return math.hypot(*self.noise) / math.hypot(*self.signal)
 
 
-def one_step(gradients: Gradients, config: TrainConfig) -> StepResult:
-    """One step of the first epoch of `config` on these gradients, and the privacy loss of the whole run.
-
-    What the step releases is signal + noise: `release` without noise gives the signal. UsageError: plain SGD, or other
-    devices than the gradients'.
-    """
-    mechanism = config.mechanism()
-    if mechanism is None:
-        raise UsageError("plain SGD adds no noise: choose method 'edp-sgd'")
-    held, due = len(gradients.per_device), mechanism.num_devices
-    require(held == due, f"{held} gradients for {due} devices")
-    alpha = None if mechanism.alpha is Alpha.NONE else gradients.alpha
-    layout, draws = gradients.layout, gradients.noise
-    rows = StackedGradients(gradients.per_device, layout)
-    signal = release(mechanism, 0, rows, layout, alpha, torch.zeros_like(draws))
-    stds = noise_stds(mechanism, 0, alpha, mechanism.num_devices, len(layout.names))
-    sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])
-    spread = torch.tensor(stds).repeat_interleave(sizes)  # (P), of the noise on every weight
-
-    def norms(gradient: Tensor) -> tuple[float, ...]:
-        each = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
-        return tuple(norm.item() for norm in each)
-
-    guarantee = judge(mechanism, config.epochs, gradients.delta)
-    return StepResult(
-        config, mechanism, layout.names, norms(signal.gradient), norms(spread), norms(spread * draws), guarantee
-    )
-
-
 class SmallModel:
     """A small model, trained without noise by the course's own loop, and the batch that it would meet next.
 
@@ -154,7 +114,9 @@ class SmallModel:
 
     Attributes:
         secrets: by how often the training set holds a number, what the model gives away of it.
-        on: from a number of devices the `Gradients` that a step on them starts from, computed once for each.
+        on: from a number of devices N, the mean gradient of each device's micro-batch (N, P), and layer scales from
+            the first batch of training (K), as in the paper; computed once for each N.
+        noise: (P) standard normal draws of the step.
         epochs: the rows of its run record.
     """
 
@@ -188,7 +150,7 @@ class SmallModel:
             found[times] = Secret(times, _digits(utterance.tokens), float(own), loss, int((loss < own).sum()) + 1)
         return found
 
-    def _on(self, num_devices: int) -> Gradients:
+    def _on(self, num_devices: int) -> tuple[Tensor, Tensor]:
         def gradients(model: IntentSlotModel, epoch: int, step: int) -> Tensor:
             """(N, P), of the first batch of an epoch."""
             run, data = self._run, self._run.train_data
@@ -198,8 +160,30 @@ class SmallModel:
             return stacked_gradients(model, data, parts, dropout_key, self.layout).gradients.cpu()
 
         alpha = layer_scales(gradients(self._untrained, 0, 0).mean(0), self.layout)
-        following = gradients(self._run.model, self.config.epochs, self._run.progress.step)
-        return Gradients(self.layout, following, alpha, self.noise, self.delta)
+        return gradients(self._run.model, self.config.epochs, self._run.progress.step), alpha
+
+    def step(self, config: TrainConfig) -> StepResult:
+        """The step of the first epoch of `config` that this model would take next, and the guarantee of the whole run.
+
+        What the step releases is signal + noise: `release` without noise gives the signal. UsageError: plain SGD.
+        """
+        mechanism = config.mechanism()
+        if mechanism is None:
+            raise UsageError("plain SGD adds no noise: choose method 'edp-sgd'")
+        layout, (gradients, scales) = self.layout, self.on(mechanism.num_devices)
+        alpha = None if mechanism.alpha is Alpha.NONE else scales
+        rows = StackedGradients(gradients, layout)
+        signal = release(mechanism, 0, rows, layout, alpha, torch.zeros_like(self.noise)).gradient
+        stds = noise_stds(mechanism, 0, alpha, mechanism.num_devices, len(layout.names))
+        sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])
+        spread = torch.tensor(stds).repeat_interleave(sizes)  # (P), of the noise on every weight
+
+        def norms(gradient: Tensor) -> tuple[float, ...]:
+            each = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
+            return tuple(norm.item() for norm in each)
+
+        lengths = norms(signal), norms(spread), norms(spread * self.noise)
+        return StepResult(config, mechanism, layout.names, *lengths, judge(mechanism, config.epochs, self.delta))
 
 
 def _digits(tokens: Sequence[str]) -> str:
@@ -215,14 +199,10 @@ def _digits(tokens: Sequence[str]) -> str:
 def step(model: SmallModel, start: TrainConfig) -> Panel:
     """One step under the sliders, which begin with the values of `start`: `result` is a `StepResult`."""
 
-    def compute(**values: Any) -> StepResult:
-        config = replace(start, **values)
-        return one_step(model.on(config.num_devices), config)
-
     return Panel(
         "One step of eDP-SGD",
         "How far one batch pulls each layer of a small model, how far the noise pushes it, and what the run costs.",
-        compute,
+        lambda **values: model.step(replace(start, **values)),
         [(draw_layers, "1 1 auto")],
         words.step,
         lambda result, **_: train_command(result.config),

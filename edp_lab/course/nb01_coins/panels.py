@@ -43,7 +43,6 @@ def spread(first: int, last: int) -> NDArray[np.int64]:
 
 # ---- A table without names -------------------------------------------------------------------------------------------
 
-
 HIERARCHIES = (
     basic.Hierarchy("postal code", basic.generalise_code(5)),
     basic.Hierarchy("age", basic.generalise_number(5, 10, 20)),
@@ -298,7 +297,7 @@ def draw_delta(result: GaussianCount) -> Figure:
 
 def draw_deltas(result: GaussianCount) -> Figure:
     """For every epsilon, delta and the chance of a larger loss."""
-    low = min(-2, max(-12, _decade(result.deltas.min())))
+    low = max(-12, fig.log_range(result.deltas)[0])
     return figure(
         "δ for every ε",
         line("loss beyond ε", CLAIMED, "dash", x=result.epsilons, y=positive(result.tails)),
@@ -312,7 +311,6 @@ def draw_deltas(result: GaussianCount) -> Figure:
 
 
 # ---- Many releases ---------------------------------------------------------------------------------------------------
-
 
 SUM, ADVANCED, ZCDP, GAUSSIAN = "plain sum", "advanced", "zCDP", "Gaussian"
 
@@ -399,10 +397,5 @@ def draw_total(result: Composed) -> Figure:
         ),
         hover="%{x:,} releases: ε ≈ %{y:.3g}",
         xaxis=logs("releases about the same data", [-0.03, right]),
-        yaxis=logs("total ε (nats)", [_decade(result.epsilon) - 0.05, _decade(top) + 1]),
+        yaxis=fig.log_axis("total ε (nats)", [result.epsilon, top]),
     )
-
-
-def _decade(value: float) -> int:
-    """The exponent of the power of ten below a value: an axis that stands still while a slider moves a little."""
-    return math.floor(math.log10(value)) if value > 0 and math.isfinite(value) else -12

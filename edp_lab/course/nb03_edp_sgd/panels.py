@@ -55,7 +55,6 @@ ALPHAS = decades(-2, 1)
 
 # ---- Sound or printed ------------------------------------------------------------------------------------------------
 
-
 CLAIMED_NAME, PRINTED_NAME, SOUND_NAME = "claimed", "as printed", "sound"
 MANY = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -168,7 +167,6 @@ def draw_by_devices(result: Promise) -> Figure:
 
 
 # ---- Algorithm 1, line by line ---------------------------------------------------------------------------------------
-
 
 PLANE = Layout(("large", "small"), (slice(0, 1), slice(1, 2)))  # two layers of one weight
 MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # of one sentence's gradient
@@ -355,7 +353,6 @@ def _ellipse(centre: Array, half_axes: Array, place: int, **look: Any) -> Mark:
 
 
 # ---- Decay -----------------------------------------------------------------------------------------------------------
-
 
 FINEST = 32  # micro-batches of which all others are made
 

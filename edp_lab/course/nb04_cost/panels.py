@@ -55,7 +55,6 @@ _account = partial(command, "account")
 
 # ---- The bill of a run, and noise for a target -----------------------------------------------------------------------
 
-
 JUDGED = 16  # numbers of epochs: a verdict takes a millisecond
 
 
