@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from edp_lab import privacy
-from edp_lab.attacks import bounds, statistics
+from edp_lab.attacks import statistics
 from edp_lab.attacks.step_audit import MechanismAudit
 from edp_lab.cli import app
 from edp_lab.corpora import metrics
@@ -83,7 +83,7 @@ def right(audit: MechanismAudit) -> float:
 NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": explained}
 NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": short}
 NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
-for module in (privacy, statistics, bounds, votes, perturbation):
+for module in (privacy, statistics, votes, perturbation):
     NAMES |= vars(module)
 NAMES |= {"math": math, "np": np, "basic": basic, "composition": composition, "metrics": metrics, "belief": belief}
 NAMES |= {"look_at": look_at, "explore": explore, "load_grid": load_grid, "printed": printed, "sound": sound}
