@@ -6,7 +6,6 @@ The most common mistake is to account shuffled batches as Poisson sampling. A se
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -35,13 +34,12 @@ ALIASES = {  # what Opacus, jax_privacy, TensorFlow Privacy and fastDP call a se
 FIELDS = {name: field for field, names in ALIASES.items() for name in names}
 NEIGHBOURS = {"shuffle": "zero-out", "poisson": "add or remove one", "fixed": "replace one"}  # by sampler
 WHOLE = ("n", "steps", "epochs", "micro_batch_size")
-HARMLESS = ("lr", "learning_rate", "weight_decay")
-DECISIVE = re.compile(
-    r"nois|sigma|multip|std|sampl|shuffl|repl|batch|accum|epoch|step|iter|round|pass|delta|eps|clip|norm|dp|priv|"
-    r"band|strateg|corr|cycl|partic|drop_|trunc|adjac|neighb|rate|scale|factor|mechanism"
-)
+HARMLESS = {  # names that change neither sampling, clipping nor noise; any other unknown name is refused
+    "lr", "learning_rate", "lr_schedule", "weight_decay", "momentum", "betas", "dropout", "optimizer", "model", "dataset",
+    "architecture", "hidden_size", "device", "precision", "dtype", "num_workers", "log_dir", "output_dir", "name", "comment",
+}  # fmt: skip
 SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
-LOOSE = 30.0  # epsilon from which the lower bound for Poisson sampling would take too long
+LOOSE, LONG = 30.0, 10**6  # epsilon and steps from which the lower bound for Poisson sampling would take too long
 
 
 class Verdict(NamedTuple):
@@ -56,7 +54,7 @@ class Verdict(NamedTuple):
 
 
 def read_settings(content: Any) -> dict[str, Any]:
-    """Settings by the names of the options; UsageError for a wrong type, and for an unknown name that may decide."""
+    """Settings by the names of the options; UsageError for a wrong type, and for an unknown name."""
     if not isinstance(content, Mapping):
         raise UsageError('the settings are no JSON object: give one such as {"noise_multiplier": 1.1}')
     read: dict[str, Any] = {}
@@ -64,8 +62,11 @@ def read_settings(content: Any) -> dict[str, Any]:
         field = FIELDS.get(name.lower())
         if isinstance(value, Mapping | list):
             raise UsageError(f"{name} is nested: give names and single values side by side")
-        if field is None and name.lower() not in HARMLESS and DECISIVE.search(name.lower()):
-            raise UsageError(f"{name} may decide what holds, but is not understood: rename it, or drop it")
+        if field is None and name.lower() not in HARMLESS:
+            raise UsageError(
+                f"{name} is not understood, and may decide what holds: rename it, or drop it if it changes neither "
+                "sampling, clipping nor noise"
+            )
         if field is None or value is None:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_RELEASES
@@ -101,22 +102,24 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
             raise UsageError(f"{names.replace(' ', ' or ')} is not given, but decides what holds: add {options}")
     check_delta(settings["delta"])
     sampler, n, z, delta, claimed = (settings[k] for k in ("sampler", "n", "noise_multiplier", "delta", "claimed"))
-    alone, (least, batch, steps, epochs) = settings["micro_batch_size"] == 1, _batches(**settings)
-    batches, measured = math.ceil(n / least), 0.0
+    alone, run, measured = settings["micro_batch_size"] == 1, _batches(**settings), 0.0
     guaranteed, method = None, "with Poisson sampling one example more moves others to other micro-batches"
     if sampler == "shuffle":
         method = "Gaussian DP, one release an epoch"
-        guaranteed = gdp_epsilon(math.sqrt(epochs) / z * (1 if alone else 2), delta)
-        measured = shuffled_at_least(z, batches, steps // batches, delta) if alone and steps >= batches else 0.0
+        guaranteed = gdp_epsilon(math.sqrt(run.epochs) / z * (1 if alone else 2), delta)
+        measured = _shuffled_at_least(z, n, run, delta) if alone else 0.0
     elif sampler == "fixed":
         method = "Gaussian DP of all steps, or if smaller Rényi DP without replacement (Wang et al. 2019)"
-        guaranteed = gdp_epsilon(2 * math.sqrt(steps) / z, delta)
-        guaranteed = min(guaranteed, _without_replacement(n, batch, z, steps, delta)) if alone else guaranteed
+        guaranteed = gdp_epsilon(2 * math.sqrt(run.most_steps) / z, delta)
+        guaranteed = min(guaranteed, _without_replacement(n, run, z, delta)) if alone else guaranteed
     elif alone:
         method = "privacy loss distributions"
-        sampled = Schedule(np.array([z]), np.array([steps]), max(batch / n, SMALLEST_RATE))
+        sampled = Schedule(np.array([z]), np.array([run.most_steps]), max(run.largest / n, SMALLEST_RATE))
         guaranteed = PrivacyLossDistribution(sampled).epsilon(delta)
-        measured = _sampled_at_least(z, steps, least / n, delta, guaranteed) if claimed < guaranteed < LOOSE else 0.0
+        if claimed < guaranteed < LOOSE and run.most_steps <= LONG:
+            measured = _sampled_at_least(z, n, run, delta, guaranteed)
+    if n * delta >= 1:
+        guaranteed, method = None, "delta is not below 1/n, so publishing one example whole would meet it"
     if guaranteed is not None and not math.isfinite(guaranteed):
         guaranteed, method = None, "epsilon exceeds the largest float"
     proven = guaranteed is not None and guaranteed <= claimed * (1 + 1e-9)
@@ -124,8 +127,17 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
     return Verdict(status, claimed, guaranteed, measured, method, NEIGHBOURS[sampler])
 
 
-def _batches(n: int, micro_batch_size: int, **given: Any) -> tuple[float, float, int, int]:
-    """Least and largest batch size that is given, which hardly differ, steps and epochs."""
+class _Run(NamedTuple):
+    """Batches as they were given: bounds, where the settings leave something open."""
+
+    smallest: float  # batch size, by one of the two settings that give it
+    largest: float
+    fewest_steps: int  # if the last batch of each epoch was dropped
+    most_steps: int
+    epochs: int
+
+
+def _batches(n: int, micro_batch_size: int, **given: Any) -> _Run:
     sizes = [given[name] * unit for name, unit in (("batch_size", 1), ("sampling_rate", n)) if name in given]
     batch, steps, epochs = max(sizes), given.get("steps"), given.get("epochs")
     if not (micro_batch_size <= batch <= n and batch <= 1.02 * min(sizes)):
@@ -134,27 +146,37 @@ def _batches(n: int, micro_batch_size: int, **given: Any) -> tuple[float, float,
             "correct one of them"
         )
     least, most = math.floor(n / batch), math.ceil(n / min(sizes))  # steps of an epoch
-    steps, epochs = steps or epochs * most, epochs or math.ceil(steps / least)
-    if not (epochs - 1) * least < steps <= epochs * most:
+    epochs = epochs or math.ceil(steps / least)
+    fewest_steps, most_steps = steps or epochs * least, steps or epochs * most
+    if not (epochs - 1) * least < most_steps <= epochs * most:
         raise UsageError(f"{steps:,} steps of {batch:g} of {n:,} are not {epochs:,} epochs: give one of the two")
-    return min(sizes), batch, steps, epochs
+    return _Run(min(sizes), batch, fewest_steps, most_steps, epochs)
 
 
-def _without_replacement(n: int, batch: float, z: float, steps: int, delta: float) -> float:
+def _without_replacement(n: int, run: _Run, z: float, delta: float) -> float:
     """The theorem's neighbours differ in one member of the batch, which moves its sum by 2C."""
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
-    one = dp.SampledWithoutReplacementDpEvent(n, math.ceil(batch), dp.GaussianDpEvent(z / 2))
+    step = dp.SampledWithoutReplacementDpEvent(n, math.ceil(run.largest), dp.GaussianDpEvent(z / 2))
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    return float(accountant.compose(one, steps).get_epsilon(delta))
+    return float(accountant.compose(step, run.most_steps).get_epsilon(delta))
 
 
 # ---- Lower bounds ----------------------------------------------------------------------------------------------------
 
 
-def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta: float) -> float:
+def _shuffled_at_least(z: float, n: int, run: _Run, delta: float) -> float:
+    """The smaller of two bounds: a last batch that is not full may have been used or dropped, and nobody says which."""
+    used, full = math.ceil(n / run.smallest), math.floor(n / run.largest)
+    kept = shuffled_at_least(z, used, run.fewest_steps // used, delta)
+    return min(kept, shuffled_at_least(z, full, run.fewest_steps // full, delta, max(0.0, 1 - full * run.largest / n)))
+
+
+def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta: float, dropped: float = 0.0) -> float:
     """An epsilon that `passes` shuffled passes exceed: no smaller one holds at `delta`, whoever proves it (zero-out).
+
+    `dropped`: the share of the corpus that each pass leaves out.
 
     Take a corpus in which every other utterance pulls by -C and ours by +C. Each batch's sum, less what it would be
     with -C throughout, then is noise, but for our batch: 2C with the utterance, C where its slot contributes nothing.
@@ -164,16 +186,20 @@ def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta:
     3, for one pass.
     """
     c = np.linspace(0, 2 + 12 * noise_multiplier, 400)
-    others = (batches - 1) * log_ndtr(c / noise_multiplier)
-    p, q = (-np.expm1(passes * (others + log_ndtr((c - pull) / noise_multiplier))) for pull in (2.0, 1.0))
+    other = log_ndtr(c / noise_multiplier)
+    with np.errstate(divide="ignore"):  # the logarithm of 0 where nothing is dropped
+        here, absent = np.log1p(-dropped), np.log(dropped) + other
+    ours = (np.logaddexp(here + log_ndtr((c - pull) / noise_multiplier), absent) for pull in (2.0, 1.0))
+    p, q = (-np.expm1(passes * ((batches - 1) * other + own)) for own in ours)
     seen = (p > delta) & (q > SMALLEST_TAIL)
     return float((np.log(p[seen] - delta) - np.log(q[seen])).max(initial=0.0))
 
 
-def _sampled_at_least(z: float, steps: int, rate: float, delta: float, guaranteed: float) -> float:
-    """Privacy losses of Poisson sampling, every rounding downward."""
+def _sampled_at_least(z: float, n: int, run: _Run, delta: float, guaranteed: float) -> float:
+    """Privacy losses of Poisson sampling, every rounding downward; at Opacus' rate, 1 over whole steps, if smaller."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    steps, rate = run.fewest_steps, min(run.smallest / n, 1 / math.ceil(n / run.smallest))
     how = {"sampling_prob": rate, "pessimistic_estimate": False, "use_connect_dots": False}
     width = max(2e-5, guaranteed / (5 * steps))  # which each step may lose
     one = pld.from_gaussian_mechanism(z, value_discretization_interval=width, **how)

@@ -1,5 +1,7 @@
 """Ways to an epsilon that is smaller than the truth: each is refused, and the refusal names what is wrong."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -175,6 +177,7 @@ def test_a_setting_that_decides_is_asked_for_and_never_filled_in(missing, sample
         {"sigma": 0.5}, {"noise_std": 0.5}, {"NoiseScale": 2}, {"disable_dp": False}, {"disable_dp": True},
         {"shuffle": True}, {"drop_last": True}, {"gradient_accumulation_steps": 4}, {"num_bands": 4},
         {"clipping": "adaptive"}, {"truncated_batch_size": 300}, {"neighboring_relation": "REPLACE_ONE"},
+        {"lot_size": 600}, {"q": 0.5}, {"tau": 0.1}, {"num_gpus": 8}, {"examples_per_user": 9}, {"seed": 3},
     ],
     ids=str,
 )  # fmt: skip
@@ -182,7 +185,7 @@ def test_an_unknown_setting_that_may_decide_is_refused_by_name(unknown):
     [name] = unknown
     with pytest.raises(UsageError, match=name):
         judged(**unknown)
-    assert judged(lr=0.1, learning_rate=0.1, optimizer="adam", seed=3).status == "false"
+    assert judged(lr=0.1, learning_rate=0.1, optimizer="adam").status == "false"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,8 @@ def test_what_holds_is_that_of_the_sampler_that_was_used():
     assert judged(sampler="poisson", claimed=tight)[:3] == ("holds", tight, tight)
     shuffled = judged(claimed=tight)
     assert (shuffled.status, shuffled.guaranteed) == ("false", gdp_epsilon(10**0.5, 1e-5))
-    assert shuffled.measured == shuffled_at_least(1.0, 235, 10, 1e-5) > 4.4
+    kept, dropped = shuffled_at_least(1.0, 235, 9, 1e-5), shuffled_at_least(1.0, 234, 10, 1e-5, 1 - 234 * 256 / 60_000)
+    assert shuffled.measured == min(kept, dropped) > 4.3  # nobody says whether the last batch, of 96, was used
     assert judged(claimed=10.0).status == "not proven"
     assert judged(claimed=17.9).status == "holds"
     assert judged(sampler="poisson", claimed=0.7 * tight).status == "false"
@@ -219,6 +223,22 @@ def test_what_holds_is_that_of_the_sampler_that_was_used():
     fixed = judged(sampler="fixed", claimed=8.0)  # replaced, one example moves the sum by 2C
     assert fixed.guaranteed > PrivacyLossDistribution(Schedule([0.5], [2350], 256 / 60_000)).epsilon(1e-5) > tight
     assert fixed.guaranteed < gdp_epsilon(2 * 2350**0.5, 1e-5)
+
+
+@pytest.mark.parametrize(("n", "batch", "epochs"), [(2641, 1024, 10), (2025, 900, 12), (1000, 256, 10)])
+def test_what_opacus_accounts_for_its_own_steps_is_never_called_false(n, batch, epochs):
+    """Its sampling rate is 1 over whole steps of an epoch, which is less than the batch size over n."""
+    steps = math.ceil(n / batch)
+    theirs = PrivacyLossDistribution(Schedule([2.0], [epochs * steps], 1 / steps)).epsilon(1e-4)
+    claim = {"n": n, "batch_size": batch, "epochs": epochs, "noise_multiplier": 2.0, "delta": 1e-4}
+    assert judged(sampler="poisson", claimed=theirs * 0.999, **claim).status == "not proven"
+
+
+@pytest.mark.parametrize("sampler", ["shuffle", "poisson", "fixed"])
+def test_at_a_delta_of_1_over_n_no_claim_holds(sampler):
+    verdict = judged(sampler=sampler, delta=1 / 60_000, claimed=1e6)
+    assert (verdict.status, verdict.guaranteed) == ("not proven", None)
+    assert "1/n" in verdict.method
 
 
 @pytest.mark.parametrize(
@@ -231,7 +251,7 @@ def test_what_holds_is_that_of_the_sampler_that_was_used():
 )  # fmt: skip
 def test_the_same_run_by_the_names_of_other_libraries(settings):
     rest = {"batch_size": 256, "noise_multiplier": 1.0, "micro_batch_size": 1, "target_delta": 1e-5, "epsilon": 1.1}
-    assert check_claim(read_settings({**settings, **rest}))[:4] == judged()[:4]
+    assert check_claim(read_settings({**settings, **rest}))[:3] == judged()[:3]
 
 
 GIVEN = {"clip_norm": 1.0, "z0": 1.0, "num_devices": 4, "micro_batch_size": 4}
