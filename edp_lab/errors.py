@@ -40,17 +40,23 @@ def check_whole(name: str, value: int, least: float, most: float | None = None) 
 def check_types(settings: Any) -> None:
     """UsageError unless each field of a dataclass holds what it declares: text is no boolean, a boolean no number.
 
-    Fields are booleans, numbers or text, or None where they declare it; others are not looked at. Whether a number is
-    whole, and its bounds, are checked elsewhere.
+    Fields are booleans, numbers or text, or None where they declare it; others are not looked at. Bounds of numbers are
+    checked elsewhere.
     """
-    words = {bool: "true or false", int: "a number", float: "a number", str: "text", NoneType: "nothing"}
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "nothing"}
     for name, declared in get_type_hints(type(settings)).items():
         value, kinds = getattr(settings, name), get_args(declared) if isinstance(declared, UnionType) else (declared,)
         if not all(kind in words for kind in kinds):
             continue
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        fits = {bool: isinstance(value, bool), str: isinstance(value, str), NoneType: value is None}
-        if not any(fits.get(kind, number) for kind in kinds):
+        boolean = isinstance(value, bool)
+        fits = {
+            bool: boolean,
+            int: isinstance(value, Integral) and not boolean,
+            float: isinstance(value, Real) and not boolean,
+            str: isinstance(value, str),
+            NoneType: value is None,
+        }
+        if not any(fits[kind] for kind in kinds):
             raise UsageError(f"{name} is {value!r}: it must be {' or '.join(words[kind] for kind in kinds)}")
 
 

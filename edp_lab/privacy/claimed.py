@@ -35,8 +35,9 @@ FIELDS = {name: field for field, names in ALIASES.items() for name in names}
 NEIGHBOURS = {"shuffle": "zero-out", "poisson": "add or remove one", "fixed": "replace one"}  # by sampler
 WHOLE = ("n", "steps", "epochs", "micro_batch_size")
 HARMLESS = {  # names that change neither sampling, clipping nor noise; any other unknown name is refused
-    "lr", "learning_rate", "lr_schedule", "weight_decay", "momentum", "betas", "dropout", "optimizer", "model", "dataset",
-    "architecture", "hidden_size", "device", "precision", "dtype", "num_workers", "log_dir", "output_dir", "name", "comment",
+    "lr", "learning_rate", "lr_schedule", "weight_decay", "momentum", "betas", "dropout", "optimizer", "model",
+    "dataset", "architecture", "hidden_size", "device", "precision", "dtype", "num_workers", "log_dir", "output_dir",
+    "name", "comment",
 }  # fmt: skip
 SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
 LOOSE, LONG = 30.0, 10**6  # epsilon and steps from which the lower bound for Poisson sampling would take too long

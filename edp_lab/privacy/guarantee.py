@@ -232,7 +232,8 @@ def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: st
 def _sampling(mechanism: Mechanism) -> str:
     if mechanism.sampling_rate is None:
         return "disjoint, one shuffled pass per epoch"
-    return f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
+    sampled = f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
+    return sampled if mechanism.micro_batch_size == 1 else f"{sampled}, in a micro-batch that a keyed hash of it gives"
 
 
 def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:

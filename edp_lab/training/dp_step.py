@@ -51,9 +51,10 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy import Adjacency, Alpha, Mechanism, Variant
 from edp_lab.privacy.csprng import Purpose
 from edp_lab.privacy.exact_noise import Piece
@@ -68,7 +69,8 @@ from edp_lab.training.gradients import (
     layer_norms,
     trainable,
 )
-from edp_lab.training.module_state import unchanged
+from edp_lab.training.ledger import fingerprint
+from edp_lab.training.module_state import computed_now, unchanged
 from edp_lab.training.noise import DrawnNoise, Noise, NoiseSource, Share, Span, scaled_
 
 U = 2.0**-24  # by how much of itself a float32 is rounded at most
@@ -285,6 +287,8 @@ class FlatGradient:
         self, parameters: Sequence[tuple[str, nn.Parameter]], accelerator: Accelerator | None = None, tail: int = 0
     ) -> None:
         self.layout, self.parameters = Layout.of(parameters), [p for _, p in parameters]
+        if others := {str(p.dtype) for p in self.parameters} - {"torch.float32", "torch.float64"}:
+            raise UsageError(f"parameters of {others.pop()}: noise is exact in float32 and float64 alone; convert them")
         self.world = 1 if accelerator is None else accelerator.num_processes
         self._message = self.parameters[0].new_zeros(self.layout.size + tail, requires_grad=False)
         self.gradient, self._tail = self._message[: self.layout.size], self._message[self.layout.size :]
@@ -360,9 +364,11 @@ class PrivateStep(FlatGradient):
         tail: int = 0,
     ) -> None:
         super().__init__(trainable(model), accelerator, tail)
+        check_whole("number of epochs", epochs, 1)
         self.model, self.mechanism, self.epochs = model, mechanism, epochs
         self.alpha: Tensor | None = None
         self._steps: Counter[int] = Counter()  # by epoch, of this process
+        self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
         self.divisor = micro_batches or mechanism.num_devices
         rank = 0 if accelerator is None else accelerator.process_index
         self.share = Share(noise, mechanism.num_devices, rank, self.world)
@@ -410,13 +416,20 @@ class PrivateStep(FlatGradient):
         `losses`: for each micro-batch, what computes the losses of its examples, one number each.
 
         Raises:
-            UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; a module
-                keeps something beside the gradient, see `unchanged`; as `clip`.
+            UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; micro-batches
+                of several under Poisson sampling; a module keeps something beside the gradient, see `unchanged`; as
+                `clip`.
         """
         self._count(epoch)
-        declared = self.mechanism
-        most = math.ceil(self.divisor / declared.num_devices) * len(self.share.devices)
-        if len(losses) > most and (declared.sampling_rate is None or declared.micro_batch_size > 1):
+        declared, most = self.mechanism, math.ceil(self.divisor / self.mechanism.num_devices) * len(self.share.devices)
+        if declared.sampling_rate is not None:
+            if declared.micro_batch_size > 1:
+                raise UsageError(
+                    f"Poisson sampling with micro_batch_size={declared.micro_batch_size}: one example more would move "
+                    "others to other micro-batches, which no epsilon covers; declare micro_batch_size=1"
+                )
+            most = most_micro_batches(most)  # as many as are drawn
+        if len(losses) > most:
             raise UsageError(
                 f"this process got {len(losses)} micro-batches: of {self.divisor} in a step on {declared.num_devices} "
                 f"devices it may have {most}; give each process its own ones, as step.own(...) does"
@@ -427,21 +440,22 @@ class PrivateStep(FlatGradient):
 
     def _count(self, epoch: int) -> None:
         """UsageError for a step that is not among those billed."""
+        check_whole("epoch", epoch, max(self._steps, default=0))
         self._steps[epoch] += 1
-        if not 0 <= epoch < self.epochs:
+        if epoch >= self.epochs:
             raise UsageError(f"a step of epoch {epoch}, but {self.epochs} epochs are billed, from 0: bill more of them")
         if self.mechanism.sampling_rate and self._steps[epoch] > (most := self.mechanism.releases_per_epoch):
             raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: {most} steps of an epoch are billed")
 
     def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
         """The losses of a micro-batch, if they are of as many examples as the mechanism declares."""
-        losses, most = compute(), self.mechanism.micro_batch_size
+        losses, most = computed_now(compute), self.mechanism.micro_batch_size
         if losses.ndim != 1:
             raise UsageError(
                 f"the losses of a micro-batch have the shape {tuple(losses.shape)}: give one number for each example, "
                 'such as those of reduction="none"; with fewer, nobody can tell how many examples share a clip'
             )
-        if len(losses) > most and (self.mechanism.sampling_rate is None or most == 1):
+        if len(losses) > most:
             raise UsageError(
                 f"a micro-batch has {len(losses)} losses, and the mechanism declares micro_batch_size={most}: the "
                 "noise would be too small for it; declare the larger size, or hand over smaller micro-batches"
@@ -482,6 +496,12 @@ class PrivateStep(FlatGradient):
         return (noised / noised.max()).to(self.gradient.dtype)
 
     def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
-        """Of one micro-batch per device, those of this process."""
-        devices = self.share.devices
-        return micro_batches[devices.start : devices.stop]
+        """The micro-batches of this process, out of all that a step has: equally many for each device, or nearly so."""
+        devices, count = self.share.devices, len(micro_batches)
+        start, stop = (place * count // self.mechanism.num_devices for place in (devices.start, devices.stop))
+        return micro_batches[start:stop]
+
+    def _agree(self, *settings: object) -> None:
+        """UsageError on every rank, if these are not the same on all: each would release noise of its own."""
+        if self.world > 1 and any(other != settings for other in gather_object([settings])):
+            raise UsageError("the processes have different keys, mechanisms or models: give all of them the same")

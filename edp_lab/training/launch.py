@@ -202,9 +202,10 @@ def main() -> NoReturn:
 def watch_launcher(stop: threading.Event | None = None) -> None:
     """End this rank soon after its launcher has died. With `stop`, also listen to the parent's pipe."""
     pipe = [] if stop is None else [0]
+    adopted = LAUNCHER == 1 and "TORCHELASTIC_RUN_ID" in os.environ and not _launches(1)
 
     def watch() -> None:
-        while os.getppid() == LAUNCHER:
+        while os.getppid() == LAUNCHER and not adopted:
             if select.select(pipe, [], [], WATCH)[0]:
                 if not os.read(0, 64):
                     break
@@ -213,6 +214,13 @@ def watch_launcher(stop: threading.Event | None = None) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _launches(process: int) -> bool:
+    """Whether torchrun, or Accelerate's launcher, runs in the process; else it adopted a rank whose launcher died."""
+    with suppress(psutil.Error):
+        return any(name in " ".join(psutil.Process(process).cmdline()) for name in ("torch", "accelerate"))
+    return False
 
 
 def lost(error: BaseException) -> str | None:

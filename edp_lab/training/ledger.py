@@ -148,6 +148,8 @@ class PrivacyLedger:
             self.mechanism = Mechanism(**entry["mechanism"])
         else:
             place = entry["step"], entry["key"]
+            if not (type(entry["epoch"]) is type(place[0]) is int and type(place[1]) is str):
+                raise TypeError("epoch and step are whole numbers, the key is text")
             if self.releases.setdefault(place, entry["epoch"]) != entry["epoch"]:
                 raise ValueError("one release in two epochs")
         self.chain = entry["chain"]

@@ -1,6 +1,8 @@
 """Ways to an epsilon that is smaller than the truth: each is refused, and the refusal names what is wrong."""
 
 import math
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from edp_lab.privacy import Mechanism, PrivacyLossDistribution, Schedule, gdp_ep
 from edp_lab.privacy.claimed import check_claim, read_settings, shuffled_at_least
 from edp_lab.three_phase.settings import ClassifierSettings, ThreePhaseSettings
 from edp_lab.training import PrivateStep, TrainConfig
+from edp_lab.training.noise import Share
 
 
 def step_of(model: nn.Module, micro_batch_size: int = 8, **options) -> PrivateStep:
@@ -22,8 +25,14 @@ def step_of(model: nn.Module, micro_batch_size: int = 8, **options) -> PrivateSt
 # ---- What leaves beside the gradient ---------------------------------------------------------------------------------
 
 
+def mean_of_nothing() -> Tensor:
+    return torch.zeros(4)
+
+
 class Remembers(nn.Module):
-    """A linear layer that keeps a mean of its inputs, in one of several ways."""
+    """A linear layer that keeps something of its inputs, in one of several ways."""
+
+    of_all = mean_of_nothing()
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -31,9 +40,23 @@ class Remembers(nn.Module):
         self.register_buffer("buffer", torch.zeros(4), persistent=False)
         self.frozen = nn.Parameter(torch.zeros(4), requires_grad=False)
         self.history: dict[str, list[Tensor]] = {"means": []}
+        self.order, self.graph, self.count, self.recent = torch.arange(4), None, 0, deque([mean_of_nothing()])
+        self.statistics = SimpleNamespace(mean=torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.detach().mean(0)
+        if self.way == "order":  # whose sum is always the same
+            self.order = self.order[mean.argsort()].flip(0)
+        elif self.way == "graph":
+            self.graph = self.layer(x).mean(0)
+        elif self.way == "count":
+            self.count += len(x)
+        elif self.way == "recent":
+            self.recent.append(mean)
+        elif self.way == "statistics":
+            self.statistics.mean = mean
+        elif self.way == "of_all":
+            type(self).of_all = mean
         if self.way == "buffer":
             self.buffer.data.lerp_(mean, 0.1)  # which no version counter sees
         elif self.way == "attribute":
@@ -72,7 +95,8 @@ INSTANCES = nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1, track_running_stats=Tr
         (nn.Sequential(Remembers("attribute")), "'0' (Remembers)", "attribute"),
         (nn.Sequential(Remembers("number")), "'0' (Remembers)", "number"),
         (nn.Sequential(Remembers("frozen")), "'0' (Remembers)", "frozen"),
-        (nn.Sequential(Remembers("history")), "'0' (Remembers)", "history"),
+        *((nn.Sequential(Remembers(way)), "'0' (Remembers)", way) for way in
+          ("history", "order", "graph", "count", "recent", "statistics", "of_all")),
         (Backbone(), "(BatchNorm1d)", "running_mean"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
@@ -125,9 +149,14 @@ def losses_of(model: nn.Module, *sizes: int):
         (1, {}, lambda step, net: step(0, 0, [lambda: net(torch.ones(8, 4)).mean()]), r"shape \(\)"),
         (8, {}, lambda step, net: step(0, 0, [lambda: net(torch.ones(8, 4))]), r"shape \(8, 2\)"),
         (8, {}, lambda step, net: step(0, 0, losses_of(net, 1, 1, 1)), "3 micro-batches"),
-        (8, {"sampling_rate": 0.1}, lambda step, net: step(0, 0, losses_of(net, 1, 1, 1)), "3 micro-batches"),
+        (8, {"sampling_rate": 0.1}, lambda step, net: step(0, 0, losses_of(net, 1, 1)), "Poisson.*micro_batch_size=8"),
+        (1, {"sampling_rate": 0.1}, lambda step, net: step(0, 0, losses_of(net, *[1] * 105)), "105 micro-batches"),
         (8, {}, lambda step, net: step(3, 0, losses_of(net, 1)), "epoch 3, but 3 epochs are billed"),
-        (8, {}, lambda step, net: step(-1, 0, losses_of(net, 1)), "epoch -1"),
+        (8, {}, lambda step, net: step(-1, 0, losses_of(net, 1)), "epoch is -1"),
+        (8, {}, lambda step, net: step(0.5, 0, losses_of(net, 1)), "epoch is 0.5"),
+        (8, {}, lambda step, net: [step(epoch, 0, losses_of(net, 1)) for epoch in (1, 0)], "epoch is 0"),
+        (8, {}, lambda step, net: step(0, 0, before(losses_of(net, 8))), "computed before the step"),
+        (8, {}, lambda step, net: step_of(net.half()), "float16"),
         (
             1,
             {"sampling_rate": 0.5},
@@ -143,6 +172,19 @@ def test_what_arrives_beyond_a_declared_bound_is_refused(micro_batch_size, optio
     model = nn.Linear(4, 2)
     with pytest.raises(UsageError, match=named):
         call(step_of(model, micro_batch_size, **options), model)
+
+
+def before(losses):
+    done = [compute() for compute in losses]
+    return [lambda given=given: given for given in done]
+
+
+def test_a_process_gets_its_share_of_however_many_micro_batches():
+    step = PrivateStep(nn.Linear(4, 2), Mechanism.sound(1.0, 1.0, 8, 1), key=1, epochs=1, micro_batches=64)
+    assert step.own(range(64)) == range(64)
+    step.share = Share("aggregate", 8, 1, 4)
+    assert step.own(range(64)) == range(16, 32)
+    assert step.own(range(8)) == range(2, 4)
 
 
 def with_alpha(step: PrivateStep, alpha: list[float]) -> PrivateStep:
