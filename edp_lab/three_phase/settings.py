@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,7 @@ class ClassifierSettings:
             raise UsageError("noise multiplier and epsilon both set the noise: give one of them")
         for name in ("batch_size", "epochs"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, Integral) or value < 1):
+            if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', ' ')} is {value}: it must be a whole number, at least 1")
         for what, rate in (("learning rate", self.lr), ("clip norm C", self.clip_norm)):
             if rate is not None and not 0 < rate < math.inf:

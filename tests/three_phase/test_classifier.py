@@ -216,7 +216,7 @@ def test_defaults_take_smaller_batches_of_small_data_and_what_is_given_stays():
         ({"method": "dp-adam", "epsilon": 1.0, "noise_multiplier": 1.0}, "both set the noise"),
         ({"method": "dp-adam", "noise_multiplier": -1.0}, "noise multiplier z0 is -1.0"),
         ({"epochs": 0}, "epochs is 0"),
-        ({"batch_size": 2.5}, "batch size is 2.5"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"method": "dp-adam", "clip_norm": 0.0, "eq33": True, "epsilon": 2.0}, "clip norm C is 0.0"),
         ({"method": "dp-sgd", "weight_decay": 0.5}, "learning rate 8.0: their product must be below 1"),
         ({"batch_size": 1198}, "batch size is 1198, for 1197 training examples"),
