@@ -108,4 +108,4 @@ def _digest(tensor: Tensor) -> object:
         numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError):  # sparse, quantised or on no device
         return id(tensor), tensor._version
-    return tuple(tensor.shape), zlib.crc32(numbers)
+    return tuple(tensor.shape), zlib.crc32(numbers.data)
