@@ -43,6 +43,7 @@ from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.models.factory import model_checksum
 from edp_lab.models.intent_slot import to_padded
 from edp_lab.privacy import Adjacency, Guarantee, judge
+from edp_lab.privacy.guarantee import upward
 from edp_lab.training import TrainConfig
 from edp_lab.training.run_folder import MODEL, read_record, run_config, run_ledger
 
@@ -177,9 +178,10 @@ class Attacked:
             return f"none ({why}), so nothing bounds this attack"
         assert self.result.bound is not None
         unless = f"{guarantee.condition}, " if guarantee.condition else ""
-        of = f"for {self.target.one} in another's place; delta {guarantee.delta:.2g}, {guarantee.method}"
-        limit = f"bounds the AUC of any attack by {self.result.bound['auc']:.4f}"
-        return f"{unless}epsilon {guarantee.epsilon:.3g} ({of}) {limit}"
+        of = f"if {self.target.one} is replaced by another; delta {guarantee.delta:.2g}, {guarantee.method}"
+        auc = self.result.bound["auc"]
+        limit = f"bounds the AUC of any attack by {upward(auc, 4)}" if auc < 0.9995 else "bounds no attack here"
+        return f"{unless}epsilon {upward(guarantee.epsilon)} ({of}) {limit}"
 
     @property
     def verdict(self) -> str:

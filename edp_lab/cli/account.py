@@ -60,7 +60,7 @@ def account(
         Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
     claimed: Annotated[
-        float | None, "Judge this epsilon, claimed with another library; needs the six options below."
+        float | None, "Judge this epsilon, claimed with another library; needs the settings named above, or --file."
     ] = None,
     sampler: Annotated[
         str | None,

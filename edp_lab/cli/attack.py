@@ -156,7 +156,7 @@ def lira(
     against: Against = None,
     as_json: Json = False,
 ) -> None:
-    """The strong attack (Carlini et al. 2022): how likely is this confidence with, and without, the utterance?"""
+    """The strong attack, LiRA (Carlini and others 2022): how likely is a confidence with and without the utterance?"""
     from edp_lab.attacks.lira import attack_lira
 
     _finish(ctx, attack_lira, shadows=shadows, size=size, epochs=epochs)
@@ -200,7 +200,7 @@ def mechanism(
         typer.Option(
             "--alpha",
             "--alpha-source",
-            help="Layer scales from: none, public, or, as printed only, private, which is audited as if public "
+            help="Layer scales from: none, public, noised (if sound) or private (as printed), audited as if public "
             "(default: none; public if --as-printed).",
         ),
     ] = None,

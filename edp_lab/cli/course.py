@@ -13,7 +13,7 @@ import typer
 from edp_lab.cli.options import CORES, App
 from edp_lab.cli.output import echo, output_folder, print_json
 from edp_lab.errors import UsageError
-from edp_lab.files import comes_with
+from edp_lab.files import check_new, comes_with
 
 DEFAULT_NOTEBOOKS = comes_with("notebooks")
 DEFAULT_JOBS = min(2, os.cpu_count() or 1)
@@ -66,6 +66,8 @@ def run(
     from edp_lab.course.run import run_course, verdicts
 
     if strict:
+        if not notebooks:
+            raise UsageError("--strict judges notebooks: name their files")
         print_json([verdicts(Path(name), timeout) for name in notebooks or ()])
         return
     values = {"mode": mode.value, **dict(_name_and_value(text) for text in parameter or ())}
@@ -96,11 +98,12 @@ def solutions(
     out: Annotated[Path, "Folder for the notebooks."] = Path("edp-lab-solutions"),
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
 ) -> None:
-    """Write the teacher's copies of the notebooks, with every exercise solved; print their folder."""
+    """Write the teacher's copies of the notebooks, with every exercise solved, into a new folder; print its path."""
     from edp_lab.course.run import course_notebooks
     from edp_lab.course.solutions import write_solutions
 
     course_notebooks(notebooks_dir)
+    check_new(out)
     write_solutions(notebooks_dir, output_folder(out))
     echo(out.resolve())
 

@@ -93,7 +93,7 @@ def _limits(attack: Mapping[str, float] | None) -> Facts:
     if attack is None:
         return []
     auc, tpr = up(attack["best_auc"], 4), up(attack["best_tpr_at_fpr_0.01"], 3)
-    return [("any membership attack", f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR")]
+    return [("any membership attack", f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)")]
 
 
 def _calibrated(found: Mapping[str, Any] | None, decay: str) -> Facts:

@@ -51,7 +51,7 @@ def list_(as_json: Json = False) -> None:
 
 @data_app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="A name from `edp-lab data list`.")],
+    name: Annotated[str, typer.Argument(help="atis, snips, nlu-eval or mnist.")],
     to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, else the cache)"] = None,
 ) -> None:
     """Download a corpus, check every file's checksum, and leave nothing half-written."""
@@ -129,6 +129,8 @@ def train(
         made = _planned(ctx, corpus, epsilon)
         answer(as_json, asdict(made), reports.plan(made))
         return
+    elif dry_run and corpus is None:
+        raise UsageError("a dry run plans a run on a corpus: give --corpus")
     elif dry_run and epsilon is None:
         raise UsageError("a dry run shows what --epsilon would do: give --epsilon, or drop --dry-run")
     elif corpus is None or out is None:

@@ -29,7 +29,7 @@ def read_notebook(path: Path) -> NotebookNode:
     except FileNotFoundError:
         raise UsageError(f"there is no notebook {path}") from None
     except Exception as error:  # nbformat raises whatever unexpected content causes
-        raise UsageError(f"{path} is not a notebook: restore it, for instance with `git checkout`") from error
+        raise UsageError(f"{path} is not a notebook: give a file such as 00_start.ipynb, or restore it") from error
     return notebook
 
 

@@ -6,6 +6,7 @@ The most common mistake is to account shuffled batches as Poisson sampling. A se
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,6 +40,10 @@ HARMLESS = {  # names that change neither sampling, clipping nor noise; any othe
     "dataset", "architecture", "hidden_size", "device", "precision", "dtype", "num_workers", "log_dir", "output_dir",
     "name", "comment",
 }  # fmt: skip
+DECISIVE = (  # what `check_claim` needs
+    "claimed", "sampler", "n", "batch_size or sampling_rate", "steps or epochs", "noise_multiplier", "delta",
+    "micro_batch_size",
+)  # fmt: skip
 SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
 LOOSE, LONG = 30.0, 10**6  # epsilon and steps from which the lower bound for Poisson sampling would take too long
 
@@ -96,11 +101,9 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
     Raises:
         UsageError: a setting that decides is missing, or two of them contradict each other.
     """
-    for names in ("claimed", "sampler", "n", "batch_size sampling_rate", "steps epochs", "noise_multiplier", "delta",
-                  "micro_batch_size"):  # fmt: skip
-        if not settings.keys() & set(names.split()):
-            options = " or ".join(f"--{name.replace('_', '-')}" for name in names.split())
-            raise UsageError(f"{names.replace(' ', ' or ')} is not given, but decides what holds: add {options}")
+    if missing := [names for names in DECISIVE if not settings.keys() & set(names.split(" or "))]:
+        options = ", ".join(re.sub(r"\b(?!or\b)(\w+)", r"--\1", names).replace("_", "-") for names in missing)
+        raise UsageError(f"not given: {', '.join(missing)}, which decides what holds: add {options}")
     check_delta(settings["delta"])
     sampler, n, z, delta, claimed = (settings[k] for k in ("sampler", "n", "noise_multiplier", "delta", "claimed"))
     alone, run, measured = settings["micro_batch_size"] == 1, _batches(**settings), 0.0
