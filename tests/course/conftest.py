@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,7 +20,7 @@ from nbformat.v4 import new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course.solutions import read_notebook, read_solutions, solved
+from edp_lab.course.solutions import own_copy, read_notebook, read_solutions, solved
 from tests import browser as browsing
 
 ROOT = Path(__file__).parents[2]
@@ -60,9 +61,15 @@ def asked_elsewhere(driver: browsing.Chrome) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[str]:
-    """The address of a JupyterLab on copies of all notebooks."""
-    with browsing.jupyterlab(ROOT / "notebooks") as address:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a JupyterLab on copies of all notebooks, two of which train for one epoch: panels are the point."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    own_copy(ROOT / "notebooks", folder)
+    for number in ("06", "07"):
+        [path] = folder.glob(f"{number}_*.ipynb")
+        quick = re.sub(r'"epochs = \d+', '"epochs = 1', path.read_text(encoding="utf-8"))
+        path.write_text(quick, encoding="utf-8")
+    with browsing.jupyterlab(folder) as address:
         yield address
 
 
