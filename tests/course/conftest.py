@@ -62,7 +62,7 @@ def asked_elsewhere(driver: browsing.Chrome) -> list[str]:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a JupyterLab on copies of all notebooks, two of which train for one epoch: panels are the point."""
+    """The address of a JupyterLab on copies of all notebooks, two of which train for one epoch alone: panels matter."""
     folder = tmp_path_factory.mktemp("notebooks")
     own_copy(ROOT / "notebooks", folder)
     for number in ("06", "07"):
