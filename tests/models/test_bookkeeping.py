@@ -147,7 +147,7 @@ def room(request, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("room")
-@pytest.mark.parametrize("sizes", SIZES[::-2], ids=str)
+@pytest.mark.parametrize("sizes", [SIZES[2], *SIZES[4:]], ids=str)
 @pytest.mark.parametrize("kind", [*TEXT, *IMAGES])
 def test_norms_and_sums_equal_a_loop_over_micro_batches(kind, sizes):
     check(*build(kind), sizes)
