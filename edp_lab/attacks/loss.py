@@ -129,7 +129,7 @@ def load_target(run: str | Path) -> Target:
     corpus = load_corpus(config.corpus)
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(
-            f"the content of corpus {config.corpus!r} has changed since {run} was trained: restore it, or train anew"
+            f"the content of corpus {config.corpus!r} has changed since {run} was trained: restore it, or train again"
         )
     model = load_model(folder / MODEL)
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):

@@ -261,8 +261,8 @@ def one_run(
 ) -> None:
     """Train once with many canaries: a lower bound on the run's epsilon beside the epsilon that is claimed.
 
-    Every canary is in or out by a coin. Whoever sees what the run releases guesses which; more right guesses than the
-    claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
+    Every canary is in or out by a coin. An attacker who sees what the run releases guesses which; more right
+    guesses than the claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
 
     Try: edp-lab audit one-run --model linear --as-printed --z0 4
     """

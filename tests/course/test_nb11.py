@@ -45,7 +45,7 @@ COUNTER: dict[str, dict[Any, Any]] = {  # by claim, numbers of its evidence; eac
     "T24": {"copy agrees (at least)": 0.1, "recognised (at least)": 0.1},
     "T25": {"epochs saved": 3.0, "half-width of its 95 % interval": 0.5},
 }
-IMPORTS = ("versions", "thesis-imports")
+IMPORTS = ("imports", "versions", "thesis-imports")
 each_claim = pytest.mark.parametrize("name", CLAIMS)
 
 
