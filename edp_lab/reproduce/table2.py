@@ -47,6 +47,7 @@ from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.reproduce.printed import TABLE_2
 from edp_lab.training import TrainConfig
 from edp_lab.training.gradients import trainable
+from edp_lab.training.launch import end_rank
 from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.run_session import start_accelerator
 from edp_lab.training.trainer import Trainer
@@ -449,3 +450,4 @@ class _CRFLoss(nn.Module):
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    end_rank(0)
