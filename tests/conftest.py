@@ -12,7 +12,7 @@ from hypothesis import settings
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: the other cores have tests of their own
 os.environ["COLUMNS"] = "500"  # what is printed is as wide as it would be, whoever looks on
-settings.register_profile("patient", deadline=None)  # others share the machine
+settings.register_profile("patient", deadline=None, max_examples=40)  # others share the machine
 settings.load_profile("patient")
 LONGEST = (  # from minutes to a minute: they begin first, so that at the end no core waits for one of them
     "course/test_browser.py",

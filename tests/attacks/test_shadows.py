@@ -301,10 +301,10 @@ def test_signals_are_kept_and_are_those_of_models_of_the_rows_halves(tmp_path, m
     assert found.signals.tags_logit is None
     seeds = np.random.default_rng([3, 1]).integers(2**40, 2**48, 4).tolist()
     assert len(set(seeds)) == 4
-    for row, inside, seed in zip(found.signals.logits, found.inside, seeds, strict=True):
-        mine = [u for u, used in zip(untagged.utterances, inside, strict=True) if used]
-        model = train_shadow(CONFIG, untagged, mine, seed, tmp_path)
-        np.testing.assert_allclose(row, signals(model, PEOPLE).logits, atol=1e-3)
+    for row in (0, 3):
+        mine = [u for u, used in zip(untagged.utterances, found.inside[row], strict=True) if used]
+        model = train_shadow(CONFIG, untagged, mine, seeds[row], tmp_path)
+        np.testing.assert_allclose(found.signals.logits[row], signals(model, PEOPLE).logits, atol=1e-3)
 
 
 def die(*_: object) -> None:

@@ -347,7 +347,7 @@ def judged(
     return epsilon, at_least(releases, delta, epsilon)
 
 
-@settings(max_examples=15 * TIMES, deadline=None)
+@settings(max_examples=8 * TIMES, deadline=None)
 @given(
     rate=SHUFFLED | SAMPLING,
     micro_batch_size=st.sampled_from([1, 2, 8]),

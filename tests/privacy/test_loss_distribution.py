@@ -94,7 +94,7 @@ def peer(schedule: Schedule, delta: float, width: float, pessimistic: bool) -> f
     return total.get_epsilon_for_delta(delta)
 
 
-@pytest.mark.parametrize("number", range(25 if os.environ.get("EDP_LAB_LONG") else 9))
+@pytest.mark.parametrize("number", range(25 if os.environ.get("EDP_LAB_LONG") else 5))
 def test_between_the_peers_optimistic_and_a_thousandth_above_its_pessimistic_distribution(number):
     schedule, delta = settings(number)
     ours = PrivacyLossDistribution(schedule).epsilon(delta)

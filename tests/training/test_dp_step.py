@@ -295,7 +295,7 @@ def adversarial(count: int, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["stacked", "loop"])
-@pytest.mark.parametrize("count", [1, 2, 512, 2048, 16384])
+@pytest.mark.parametrize("count", [1, 2, 512, 4096])
 def test_sums_of_gradients_formed_one_by_one_are_as_near_the_exact_ones_as_is_charged(kind, count):
     rows = adversarial(count, 16)
     bound = 1.01 * float(rows[0].double().norm())  # nothing is shortened: the exact sum is known
@@ -497,9 +497,9 @@ def test_scales_are_the_norms_with_the_noise_of_their_bill_and_never_too_small()
     assert torch.equal(drawn[3], step.noised_scales(StackedGradients(rows, step.layout), 3))
 
 
-def test_two_hundred_bills_are_those_of_a_peer() -> None:
+def test_sixty_bills_are_those_of_a_peer() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(60):
         epochs, delta = int(rng.integers(1, 30)), 10 ** float(rng.uniform(-8, -3))
         z0 = float(np.exp(rng.uniform(0, 2))) * math.sqrt(epochs)
         mechanism = Mechanism.sound(1.0, z0, 8, 8, alpha="noised")

@@ -160,7 +160,7 @@ def test_bert_trains_with_one_gradient_per_device(corpus, tmp_path):
 
 def test_learns_real_atis(real_data, tmp_path):
     """Three epochs of the small model on real ATIS already beat the majority intent (73 %) and tag most slots."""
-    settings = TrainConfig(corpus="atis", method="sgd", size="small", epochs=3, batch_size=16, lr=1e-2)
+    settings = TrainConfig(corpus="atis", method="sgd", size="small", epochs=3, batch_size=32, lr=2e-2)
     record = train(settings, tmp_path / "run")
     assert record["final"]["intent_accuracy"] > 0.8
     assert record["final"]["ser"] < 0.35
