@@ -46,15 +46,13 @@ clean:  ## remove the environment and the caches; results under runs/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find edp_lab tests -name __pycache__ -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): WHAT := .
+$(TESTED): WHAT := .[test]
+$(INSTALLED) $(TESTED): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c '$(SUITABLE)' || { \
 		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or name it with PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
-	$(PIP_INSTALL) -e .
-	@touch $@
+	$(PIP_INSTALL) -e '$(WHAT)'
+	@touch $(INSTALLED) $@
 	@echo 'installed; for the edp-lab command in this shell:  . $(VENV)/bin/activate'
-
-$(TESTED): $(INSTALLED)
-	$(PIP_INSTALL) -e '.[test]'
-	@touch $@

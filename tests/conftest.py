@@ -22,9 +22,12 @@ LONGEST = (  # from minutes to a minute: they begin first, so that at the end no
     "course/test_run.py",
     "test_wheel.py",
     "training/test_launch.py",
+    "training/test_two_machines.py",
+    "attacks/test_membership.py",
     "training/test_processes.py",
     "course/test_contract.py",
     "reproduce/test_table2.py",
+    "attacks/test_shadows.py",
 )
 
 

@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from click.testing import Result
 from nbformat import NotebookNode
-from nbformat.v4 import new_notebook
+from nbformat.v4 import new_code_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
@@ -24,6 +24,15 @@ from edp_lab.course.solutions import own_copy, read_notebook, read_solutions, so
 from tests import browser as browsing
 
 ROOT = Path(__file__).parents[2]
+HOSTILE = [  # cells, see `tests.course.hostile`
+    'mode = "quick"',
+    "from tests.course.hostile import *\nfrom edp_lab.course.kit.theme import activate\nactivate()",
+    "panel = show()\npanel",
+    "panel.set(a=2.0)\nprint(EVIL)\nfig.go.Figure(draw(None))",
+    "html_table([[EVIL], [TEX]])",
+    "EVIL",
+    "raise ValueError(EVIL)",
+]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
@@ -60,6 +69,13 @@ def asked_elsewhere(driver: browsing.Chrome) -> list[str]:
     return [a for a in names if a.startswith("http") and urlsplit(a).hostname not in ("127.0.0.1", "localhost")]
 
 
+def store_hostile(folder: Path) -> None:
+    """A notebook that shows hostile text in every place that there is."""
+    first, *others = map(new_code_cell, HOSTILE)
+    first.metadata["tags"] = ["parameters"]
+    store(folder / "00_hostile.ipynb", first, *others)
+
+
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a JupyterLab on copies of all notebooks, two of which train for one epoch alone: panels matter."""
@@ -69,6 +85,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         [path] = folder.glob(f"{number}_*.ipynb")
         quick = re.sub(r'"epochs = \d+', '"epochs = 1', path.read_text(encoding="utf-8"))
         path.write_text(quick, encoding="utf-8")
+    store_hostile(folder)
     with browsing.jupyterlab(folder) as address:
         yield address
 

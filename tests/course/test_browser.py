@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from markupsafe import Markup
-from nbformat.v4 import new_code_cell
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -22,7 +21,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from edp_lab.course.run import run_course
 from tests import browser as browsing
 from tests.browser import until
-from tests.course.conftest import NOTEBOOKS, ROOT, asked_elsewhere, console_errors, store
+from tests.course.conftest import NOTEBOOKS, ROOT, asked_elsewhere, console_errors, store_hostile
 from tests.course.hostile import RUN, SHORT, show
 
 WIDTHS = (800, 1920)
@@ -36,7 +35,7 @@ READABLE = 4.5  # WCAG AA
 
 
 WITH_PANELS = [path for path in NOTEBOOKS if "panels." in path.read_text(encoding="utf-8")]
-OPENED = {"00_start", "03_edp_sgd", "08_audit_it"}  # all with EDP_LAB_LONG=1
+OPENED = {"00_start", "03_edp_sgd"}  # all with EDP_LAB_LONG=1
 if os.environ.get("EDP_LAB_LONG") != "1":
     WITH_PANELS = [path for path in WITH_PANELS if path.stem in OPENED]
 
@@ -223,15 +222,6 @@ def test_console_is_clean_and_nothing_leaves_this_machine(page: tuple[Chrome, st
 # ---- Text that would do harm as markup -------------------------------------------------------------------------------
 
 
-CELLS = [
-    'mode = "quick"',
-    "from tests.course.hostile import *\nfrom edp_lab.course.kit.theme import activate\nactivate()",
-    "panel = show()\npanel",
-    "panel.set(a=2.0)\nprint(EVIL)\nfig.go.Figure(draw(None))",
-    "html_table([[EVIL], [TEX]])",
-    "EVIL",
-    "raise ValueError(EVIL)",
-]
 CLICKED = """
 const first = [{curveNumber: 0, pointNumber: 0}];
 document.querySelectorAll('.js-plotly-plot').forEach(plot => window.Plotly?.Fx.hover(plot, first));
@@ -272,11 +262,8 @@ def test_in_read_outs_only_constants_are_safe(template: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A notebook that shows hostile text in every place that there is."""
     folder = tmp_path_factory.mktemp("hostile")
-    cells = [new_code_cell(cell) for cell in CELLS]
-    cells[0].metadata["tags"] = ["parameters"]
-    store(folder / "00_hostile.ipynb", *cells)
+    store_hostile(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         yield folder
@@ -294,9 +281,8 @@ def test_no_script_runs_on_a_page(folder: Path, browser: browsing.Chrome) -> Non
     assert browser.execute_script(CLICKED) == [False, [], True]
 
 
-def test_no_script_runs_in_the_live_lab(folder: Path, browser: browsing.Chrome) -> None:
-    with browsing.jupyterlab(folder) as address:
-        with browsing.open_notebook(browser, address, "00_hostile.ipynb"):
-            browsing.until(lambda: browser.find_elements("css selector", ".edp-panel .main-svg"), 60, "no figure")
-            assert browser.execute_script(CLICKED) == [False, [], True]
-        browser.get("about:blank")
+def test_no_script_runs_in_the_live_lab(lab: str, browser: browsing.Chrome) -> None:
+    with browsing.open_notebook(browser, lab, "00_hostile.ipynb"):
+        browsing.until(lambda: browser.find_elements("css selector", ".edp-panel .main-svg"), 60, "no figure")
+        assert browser.execute_script(CLICKED) == [False, [], True]
+    browser.get("about:blank")

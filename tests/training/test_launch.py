@@ -103,7 +103,6 @@ KILLED = f"rank 1 of 2 was killed by signal SIGKILL (out of memory?): {HINT}"
 @pytest.mark.parametrize(
     ("one", "zero", "message"),  # what the ranks do, and the sentence
     [
-        ("raise KeyError(4)", HOUR, f"rank 1 of 2 failed (KeyError: 4): {HINT}"),
         ("raise UsageError('C is 0: give --clip')", CLOSED, "C is 0: give --clip"),
         (f"time.sleep(1); {KILL}", CLOSED, KILLED),  # rank 0 is cut off, and torchrun sees both
         ("os._exit(3)", HOUR, f"rank 1 of 2 ended with status 3: {HINT}"),
