@@ -32,7 +32,9 @@ LONGEST = (  # from minutes to a minute: they begin first, so that at the end no
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files of `LONGEST`, then the others, each with its tests together."""
+    """The files of `LONGEST`, then the others, each with its tests together; without those that are long."""
+    if os.environ.get("EDP_LAB_LONG") != "1":
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 

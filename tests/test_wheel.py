@@ -16,7 +16,6 @@ COMMANDS = {  # and what each prints
     "python -c print(__import__('edp_lab').__file__)": "/environment0/lib/",
     "edp-lab data list": "smart-home",
     "edp-lab train --corpus smart-home --size small --epochs 1 --method sgd --out runs/plain": "runs/plain",
-    "edp-lab account --z0 1 --epochs 3": "epsilon",
     "edp-lab course run 04": "runs/course/index.html",
 }
 

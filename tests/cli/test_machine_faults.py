@@ -122,7 +122,10 @@ def test_a_link_to_itself_is_named(cli, tmp_path, monkeypatch, call):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ACCELERATE_TORCH_DEVICE", "cuda:99"), ("ACCELERATE_USE_DEEPSPEED", "true")],
+    [
+        ("ACCELERATE_TORCH_DEVICE", "cuda:99"),
+        pytest.param("ACCELERATE_USE_DEEPSPEED", "true", marks=pytest.mark.long),
+    ],
 )
 def test_what_accelerate_is_told_and_cannot_do_is_named(corpus, tmp_path, name, value):
     command = [sys.executable, "-m", "edp_lab", "train", "--corpus", corpus, "--out", "new", "--z0", "1"]

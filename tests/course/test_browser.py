@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -34,10 +33,8 @@ FAINT = Path(__file__).with_name("faint.js").read_text()
 READABLE = 4.5  # WCAG AA
 
 
-WITH_PANELS = [path for path in NOTEBOOKS if "panels." in path.read_text(encoding="utf-8")]
-OPENED = {"00_start", "03_edp_sgd"}  # all with EDP_LAB_LONG=1
-if os.environ.get("EDP_LAB_LONG") != "1":
-    WITH_PANELS = [path for path in WITH_PANELS if path.stem in OPENED]
+FIRST, *OTHERS = [path for path in NOTEBOOKS if "panels." in path.read_text(encoding="utf-8")]
+WITH_PANELS = [FIRST, *(pytest.param(path, marks=pytest.mark.long) for path in OTHERS)]
 
 
 @pytest.fixture(scope="module", params=WITH_PANELS, ids=lambda path: path.stem)

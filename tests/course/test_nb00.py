@@ -108,6 +108,7 @@ def test_a_run_trains_with_the_sliders_values_and_reads_the_number_again(
     assert f"the number is in 16: for all of them together it is {at_most(live.together.epsilon)}" in live.words.value
 
 
+@pytest.mark.long  # the notebook shows it, too
 def test_a_number_said_often_is_read_out_of_a_model_and_one_never_said_is_not(model: SmallModel) -> None:
     learned = SmallModel(SMALL, epochs=6)
     ranks = {times: read.rank for times, read in learned.secrets.items()}

@@ -108,6 +108,7 @@ def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureF
     assert repr(panel.result.message) in capsys.readouterr().out
 
 
+@pytest.mark.long  # the notebook does, too
 def test_two_ranks_train_the_model_of_one() -> None:
     four = {"as_printed": True, "clip_norm": 0.5, "z0": 0.8, "num_devices": 4, "noise": "per-device"}
     real = panels.Processes(TrainConfig("smart-home", size="small", precision="float64", epochs=1, **four))

@@ -171,6 +171,7 @@ def test_text_without_labels_is_read_and_told_of(tmp_path):
     assert all(label.startswith("everyday/") for label in load_start(start).labels.intents)
 
 
+@pytest.mark.long
 def test_generated_requests_bring_words_that_nobody_says_in_them(tmp_path, monkeypatch):
     monkeypatch.setattr(pretraining, "ORDERS", 2)
     pretrain_start({"own": everyday(100)}, tmp_path / "read", generated=50, epochs=1, size=SIZE)

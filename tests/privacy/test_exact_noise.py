@@ -335,6 +335,7 @@ def test_another_process_or_a_processor_without_vectors_or_fused_products_draws_
         assert there.stdout.split() == here["told"]
 
 
+@pytest.mark.long
 def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path):
     whole = Path(csprng.__file__).parent / "csprng_numba.py"
     (tmp_path / whole.name).write_bytes(whole.read_bytes())

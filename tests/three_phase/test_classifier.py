@@ -180,7 +180,7 @@ def test_every_method_learns_the_digits(method: str):
     assert trained.accuracy > (0.8 if method in PRIVATE_METHODS else 0.92), trained.rows[-1]
 
 
-@pytest.mark.parametrize("model", ["alexnet", "vgg", "mlp"])
+@pytest.mark.parametrize("model", ["mlp", *(pytest.param(name, marks=pytest.mark.long) for name in ("alexnet", "vgg"))])
 def test_the_other_networks_learn_the_digits(model: str):
     trained = train(ClassifierSettings(model=model, activation="relu"))
     assert trained.accuracy > 0.85, trained.rows[-1]

@@ -316,6 +316,7 @@ def test_neighbours_sums_as_computed_are_no_further_apart_than_the_sensitivity()
             assert float(apart) <= (1 if other >= 0 else 2)
 
 
+@pytest.mark.long
 def test_in_a_large_batch_the_last_rounding_of_the_sum_is_charged(monkeypatch):
     rows = torch.ones(20_000, 16)
     without = torch.cat([rows[:-1], 0 * rows[-1:]])
@@ -440,7 +441,7 @@ def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
     assert torch.allclose(left, theirs(8, 0.0), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", NOISES)
+@pytest.mark.parametrize("kind", [NOISES[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in NOISES[1:])])
 def test_with_noise_the_distribution_is_that_of_opacus(kind):
     """Two samples of 300 steps each: means, spread and shape of every coordinate."""
     size, z = 4, 0.7

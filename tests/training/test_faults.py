@@ -182,7 +182,7 @@ def folder(tmp_path: Path) -> Path:
     ("first", "then", "save_every"),
     [
         ((RELEASE, 4), (f"replace {STATE}", 1), 60),  # before there is a state, and while the first one is written
-        ((f"replace {STATE}", 7), (f"replace {RECORD}", 2), 0),  # within an epoch
+        pytest.param((f"replace {STATE}", 7), (f"replace {RECORD}", 2), 0, marks=pytest.mark.long),  # within an epoch
         ((f"fsync {RECORD}", 2), (f"unlink {STATE}", 1), 60),
     ],
 )

@@ -105,7 +105,7 @@ KILLED = f"rank 1 of 2 was killed by signal SIGKILL (out of memory?): {HINT}"
     [
         ("raise UsageError('C is 0: give --clip')", CLOSED, "C is 0: give --clip"),
         (f"time.sleep(1); {KILL}", CLOSED, KILLED),  # rank 0 is cut off, and torchrun sees both
-        ("os._exit(3)", HOUR, f"rank 1 of 2 ended with status 3: {HINT}"),
+        pytest.param("os._exit(3)", HOUR, f"rank 1 of 2 ended with status 3: {HINT}", marks=pytest.mark.long),
         (
             "os.kill(os.getppid(), signal.SIGKILL)",
             HOUR,
@@ -139,7 +139,7 @@ def test_an_interrupted_consumer_leaves_no_process_no_file_and_no_thread(toy, tm
     assert (threading.active_count(), len(os.listdir("/dev/fd"))) == before
 
 
-@pytest.mark.parametrize("victim", ["parent", "torchrun", "torchrun by hand"])
+@pytest.mark.parametrize("victim", ["torchrun", "torchrun by hand", pytest.param("parent", marks=pytest.mark.long)])
 def test_ranks_end_soon_after_their_launcher_was_killed(toy, tmp_path, victim):
     toy(HOUR)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

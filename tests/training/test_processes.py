@@ -101,7 +101,7 @@ def scores(rows: list[dict[str, Any]]) -> list[float]:
     return [row[name] for row in rows for name in ("loss", "ser", "intent_accuracy", "slot_f1")]
 
 
-@pytest.mark.parametrize("processes", [2, 4] if os.environ.get("EDP_LAB_LONG") == "1" else [2])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_real_processes_give_the_parameters_and_scores_of_the_simulation(folder, simulated, processes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE.parents[2])]))
     with Ranks(processes, f"{HERE.stem}:main", str(folder), threads=1) as ranks:

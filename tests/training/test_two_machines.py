@@ -136,6 +136,7 @@ def after_release(folder: Path, number: int) -> None:
     assert wait_for(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > number, PATIENCE)
 
 
+@pytest.mark.long
 def test_two_machines_come_to_the_bits_of_one_after_a_killed_rank_and_a_cut_cable(
     machines, corpus, whole, program, tmp_path
 ):
