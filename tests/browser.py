@@ -27,6 +27,7 @@ FLAGS = """
 """
 NOBODY_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost"
 SIZE = (1280, 1600)  # of a window, in CSS pixels
+PATIENCE = 600  # seconds that all cells of a notebook may take on a machine with much else to do
 LAB = Path(__file__).with_name("lab.js").read_text(encoding="utf-8")
 
 
@@ -52,7 +53,8 @@ def chromium() -> Iterator[Chrome]:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         driver = Chrome(options=options, service=ChromeService(shutil.which("chromedriver")))
         try:
-            driver.set_script_timeout(240)
+            driver.command_executor.client_config.timeout = PATIENCE
+            driver.set_script_timeout(PATIENCE)
             remember_all = {"source": "performance.setResourceTimingBufferSize(100000)"}  # that a page loads
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", remember_all)
             resize(driver, *SIZE)
@@ -79,7 +81,7 @@ def jupyterlab(notebooks: Path) -> Iterator[str]:
                 return client.connect_ex(("127.0.0.1", port)) == 0
 
         try:
-            until(lambda: listens() or server.poll() is not None, 90, "the server did not start")
+            until(lambda: listens() or server.poll() is not None, PATIENCE, "the server did not start")
             if server.poll() is not None:
                 log.seek(0)
                 raise RuntimeError(f"the server ended: {log.read()[-2000:]}")

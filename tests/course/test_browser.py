@@ -26,7 +26,7 @@ from tests.course.hostile import RUN, SHORT, show
 WIDTHS = (800, 1920)
 IN_VIEW = 640  # pixels that JupyterLab leaves a notebook in a window of 1280 x 800
 HEIGHT = browsing.SIZE[1]
-SECONDS = 20  # that a panel may take to follow on a busy machine
+SECONDS = 60  # that a panel may take to follow on a busy machine
 
 LOOK = Path(__file__).with_name("look.js").read_text()
 FAINT = Path(__file__).with_name("faint.js").read_text()
@@ -272,7 +272,7 @@ def test_no_script_runs_on_a_page(folder: Path, browser: browsing.Chrome) -> Non
     [row] = run_course(folder, folder / "out", {})
     assert RUN in row["error"]
     browser.get((folder / "out" / "00_hostile.html").as_uri())
-    browsing.until(lambda: len(browser.find_elements("css selector", ".main-svg")) >= 2, 20, "no figures")
+    browsing.until(lambda: len(browser.find_elements("css selector", ".main-svg")) >= 2, SECONDS, "no figures")
     assert browser.execute_script(CLICKED) == [False, [], True]
     browser.get((folder / "out" / "index.html").as_uri())
     assert browser.execute_script(CLICKED) == [False, [], True]
@@ -280,6 +280,6 @@ def test_no_script_runs_on_a_page(folder: Path, browser: browsing.Chrome) -> Non
 
 def test_no_script_runs_in_the_live_lab(lab: str, browser: browsing.Chrome) -> None:
     with browsing.open_notebook(browser, lab, "00_hostile.ipynb"):
-        browsing.until(lambda: browser.find_elements("css selector", ".edp-panel .main-svg"), 60, "no figure")
+        browsing.until(lambda: browser.find_elements("css selector", ".edp-panel .main-svg"), SECONDS, "no figure")
         assert browser.execute_script(CLICKED) == [False, [], True]
     browser.get("about:blank")
