@@ -84,8 +84,8 @@ def why(error: BaseException) -> str | None:
     """The machine's reason for an error, such as "No space left on device"; None where it is none of the machine's."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    found = RUST.search(str(error))
-    return found and (found["why"] or str(error))
+    match = RUST.search(str(error))
+    return match and (match["why"] or str(error))
 
 
 def cure_of(error: Exception) -> str:

@@ -71,7 +71,7 @@ def writable(folder: Path, cure: str) -> Path:
     Raises:
         UsageError: nothing can be written there; ends in `cure`.
     """
-    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     with writing(there if there.is_file() else folder, cure), tempfile.TemporaryFile(dir=there):
         with suppress(FileNotFoundError):
             folder.lstat()  # a name that is too long
@@ -135,11 +135,11 @@ def read_json(path: Path) -> Any:
     content = read_bytes(path)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        named = dict(pairs)
+        if len(named) < len(pairs):
             twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
             raise ValueError(f"{twice!r} is there twice")
-        return found
+        return named
 
     try:
         return json.loads(content, object_pairs_hook=once)
@@ -171,7 +171,7 @@ def unsealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
     """Without the checksum that `sealed` put there; ValueError where there is none, or it differs."""
     if not isinstance(content, Mapping):
         raise ValueError("it holds no fields")
-    own = {name: value for name, value in content.items() if name != key}
-    if sealed(own, key) != content:
+    content_alone = {name: value for name, value in content.items() if name != key}
+    if sealed(content_alone, key) != content:
         raise ValueError("its checksum differs")
-    return own
+    return content_alone

@@ -45,21 +45,14 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training import TrainConfig
 from edp_lab.training.dp_step import release
-from edp_lab.training.gradients import (
-    ClippedSum,
-    Factors,
-    Layout,
-    MicroGradients,
-    StackedGradients,
-    model_gradients,
-    stacked_gradients,
-)
+from edp_lab.training.gradients import Layout, MicroGradients, StackedGradients, model_gradients, stacked_gradients
 from edp_lab.training.noise import Share, part, standard_noise
 from edp_lab.training.trainer import Batches, Devices, Trainer
 
 MOST_CANARIES = 10**6
 DELTA = 1e-5
 
+Gradients = Sequence[MicroGradients]  # of one step
 OnStep = Callable[[int, int], None]  # told the steps done, of so many
 
 
@@ -164,23 +157,6 @@ class Directions:
         rows.scatter_add_(1, columns, values * by[:, None].to(rows))
 
 
-class Together(NamedTuple):
-    """The micro-batches of two kinds of gradients in one step."""
-
-    gradients: Sequence[MicroGradients]
-
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        own, total = torch.empty_like(out), torch.zeros_like(out)
-        norms, factors = [], []
-        for gradients in self.gradients:
-            found = gradients.clipped_sum(own, factors_of)
-            total.add_(own, alpha=found.spans[0].scale)
-            norms.append(found.norms)
-            factors.append(found.factors)
-        out.copy_(total)
-        return ClippedSum.flat(torch.cat(norms), torch.cat(factors), out)
-
-
 class OneLayer:
     """The audit model: one layer of weights w with loss <w, x> on example x, whose gradient is x, and no corpus."""
 
@@ -189,12 +165,11 @@ class OneLayer:
         self.layout = Layout(("weights",), (slice(0, size),))
         self.moved = torch.zeros(size)
 
-    def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[MicroGradients, Tensor]:
+    def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
         """Of micro-batches of real utterances; and of those to hold a canary the mean, 0 for an empty one: (k, P)."""
-        rows = torch.zeros(len(rows_of), self.layout.size)
-        return StackedGradients(rows[:0], self.layout), rows  # zeros need not be added up
+        return [], torch.zeros(len(rows_of), self.layout.size)  # zeros need not be added up
 
-    def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
+    def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
         """Release the gradients (P), and learn from them."""
         noise = standard_noise(self.key, step, self.layout.size, Share())
         released = release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
@@ -219,14 +194,14 @@ class RealModel:
         """How far the weights came: (P)."""
         return self._weights() - self.start
 
-    def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[MicroGradients, Tensor]:
+    def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
         model, data, memory = self.run.model, self.run.train_data, self.run.memory
         rows = stacked_gradients(model, data, rows_of, None, self.layout).gradients
         return model_gradients(model, data, others, None, self.layout, memory=memory), rows
 
-    def step(self, epoch: int, step: int, gradients: MicroGradients) -> Tensor:
+    def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
         assert self.run.private is not None
-        released = self.run.private.clip_and_noise(epoch, step, gradients).gradient
+        released = self.run.private.release(self.run.private.clip(gradients), epoch, step).gradient
         self.run.optimizer.step()
         return released
 
@@ -252,8 +227,7 @@ def gradient_scores(
         away = (-1.0 if plan.companions else 0.0) * push
         included = torch.from_numpy(plan.included[numbers]).to(rows.device)
         directions.push(rows, numbers, torch.where(included, push, away))
-        together = Together([gradients, StackedGradients(rows, trainee.layout)])
-        released = trainee.step(epoch, step, together)
+        released = trainee.step(epoch, step, [*gradients, StackedGradients(rows, trainee.layout)])
         seen = numbers if plan.disjoint else everyone  # whom Poisson sampling drew is secret
         scores[seen] += evidence(mechanism, epoch, config.micro_batches * directions.project(released, seen))
         progress(step + 1, config.epochs * per_epoch)

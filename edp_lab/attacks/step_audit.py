@@ -303,7 +303,7 @@ def draw_statistics(
 def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
     """The real step's output on e, for each noise: (draws), float64."""
     e = pair.direction.double().numpy()
-    stack = StackedGradients(gradients, LAYOUT)
+    stack = [StackedGradients(gradients, LAYOUT)]
     with torch.inference_mode():
         outputs = (release(mechanism, 0, stack, LAYOUT, pair.alpha, noise).gradient for noise in noises)
         return np.fromiter((output.numpy() @ e for output in outputs), np.float64)

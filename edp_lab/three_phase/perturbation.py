@@ -81,22 +81,22 @@ def compare(before: Floats, after: Floats) -> Perturbation:
     """
     if before.shape != after.shape or not before.size:
         raise UsageError(f"cannot compare images of shape {before.shape} with noised ones of shape {after.shape}")
-    one, two = statistics(before), statistics(after)
-    covariance = float(np.mean((before - one.mean) * (after - two.mean), dtype=np.float64))
-    spread = one.standard_deviation * two.standard_deviation
+    original, noised = statistics(before), statistics(after)
+    covariance = float(np.mean((before - original.mean) * (after - noised.mean), dtype=np.float64))
+    spread = original.standard_deviation * noised.standard_deviation
     noise_variance = float(np.var(after - before, dtype=np.float64))
     total, count = 0.0, 0  # of correlations of images in which something can be seen
     for start in range(0, len(before), BLOCK):
-        found = image_correlations(*(part[start : start + BLOCK] for part in (before, after)))
-        total += float(np.nansum(found))
-        count += int((~np.isnan(found)).sum())
+        correlations = image_correlations(*(part[start : start + BLOCK] for part in (before, after)))
+        total += float(np.nansum(correlations))
+        count += int((~np.isnan(correlations)).sum())
     return Perturbation(
-        one,
-        two,
+        original,
+        noised,
         covariance,
         correlation=covariance / spread if spread else 0.0,
         image_correlation=total / count if count else None,
-        signal_noise_ratio=one.variance / noise_variance if noise_variance else math.inf,
+        signal_noise_ratio=original.variance / noise_variance if noise_variance else math.inf,
     )
 
 

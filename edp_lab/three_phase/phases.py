@@ -220,8 +220,8 @@ class _Run:
         start = time.perf_counter()
         finished: dict[int, Trained] = {}
         numbered, hint = dict(enumerate(jobs)), "train the instructors with fewer workers"
-        for place, one in parallel(Job.train, numbered, workers, hint):
-            finished[place], last = one, one.rows[-1]
+        for place, result in parallel(Job.train, numbered, workers, hint):
+            finished[place], last = result, result.rows[-1]
             self.listener(Event(jobs[place].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
         trained = [finished[place] for place in range(len(jobs))]
         seconds = time.perf_counter() - start
@@ -307,8 +307,8 @@ def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
     rarest, fewest = int(sizes.argmin()), int(sizes.min())
     if settings.voters > fewest:
         has = f"which has {fewest} training example{'' if fewest == 1 else 's'}"
-        told = f"{of_instructors(settings.voters)} cannot all see class {rarest}, {has}"
-        raise UsageError(f"{told}: take {fewest} at most")
+        problem = f"{of_instructors(settings.voters)} cannot all see class {rarest}, {has}"
+        raise UsageError(f"{problem}: take {fewest} at most")
     if not 0 < public < len(images.test):
         raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")
     if (settings.labels or 0) > public:

@@ -112,15 +112,15 @@ class ClassifierSettings:
         if size > examples:
             raise UsageError(f"batch size is {size}, for {examples} training examples: lower it")
         epochs = max(defaults["epochs"], math.ceil(LEAST_STEPS * size / examples))
-        found = replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
-        if found.private and found.epsilon is None and found.noise_multiplier is None:
-            found = replace(found, epsilon=EPSILON)
-        if (found.lr or 0) * (found.weight_decay or 0) >= 1:
+        resolved = replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
+        if resolved.private and resolved.epsilon is None and resolved.noise_multiplier is None:
+            resolved = replace(resolved, epsilon=EPSILON)
+        if (resolved.lr or 0) * (resolved.weight_decay or 0) >= 1:
             raise UsageError(
-                f"weight decay is {found.weight_decay} at learning rate {found.lr}: their product must be below 1, or "
-                "every step turns the weights' sign; lower one of them"
+                f"weight decay is {resolved.weight_decay} at learning rate {resolved.lr}: their product must be below "
+                "1, or every step turns the weights' sign; lower one of them"
             )
-        return found
+        return resolved
 
 
 @dataclass(frozen=True)

@@ -106,42 +106,42 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
     path = folder / CERTIFICATE
     if not path.exists():
         return None
-    told, found = read_json(path), certificate(folder)
-    told = told if isinstance(told, dict) else {}
-    for name, value in found.items():
-        if not _same(name, told.get(name), value):
-            raise UsageError(f"{path} says {name} {told.get(name)!r}, but the run's ledger and record say {value!r}")
-    if more := sorted(told.keys() - found.keys() - {*MADE}):
+    stated, computed = read_json(path), certificate(folder)
+    stated = stated if isinstance(stated, dict) else {}
+    for name, value in computed.items():
+        if not _same(name, stated.get(name), value):
+            raise UsageError(f"{path} says {name} {stated.get(name)!r}, but the run's ledger and record say {value!r}")
+    if more := sorted(stated.keys() - computed.keys() - {*MADE}):
         raise UsageError(f"{path} says {more[0]}, which no certificate does: restore it from a copy")
-    if (folder / PAGE).exists() and (folder / PAGE).read_bytes() != _page(told):
+    if (folder / PAGE).exists() and (folder / PAGE).read_bytes() != _page(stated):
         raise UsageError(
             f"{folder / PAGE} differs from {CERTIFICATE}: remove both, and edp-lab train --resume {folder}"
         )
-    if model_checksum(load_model(folder / MODEL)) != found["model_sha256"]:
+    if model_checksum(load_model(folder / MODEL)) != computed["model_sha256"]:
         raise UsageError(f"the model in {folder / MODEL} is not the one that was trained: restore it from a copy")
-    return {**found, **{name: told.get(name) for name in MADE}}
+    return {**computed, **{name: stated.get(name) for name in MADE}}
 
 
-def _same(name: str, told: Any, value: Any) -> bool:
+def _same(name: str, stated: Any, value: Any) -> bool:
     """Equal; of bounds, up to a thousandth: each is rounded up, but on the grid of its version and its processor."""
-    if name in ("epsilon", "best_attack_auc") and isinstance(told, float):
-        return abs(told - value) <= 1e-3 * abs(value)
-    return bool(told == value)
+    if name in ("epsilon", "best_attack_auc") and isinstance(stated, float):
+        return abs(stated - value) <= 1e-3 * abs(value)
+    return bool(stated == value)
 
 
 def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
     """What the guarantee takes for public, as far as the run has it."""
     absent = [] if mechanism.alpha is Alpha.PUBLIC else ["the text behind a public alpha"]
-    if any(said.startswith("label sets") for said in record["not_private"]):
+    if any(flag.startswith("label sets") for flag in record["not_private"]):
         absent.append("the label sets")
-    return [one for one in PUBLIC if one not in absent]
+    return [item for item in PUBLIC if item not in absent]
 
 
 def _start(record: dict[str, Any]) -> list[str]:
-    start, told = record["config"]["pretrained"], record.get("started_from", [])  # older ones lack it
+    start, texts = record["config"]["pretrained"], record.get("started_from", [])  # older ones lack it
     fits = (
         [f"that this start has read at most {MOST_SEEN:.0%} of the different utterances, which epsilon does not cover"]
-        if told
+        if texts
         else []
     )
-    return [f"what the model started from: {start}", *told, *fits] if start else []
+    return [f"what the model started from: {start}", *texts, *fits] if start else []

@@ -59,8 +59,8 @@ def save_state(
     if alpha is not None:
         tensors["alpha"] = alpha
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    told = json.dumps(asdict(position))
-    content = save(tensors, {"progress": told, "sha256": digest(tensors, told.encode())})
+    progress = json.dumps(asdict(position))
+    content = save(tensors, {"progress": progress, "sha256": digest(tensors, progress.encode())})
     write_whole(folder / STATE, content, go_on(folder))
 
 
@@ -80,11 +80,11 @@ def load_state(
         return None
     tensors = parse_tensors(read_bytes(path), path)
     with safe_open(path, framework="pt") as file:
-        told = file.metadata() or {}
+        metadata = file.metadata() or {}
     try:
-        if told.get("sha256") != digest(tensors, told.get("progress", "").encode()):
+        if metadata.get("sha256") != digest(tensors, metadata.get("progress", "").encode()):
             raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
-        position, alpha = _position(json.loads(told["progress"]), steps), tensors.pop("alpha", None)
+        position, alpha = _position(json.loads(metadata["progress"]), steps), tensors.pop("alpha", None)
         if alpha is not None and (alpha.shape != (len(parameters),) or not alpha.is_floating_point()):
             raise ValueError("no layer scales of this run's")
         moments = _moments(tensors, parameters, optimizer)
@@ -101,12 +101,14 @@ def load_state(
     return position, alpha
 
 
-def _position(told: Any, steps: int) -> RunPosition:
+def _position(fields: Any, steps: int) -> RunPosition:
     """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
-    position = RunPosition(**told)
+    position = RunPosition(**fields)
     whole = (position.epoch, position.step_in_epoch, position.step, position.examples)
     sums = [position.loss, position.seconds, *(row[name] for row in position.rows for name in ("loss", "seconds"))]
-    if any(type(one) is not int or one < 0 for one in whole) or not all(math.isfinite(one) for one in sums):
+    if any(type(number) is not int or number < 0 for number in whole) or not all(
+        math.isfinite(number) for number in sums
+    ):
         raise ValueError("a number that no run has")
     if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
         raise ValueError("another number of steps")
@@ -120,17 +122,17 @@ def _moments(
 ) -> dict[int, dict[str, Tensor]]:
     """The optimizer's tensors by parameter; ValueError or KeyError where they or the parameters have other shapes."""
     moments: dict[int, dict[str, Tensor]] = {}
-    own = {f"parameter/{name}": p for name, p in parameters}
-    for name in tensors.keys() - own.keys():
+    named = {f"parameter/{name}": p for name, p in parameters}
+    for name in tensors.keys() - named.keys():
         _, number, key = name.split("/")
         moments.setdefault(int(number), {})[key] = tensors[name]
-    pairs = [(own, {name: tensors[name] for name in own})]
-    numbered = dict(enumerate(own.values()))
-    for place, found in moments.items():
+    pairs = [(named, {name: tensors[name] for name in named})]
+    numbered = dict(enumerate(named.values()))
+    for place, saved in moments.items():
         p = numbered[place]
         # Adam makes its own with the first step.
-        pairs.append((optimizer.state.get(p) or {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}, found))
-    if any(shapes(wanted) != shapes(found) for wanted, found in pairs):
+        pairs.append((optimizer.state.get(p) or {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}, saved))
+    if any(shapes(wanted) != shapes(saved) for wanted, saved in pairs):
         raise ValueError("other tensors than this run's")
     return moments
 
@@ -180,10 +182,10 @@ def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any]) -> str:
 
 def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
     """SHA-256 of named tensors and whatever else."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in more:
-        found.update(part)
+        sha256.update(part)
     for name, tensor in sorted(tensors.items()):
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().data)
-    return found.hexdigest()
+        sha256.update(name.encode())
+        sha256.update(tensor.detach().cpu().contiguous().numpy().data)
+    return sha256.hexdigest()

@@ -28,10 +28,10 @@ is 8,192u and does for D M <= 3,838. M is at most 2 b + 100, where b is the fixe
 Poisson sample is larger with a chance below 10^-54 (Chernoff), and is refused.
 
 Proven thus, with no further assumption, is a step in which each micro-batch's gradient is formed by itself, whatever
-its numbers are: with float64 accumulators (`LoopGradients`, `StackedGradients`) D is 1, and with R ranks R, as their
+its numbers are: with float64 accumulators (`LoopGradient`, `StackedGradients`) D is 1, and with R ranks R, as their
 sums are rounded once each and R - 1 times on the way; with one micro-batch on each rank, M = D = R.
 
-Where one pass forms the sum for many micro-batches (`KeptGradients`; ghost clipping), no bound by C alone is true: the
+Where one pass forms the sum for many micro-batches (`GhostGradients`), no bound by C alone is true: the
 terms of one gradient can cancel within a product of matrices, and a library may round what it computes of one utterance
 by another's presence. There it is *assumed* that all this moves two neighbours' sums apart by less than C / 2,200, some
 7,600u C, or than what h leaves, where that is more. Measured are 66u C for 64 utterances, each a micro-batch, 458u C
@@ -45,7 +45,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -60,12 +60,10 @@ from edp_lab.privacy.csprng import Purpose
 from edp_lab.privacy.exact_noise import Piece
 from edp_lab.privacy.exact_noise import release as release_rounded
 from edp_lab.training.gradients import (
-    ClippedSum,
-    Factors,
     Layout,
-    LoopGradients,
+    LoopGradient,
     MicroGradients,
-    PlainGradient,
+    SingleMicroBatch,
     layer_norms,
     trainable,
 )
@@ -79,6 +77,7 @@ MOST_ROOM = 2.0**-3  # and at most
 SMALLEST_SQUARE = 2.0**-126  # below, float32 arithmetic may make it 0
 SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
 T = TypeVar("T")
+Numbers = Sequence[Tensor | float]
 
 
 def check_finite(norms: Tensor, layout: Layout) -> None:
@@ -131,9 +130,11 @@ class Clipped:
 
     mechanism: Mechanism
     layout: Layout
-    alpha: Tensor | None
+    alpha: Tensor | None  # (K)
     divisor: int  # the fixed number of micro-batches over which the mean is taken
-    total: ClippedSum  # where the mean lies; on one of several ranks, its share of it
+    norms: Tensor  # (M, K), float64, of the gradients as they were. Not private
+    factors: Tensor  # (M) in [0, 1], what each gradient was multiplied by. Not private
+    spans: Sequence[Span]  # what they mean, end to end, is the mean (P); on one of several ranks, its share of it
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
         """As `Mechanism.sensitivity`, of the mean."""
@@ -141,14 +142,14 @@ class Clipped:
 
     def layers(self) -> list[Span]:
         """The mean's K layers, each by itself."""
-        if len(self.total.spans) == len(self.layout.columns):
-            return list(self.total.spans)
-        [(_, numbers, scale, _)] = self.total.spans
+        if len(self.spans) == len(self.layout.columns):
+            return list(self.spans)
+        [(_, numbers, scale, _)] = self.spans
         return [Span(columns, numbers[columns], scale) for columns in self.layout.columns]
 
     def scaled(self) -> Clipped:
         """The same mean, of numbers that mean themselves: ready to be summed over ranks."""
-        return replace(self, total=self.total._replace(spans=[scaled_(span) for span in self.total.spans]))
+        return replace(self, spans=[scaled_(span) for span in self.spans])
 
 
 class Released(NamedTuple):
@@ -167,7 +168,7 @@ class Released(NamedTuple):
 
 def clip(
     mechanism: Mechanism,
-    gradients: MicroGradients,
+    gradients: Sequence[MicroGradients],
     layout: Layout,
     alpha: Tensor | None,
     divisor: int | None,
@@ -200,15 +201,22 @@ def clip(
         )
     divisor = divisor or mechanism.num_devices
     sound = mechanism.variant is Variant.SOUND
-    room = headroom(divisor, ranks) if sound else 0.0
-
-    def factors(norms: Tensor) -> Tensor:
-        if sound and len(norms) > (most := most_micro_batches(divisor)):
-            raise UsageError(f"a step of {divisor:,} micro-batches got {len(norms):,}: it may have {most:,} at most")
-        return clip_factors(mechanism, norms, layout, alpha, room) / divisor
-
-    total = gradients.clipped_sum(out, factors)
-    return Clipped(mechanism, layout, alpha, divisor, total)
+    room, most = (headroom(divisor, ranks), most_micro_batches(divisor)) if sound else (0.0, math.inf)
+    if ranks == 1 and len(gradients) == 1 and isinstance(only := gradients[0], SingleMicroBatch):
+        norms = only.norms()
+        factors = clip_factors(mechanism, norms, layout, alpha, room)
+        return Clipped(mechanism, layout, alpha, divisor, norms, factors, only.in_place(float(factors / divisor), out))
+    # In float32 the rounding error of a sum of sums would grow faster than the batch.
+    total = out.zero_() if len(gradients) == 1 else torch.zeros_like(out, dtype=torch.float64)
+    all_norms, all_factors = [total.new_zeros(0, len(layout.names))], [total.new_zeros(0)]
+    for some in gradients:
+        all_norms.append(some.norms())
+        if (count := sum(map(len, all_norms))) > most:
+            raise UsageError(f"a step of {divisor:,} micro-batches got {count:,} or more: it may have {most:,} at most")
+        all_factors.append(clip_factors(mechanism, all_norms[-1], layout, alpha, room))
+        some.add_weighted_sum(all_factors[-1] / divisor, total)
+    spans = [Span(slice(0, len(out)), out.copy_(total))]
+    return Clipped(mechanism, layout, alpha, divisor, torch.cat(all_norms), torch.cat(all_factors), spans)
 
 
 def add_noise(clipped: Clipped, epoch: int, noise: Noise) -> Released:
@@ -220,20 +228,18 @@ def add_noise(clipped: Clipped, epoch: int, noise: Noise) -> Released:
     """
     if not isinstance(clipped, Clipped):
         raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")
-    total, layers = clipped.total, len(clipped.layout.names)
-    stds = noise_stds(clipped.mechanism, epoch, clipped.alpha, clipped.divisor, layers)
+    stds = noise_stds(clipped.mechanism, epoch, clipped.alpha, clipped.divisor, len(clipped.layout.names))
     if len(set(stds)) == 1:
-        noise.add_to(total.spans, stds[:1] * len(total.spans))
+        noise.add_to(clipped.spans, stds[:1] * len(clipped.spans))
     else:
         noise.add_to(clipped.layers(), stds)
-    factors = (total.factors * clipped.divisor).clamp_max(1)
-    return Released([span.numbers for span in total.spans], factors, total.norms)
+    return Released([span.numbers for span in clipped.spans], clipped.factors, clipped.norms)
 
 
 def release(
     mechanism: Mechanism,
     epoch: int,
-    gradients: MicroGradients,
+    gradients: Sequence[MicroGradients],
     layout: Layout,
     alpha: Tensor | None,
     noise: Tensor,
@@ -293,7 +299,7 @@ class FlatGradient:
         self._message = self.parameters[0].new_zeros(self.layout.size + tail, requires_grad=False)
         self.gradient, self._tail = self._message[: self.layout.size], self._message[self.layout.size :]
 
-    def reduce(self, *numbers: Tensor | float) -> list[float]:
+    def reduce(self, *numbers: Tensor | float) -> Sequence[float]:
         """Sum the gradient over ranks; gives the sums of these numbers."""
         for k, number in enumerate(numbers):
             self._tail[k] = number
@@ -305,33 +311,12 @@ class FlatGradient:
 class PlainStep(FlatGradient):
     """Plain training, which protects nobody: nothing is clipped, and no noise is added."""
 
-    def clip_and_noise(
-        self,
-        epoch: int,
-        step: int,
-        gradients: PlainGradient,
-        entry: Future[None] | None,
-        counts: Callable[[], Sequence[Tensor | float]],
-    ) -> Released:
-        """Neither: leave the mean gradient of all processes in every ``.grad``, and give the sums of `counts`."""
-        gradients.leave_in_grad()
+    def average(self) -> None:
+        """Sum what ``.grad`` holds over processes, each of which has weighted it by its share of the batch."""
         if self.world > 1:
             for p, columns in zip(self.parameters, self.layout.columns, strict=True):
                 layer = self.gradient[columns].view_as(p)
                 p.grad = layer.zero_() if p.grad is None else layer.copy_(p.grad)
-        nothing = torch.ones(0)
-        return Released((), nothing, nothing, self.reduce(*counts()))
-
-
-@dataclass
-class WatchedGradients(LoopGradients):
-    """The same for a module that is not ours: UsageError if it keeps something beside the gradient."""
-
-    model: nn.Module = field(kw_only=True)
-
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        with unchanged(self.model):
-            return super().clipped_sum(out, factors_of)
 
 
 class PrivateStep(FlatGradient):
@@ -381,31 +366,31 @@ class PrivateStep(FlatGradient):
         threads = min(4, torch.get_num_threads())
         self._noise = NoiseSource(key, self.layout.size, share, self.gradient.dtype, threads)
 
-    def clip_and_noise(
-        self,
-        epoch: int,
-        step: int,
-        gradients: MicroGradients,
-        entry: Future[None] | None = None,
-        counts: Callable[[], Sequence[Tensor | float]] = tuple,
-    ) -> Released:
-        """The step, summed over processes. `entry`: its line in a ledger, before which no noise is drawn.
-
-        `counts`: further numbers of this process, asked for once the gradients are there, of which to give the sums.
-        """
-        noise = self._noise.of(step, entry)
+    def clip(self, gradients: Sequence[MicroGradients]) -> Clipped:
+        """Clip and average this process's gradients; the first ones of a run may first give the layer scales."""
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
-        clipped = clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient, self.world)
+        return clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient, self.world)
+
+    def release(
+        self, clipped: Clipped, epoch: int, step: int, entry: Future[None] | None = None, numbers: Numbers = ()
+    ) -> Released:
+        """Sum up over processes, add the noise, and leave the result in every ``.grad``.
+
+        Args:
+            entry: the step's line in a ledger, before which no noise is drawn.
+            numbers: further ones of this process, to be summed in the same message.
+        """
+        noise = self._noise.of(step, entry)
         if self.rounded:  # once the sum is complete
             clipped = clipped.scaled() if self.world > 1 else clipped
             if entry is not None:
                 entry.result()
-            sums = self.reduce(*counts())
+            sums = self.reduce(*numbers)
             released = add_noise(clipped, epoch, noise)
         else:
             released = add_noise(clipped, epoch, noise)
-            sums = self.reduce(*counts())
+            sums = self.reduce(*numbers)
         for p, layer in zip(self.parameters, clipped.layers(), strict=True):
             p.grad = layer.numbers.view_as(p)  # also where ``optimizer.zero_grad()`` has set it to None
         return released._replace(sums=sums)
@@ -435,8 +420,9 @@ class PrivateStep(FlatGradient):
                 f"devices it may have {most}; give each process its own ones, as step.own(...) does"
             )
         checked = [partial(self._losses, compute) for compute in losses]
-        gradients = WatchedGradients(self.parameters, checked, self.layout, model=self.model)
-        return self.clip_and_noise(epoch, step, gradients)
+        with unchanged(self.model):
+            clipped = self.clip([LoopGradient(self.parameters, compute, self.layout) for compute in checked])
+        return self.release(clipped, epoch, step)
 
     def _count(self, epoch: int) -> None:
         """UsageError for a step that is not among those billed."""
@@ -462,23 +448,19 @@ class PrivateStep(FlatGradient):
             )
         return losses
 
-    @property
-    def alone(self) -> bool:
-        """Whether a step is one micro-batch of one process, layer scales known: its gradient needs no copy."""
-        known = self.mechanism.alpha is not Alpha.PRIVATE or self.alpha is not None
-        return known and self.divisor == 1 and self.world == 1
-
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""
         return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.parameters))
 
-    def scales(self, gradients: MicroGradients) -> Tensor:
+    def scales(self, gradients: Sequence[MicroGradients]) -> Tensor:
         """alpha (K) from the mean of these gradients, without clipping or noise."""
-        gradients.clipped_sum(self.gradient, lambda norms: torch.ones_like(norms[:, 0]))
+        self.gradient.zero_()
+        for some in gradients:
+            some.add_weighted_sum(torch.ones(len(some.norms()), device=self.gradient.device), self.gradient)
         self.reduce()
         return layer_scales(self.gradient.div_(self.divisor), self.layout)
 
-    def noised_scales(self, gradients: MicroGradients, key: int) -> Tensor:
+    def noised_scales(self, gradients: Sequence[MicroGradients], key: int) -> Tensor:
         """alpha (K): layer norms of the mean of these gradients, clipped as a step's are, with noise; largest 1.
 
         Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to

@@ -1,13 +1,12 @@
-"""The gradients of a step's micro-batches, by whichever way is fastest, and the sum of what clipping leaves of them.
+"""The gradients of a step's micro-batches, by whichever way is fastest.
 
-    KeptGradients      of our models: one pass for all micro-batches, by book-keeping (ghost clipping)
-    LoopGradients      of any module: one pass for each micro-batch, as the paper timed DP-SGD
-    BatchGradient      of a step that is a single micro-batch: where autograd leaves it, without a copy
-    StackedGradients   given as rows: for panels and audits
-    PlainGradient      of plain training, which clips nothing
+    GhostGradients      of our models: one pass for many micro-batches, by ghost clipping
+    LoopGradient        of any module: one pass for one micro-batch, as the paper timed DP-SGD
+    SingleMicroBatch    of one micro-batch of our models: where autograd leaves it, without a copy
+    StackedGradients    given as rows: for panels and audits
 
-Gradients are computed when their clipped sum is asked for. Those formed one by one are summed in float64, and rounded
-once, and so are the sums of passes: `edp_lab.training.dp_step` says what that is good for.
+Each of them computes norms, and then any weighted sum: `edp_lab.training.dp_step.clip` chooses the weights. A step has
+a list of them. `plain_gradient` is what training without clipping uses.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,30 +27,23 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.noise import Rows, Span
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
-Factors = Callable[[Tensor], Tensor]  # norms (M, K) -> factors (M); 0 leaves a micro-batch out, whatever its numbers
-
-
-class ClippedSum(NamedTuple):
-    """sum_m f_m g_m over M micro-batches, as it lies in memory.
-
-    Whoever adds noise scales in the same pass through memory.
-    """
-
-    norms: Tensor  # (M, K), float64, of the gradients as they were
-    factors: Tensor  # (M) f, float64
-    spans: Sequence[Span]  # what they mean, end to end, is the sum (P)
-
-    @classmethod
-    def flat(cls, norms: Tensor, factors: Tensor, numbers: Tensor, scale: float = 1.0) -> ClippedSum:
-        """`scale` times numbers (P)."""
-        return cls(norms, factors, [Span(slice(0, len(numbers)), numbers, scale)])
 
 
 class MicroGradients(Protocol):
-    """The gradients of M micro-batches, in whatever form."""
+    """The gradients of M micro-batches, in whatever form.
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        """The sum over micro-batches of f_m g_m, f = factors_of(norms); it may lie in out (P)."""
+    Attributes:
+        loss: summed over their utterances, once the norms are computed.
+    """
+
+    loss: Tensor
+
+    def norms(self) -> Tensor:
+        """Compute the gradients; their L2 norms in every layer: (M, K), float64."""
+        ...
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        """total (P) += sum_m factors_m gradient_m; factors (M). 0 leaves a gradient out, whatever its numbers."""
         ...
 
 
@@ -83,97 +75,105 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 @dataclass
-class KeptGradients:
-    """Of one of our models: one forward and one backward pass for all micro-batches, by book-keeping."""
+class GhostGradients:
+    """Ghost clipping: one forward and one backward pass for all micro-batches; most gradients are never formed."""
 
     model: IntentSlotModel
     data: Dataset
     parts: Sequence[np.ndarray]  # micro-batches, as numbers of examples in `data`. Empty ones have gradient zero
     dropout_key: int | None  # None for no dropout
     layout: Layout
-    memory: Memory | None = None  # what earlier gradients used, which are over
-    loss: Tensor = field(init=False)  # summed over the utterances, once the gradients are; so below
+    memory: Memory | None = None  # buffers reused from earlier steps
+    loss: Tensor = field(init=False)
+    _ops: MicroBatchOps = field(init=False)
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        self.loss = out.zero_().new_zeros(())
-        if len(self.parts) == 1:  # cheaper to sum up than to measure by its factors
-            if len(self.parts[0]):
-                self._pass(self.parts).add_weighted_sum(out)
-            norms = layer_norms(out[None], self.layout)
-            factors = factors_of(norms)
-            return ClippedSum.flat(norms, factors, out if factors[0] else out.zero_(), float(factors[0]))
-        norms = out.new_zeros(len(self.parts), len(self.layout.names), dtype=torch.float64)
-        factors = factors_of(norms)
-        passes: list[list[int]] = []  # micro-batches that go through together, as many as memory allows
-        total = MOST_EXAMPLES
-        for m, part in enumerate(self.parts):
-            if len(part):
-                if total + len(part) > MOST_EXAMPLES:
-                    passes.append([])
-                    total = 0
-                passes[-1].append(m)
-                total += len(part)
-        summed = out.double() if len(passes) > 1 else out  # in float32 the error would grow faster than the batch
-        for own in passes:
-            before = self.loss.clone()
-            ops = self._pass([self.parts[m] for m in own])
-            norms[own] = ops.norms()
-            factors[own] = factors_of(norms[own])
-            left = [m for m in own if factors[m]]
-            if len(left) < len(own):  # NaN times 0 is no 0
-                self.loss = before
-                if not left:
-                    continue
-                ops = self._pass([self.parts[m] for m in left])
-                ops.norms()  # what it forms for them is summed
-            ops.add_weighted_sum(out.zero_(), factors[left])
-            if summed is not out:
-                summed += out
-        return ClippedSum.flat(norms, factors, out.copy_(summed))
+    def norms(self) -> Tensor:
+        norms = torch.zeros(len(self.parts), len(self.layout.names), dtype=torch.float64, device=self._device)
+        if filled := [m for m, part in enumerate(self.parts) if len(part)]:
+            self._pass(filled)
+            norms[filled] = self._ops.norms()
+        else:
+            self.loss = norms.new_zeros(())
+        return norms
 
-    def _pass(self, parts: Sequence[np.ndarray]) -> MicroBatchOps:
-        sizes = [len(part) for part in parts]
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        filled = [m for m, part in enumerate(self.parts) if len(part)]
+        kept = [m for m in filled if factors[m]]
+        if len(kept) < len(filled):  # a new pass without the others: NaN times 0 is no 0
+            self.loss = self.loss.new_zeros(())
+            if kept:
+                self._pass(kept)
+                self._ops.norms()  # what it forms for them is summed
+        if kept:
+            local = total if total.dtype == self.loss.dtype else torch.zeros_like(total, dtype=self.loss.dtype)
+            self._ops.add_weighted_sum(local, factors[kept])
+            if local is not total:
+                total += local
+
+    def _pass(self, places: Sequence[int]) -> None:
+        parts = [self.parts[m] for m in places]
         parameters = [p for _, p in trainable(self.model)]
         for p in parameters:
             p.grad = None
-        ops = MicroBatchOps(parameters, sizes, self.memory)
-        batch = self.data.batch(np.concatenate(parts)).to(self.loss.device)
-        losses = self.model.losses(batch, ops, self.dropout_key)
-        (losses * ops.cut.spread(1 / ops.cut.sizes, None).to(losses.dtype)).sum().backward()
+        self._ops = MicroBatchOps(parameters, [len(part) for part in parts], self.memory)
+        batch = self.data.batch(np.concatenate(parts)).to(self._device)
+        losses = self.model.losses(batch, self._ops, self.dropout_key)
+        cut = self._ops.cut
+        (losses * cut.spread(1 / cut.sizes, None).to(losses.dtype)).sum().backward()
         if any(p.grad is not None for p in parameters):
             raise RuntimeError("a parameter was used past the book-keeping")
-        self.loss += losses.detach().sum()
-        return ops
+        self.loss = losses.detach().sum()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def ghost_gradients(
+    model: IntentSlotModel,
+    data: Dataset,
+    parts: Sequence[np.ndarray],
+    dropout_key: int | None,
+    layout: Layout,
+    memory: Memory | None = None,
+) -> list[GhostGradients]:
+    """Those of any number of micro-batches, in passes of at most `MOST_EXAMPLES`, unless one alone has more."""
+    passes: list[list[np.ndarray]] = [[]]
+    total = 0
+    for part in parts:
+        if passes[-1] and total + len(part) > MOST_EXAMPLES:
+            passes.append([])
+            total = 0
+        passes[-1].append(part)
+        total += len(part)
+    return [GhostGradients(model, data, some, dropout_key, layout, memory) for some in passes if some]
 
 
 @dataclass
-class LoopGradients:
-    """Of any module, as the paper timed DP-SGD. `losses`: for each micro-batch, what computes those of its examples."""
+class LoopGradient:
+    """The gradient of one micro-batch of any module, by plain autograd. `compute`: the losses of its examples."""
 
     parameters: Sequence[nn.Parameter]
-    losses: Sequence[Callable[[], Tensor]]
+    compute: Callable[[], Tensor]
     layout: Layout
     loss: Tensor = field(init=False)
+    _row: Tensor | None = field(init=False, default=None)
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        self.loss = out.zero_().new_zeros(())
-        norms = out.new_zeros(len(self.losses), len(self.layout.names), dtype=torch.float64)
-        factors, total = factors_of(norms), out.double()
-        for m, compute in enumerate(self.losses):
-            losses = compute()
-            gradients = torch.autograd.grad(losses.mean(), list(self.parameters), materialize_grads=True)
-            row = torch.cat([g.flatten() for g in gradients])
-            norms[m] = layer_norms(row[None], self.layout)[0]
-            factors[m] = factors_of(norms[m : m + 1])[0]
-            if factors[m]:
-                total.add_(row, alpha=float(factors[m]))
-            self.loss += losses.detach().sum()
-        return ClippedSum.flat(norms, factors, out.copy_(total))
+    def norms(self) -> Tensor:
+        losses = self.compute()
+        gradients = torch.autograd.grad(losses.mean(), list(self.parameters), materialize_grads=True)
+        self._row, self.loss = torch.cat([g.flatten() for g in gradients]), losses.detach().sum()
+        return layer_norms(self._row[None], self.layout)
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        if factors[0] and self._row is not None:
+            total.add_(self._row, alpha=float(factors[0]))
+        self._row = None  # as large as the model
 
 
 @dataclass
-class BatchGradient:
-    """Of a step that is one micro-batch, on one process: plain autograd leaves it in ``.grad``, where it stays.
+class SingleMicroBatch:
+    """The gradient of one micro-batch of our models, by plain autograd, which leaves it in ``.grad``.
 
     Of an embedding table only the rows that were read are kept; the rest of its gradient is zero.
     """
@@ -184,41 +184,39 @@ class BatchGradient:
     dropout_key: int | None
     layout: Layout
     loss: Tensor = field(init=False)
+    _rows: list[Rows | None] = field(init=False)  # by layer
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        ops = LookupOps()
+    def norms(self) -> Tensor:
+        ops, norms = LookupOps(), []
         self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, 1.0, ops)
-        spans, norms = [], []
-        for (_, p), columns in zip(trainable(self.model), self.layout.columns, strict=True):
-            rows = ops.lookups.get(id(p))
+        self._rows = [Rows(*ops.lookups[id(p)]) if id(p) in ops.lookups else None for _, p in trainable(self.model)]
+        for (_, p), rows in zip(trainable(self.model), self._rows, strict=True):
             if rows is not None and p.grad is not None:
                 raise RuntimeError("a table was used past the lookups")
-            if p.grad is None:  # it is such a table, or was not used
+            numbers = p.grad if rows is None else rows.rows
+            norms.append(row_norms(p.new_zeros(1, 1) if numbers is None else numbers.reshape(1, -1)))
+        return torch.stack(norms, dim=1)
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        factor = float(factors[0])
+        for (_, p), columns, rows in zip(trainable(self.model), self.layout.columns, self._rows, strict=True):
+            if factor and rows is not None:
+                table = total[columns].view(p.shape)
+                table.index_add_(0, rows.numbers, rows.rows.to(total.dtype), alpha=factor)
+            elif factor and p.grad is not None:
+                total[columns].add_(p.grad.view(-1), alpha=factor)
+
+    def in_place(self, factor: float, out: Tensor) -> list[Span]:
+        """factor times the gradient, as it lies in memory; what is not in ``.grad`` yet goes to its columns of out."""
+        spans = []
+        for (_, p), columns, rows in zip(trainable(self.model), self.layout.columns, self._rows, strict=True):
+            if p.grad is None:
                 p.grad = out[columns].view_as(p)
                 if rows is None:
                     p.grad.zero_()
-            norms.append(row_norms((p.grad if rows is None else rows[1]).reshape(1, -1)))
-            spans.append(Span(columns, p.grad.view(-1), rows=rows and Rows(*rows)))
-        all_norms = torch.stack(norms, dim=1)
-        factors = factors_of(all_norms)
-        if not factors[0]:
-            spans = [Span(span.columns, span.numbers.zero_()) for span in spans]
-        return ClippedSum(all_norms, factors, [span._replace(scale=float(factors[0])) for span in spans])
-
-
-@dataclass
-class PlainGradient:
-    """The mean gradient of plain training. It is not clipped, so no noise can be added to it."""
-
-    model: IntentSlotModel
-    data: Dataset
-    part: np.ndarray
-    dropout_key: int | None
-    weight: float  # of this process's share in the batch
-    loss: Tensor = field(init=False)
-
-    def leave_in_grad(self) -> None:
-        self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, self.weight)
+            span = Span(columns, p.grad.view(-1), factor, rows)
+            spans.append(span if factor else Span(columns, span.numbers.zero_()))  # whatever the gradient is
+        return spans
 
 
 @dataclass
@@ -227,15 +225,17 @@ class StackedGradients:
 
     gradients: Tensor
     layout: Layout
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    def clipped_sum(self, out: Tensor, factors_of: Factors) -> ClippedSum:
-        norms = layer_norms(self.gradients, self.layout)
-        factors = factors_of(norms)
-        total = torch.zeros_like(out, dtype=torch.float64)
+    def norms(self) -> Tensor:
+        return layer_norms(self.gradients, self.layout)
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        exact = total.double()
         for factor, gradient in zip(factors.tolist(), self.gradients, strict=True):
             if factor:
-                total.add_(gradient, alpha=factor)
-        return ClippedSum.flat(norms, factors, out.copy_(total))
+                exact.add_(gradient, alpha=factor)
+        total.copy_(exact)
 
 
 def model_gradients(
@@ -246,26 +246,18 @@ def model_gradients(
     layout: Layout,
     naive: bool = False,
     memory: Memory | None = None,
-    alone: bool = False,
-) -> KeptGradients | LoopGradients | BatchGradient:
-    """The gradients of one of our models on these micro-batches.
-
-    Args:
-        naive: in a loop, whatever it costs.
-        alone: whether these are all micro-batches of the step, for all processes; then a single one is cheapest where
-            autograd leaves it.
-    """
+) -> Sequence[MicroGradients]:
+    """The gradients of one of our models on these micro-batches. `naive`: in a loop, whatever it costs."""
+    if len(parts) == 1 and not naive:
+        return [SingleMicroBatch(model, data, parts[0], dropout_key, layout)]
     if not naive:
-        if alone and len(parts) == 1:
-            return BatchGradient(model, data, parts[0], dropout_key, layout)
-        return KeptGradients(model, data, parts, dropout_key, layout, memory)
-    device = next(model.parameters()).device
+        return ghost_gradients(model, data, parts, dropout_key, layout, memory)
+    device, parameters = next(model.parameters()).device, [p for _, p in trainable(model)]
 
     def compute(part: np.ndarray) -> Tensor:
         return model.losses(data.batch(part).to(device), dropout_key=dropout_key)
 
-    filled = [part for part in parts if len(part)]
-    return LoopGradients([p for _, p in trainable(model)], [partial(compute, part) for part in filled], layout)
+    return [LoopGradient(parameters, partial(compute, part), layout) for part in parts if len(part)]
 
 
 def plain_gradient(
@@ -276,7 +268,10 @@ def plain_gradient(
     weight: float,
     ops: PlainOps = PLAIN,
 ) -> Tensor:
-    """Leave weight times the mean gradient of one batch in ``.grad``, by plain autograd; returns the summed loss."""
+    """Leave weight times the mean gradient of one batch in ``.grad``, by plain autograd; returns the summed loss.
+
+    It is not clipped, so no noise can be added to it.
+    """
     model.zero_grad(set_to_none=True)
     if not len(part):
         return torch.zeros(())
@@ -291,6 +286,7 @@ def stacked_gradients(
     """The gradient of each micro-batch as a row of its own."""
     rows = next(model.parameters()).new_zeros(len(parts), layout.size)
     for row, part in zip(rows, parts, strict=True):
-        gradients = model_gradients(model, data, [part], dropout_key, layout)
-        gradients.clipped_sum(row, lambda norms: torch.ones_like(norms[:, 0]))
+        gradient = SingleMicroBatch(model, data, part, dropout_key, layout)
+        factors = torch.ones_like(gradient.norms()[:, 0])
+        gradient.add_weighted_sum(factors, row)
     return StackedGradients(rows, layout)

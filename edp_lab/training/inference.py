@@ -38,10 +38,10 @@ def evaluate_model(
     """
     model.eval()
     world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
-    own = part(len(utterances), rank, world)
+    local = part(len(utterances), rank, world)
     tally = Tally()
-    for start in range(own.start, own.stop, AT_ONCE):
-        some = utterances[start : min(start + AT_ONCE, own.stop)]
+    for start in range(local.start, local.stop, AT_ONCE):
+        some = utterances[start : min(start + AT_ONCE, local.stop)]
         if read is None:
             data = Dataset(some, model.labels, model.features)  # as it is: once read, it is done with
         else:
@@ -79,11 +79,15 @@ def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]
     placeholder = model.labels.intents[0]
     data = model.dataset([Utterance(tuple(s), ("O",) * len(s), placeholder) for s in sentences])
     answers = []
-    for sentence, found in zip(sentences, model.predict(data), strict=True):
+    for sentence, prediction in zip(sentences, model.predict(data), strict=True):
         slots = []
-        for start, end, label in spans(found.tags):
-            value, probability = " ".join(sentence[start:end]), min(found.tag_probabilities[start:end])
+        for start, end, label in spans(prediction.tags):
+            value, probability = " ".join(sentence[start:end]), min(prediction.tag_probabilities[start:end])
             slots.append({"slot": label, "value": value, "start": start, "end": end, "probability": probability})
-        about = {"text": " ".join(sentence), "intent": found.intent, "intent_probability": found.intent_probability}
-        answers.append({**about, "tokens": sentence, "tags": list(found.tags), "slots": slots})
+        about = {
+            "text": " ".join(sentence),
+            "intent": prediction.intent,
+            "intent_probability": prediction.intent_probability,
+        }
+        answers.append({**about, "tokens": sentence, "tags": list(prediction.tags), "slots": slots})
     return answers

@@ -171,7 +171,7 @@ def _ended(status: int) -> str:
 def _loopback() -> str:
     """The network interface that no other machine reaches."""
     addresses = psutil.net_if_addrs().items()
-    return next((name for name, found in addresses if any(one.address == "127.0.0.1" for one in found)), "lo")
+    return next((name for name, listed in addresses if any(each.address == "127.0.0.1" for each in listed)), "lo")
 
 
 # ---- In a rank -------------------------------------------------------------------------------------------------------
@@ -258,9 +258,9 @@ def launched() -> tuple[int, int]:
         numbers = {name: int(value) for name, value in given.items()}
         if 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
             return numbers["RANK"], numbers["WORLD_SIZE"]
-    told = ", ".join(f"{name} is {value}" for name, value in given.items())
+    settings = ", ".join(f"{name} is {value}" for name, value in given.items())
     raise UsageError(
-        f"{told}, but RANK must be a whole number from 0 on and below WORLD_SIZE: unset them, or let torchrun set them"
+        f"{settings}, but RANK must be a whole number from 0 on and below WORLD_SIZE: unset them, or let torchrun set them"
     )
 
 

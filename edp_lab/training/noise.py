@@ -168,8 +168,8 @@ class NoiseSource:
 
         self.share_out(range(-(-self.size // BLOCK)), release_block)
         if away:
-            for span, own in zip(spans, here, strict=True):
-                span.numbers.copy_(own.numbers)
+            for span, copy in zip(spans, here, strict=True):
+                span.numbers.copy_(copy.numbers)
 
     def share_out(self, blocks: range, work: Callable[[int], None]) -> None:
         """Do the work on every block, by as many threads as there are."""
@@ -233,18 +233,18 @@ def columns_of(block: int, size: int) -> slice:
     return slice(block * BLOCK, min((block + 1) * BLOCK, size))
 
 
-def _pieces(spans: Sequence[Span], stds: Sequence[float], own: slice) -> Iterator[Piece]:
-    """The numbers of all spans that lie in the columns `own`; rows come to their places while in the cache."""
+def _pieces(spans: Sequence[Span], stds: Sequence[float], block: slice) -> Iterator[Piece]:
+    """The numbers of all spans that lie in the columns `block`; rows come to their places while in the cache."""
     from edp_lab.privacy.csprng_numba import fill_rows  # its compiler takes a third of a second to load
 
-    first = bisect_right(spans, own.start, key=lambda span: span.columns.stop)
+    first = bisect_right(spans, block.start, key=lambda span: span.columns.stop)
     for (columns, whole, scale, rows), std in zip(spans[first:], stds[first:], strict=True):
-        if columns.start >= own.stop:
+        if columns.start >= block.stop:
             break
         if len(whole) != columns.stop - columns.start:
             raise RuntimeError("a span's columns are not as many as its numbers")
-        start = max(own.start, columns.start) - columns.start
-        numbers = whole.numpy()[start : own.stop - columns.start]
+        start = max(block.start, columns.start) - columns.start
+        numbers = whole.numpy()[start : block.stop - columns.start]
         if rows is not None:
             fill_rows(numbers, start, rows.numbers.numpy(), rows.rows.numpy())
         yield Piece(numbers, scale, std)

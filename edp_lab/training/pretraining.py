@@ -144,18 +144,18 @@ def pretrain_start(
             kept from them.
     """
     labelled = {**corpora, **({"everyday": everyday(generated, seed)} if generated else {})}
-    utterances = [_prefixed(one, name) for name, corpus in labelled.items() for one in corpus.utterances]
-    more = [_bare(one, utterances[0].intent) for corpus in unlabelled.values() for one in corpus.utterances]
-    sentences: list[Sequence[str]] = [one.tokens for one in (*utterances, *more)]
+    utterances = [_prefixed(utterance, name) for name, corpus in labelled.items() for utterance in corpus.utterances]
+    more = [_bare(utterance, utterances[0].intent) for corpus in unlabelled.values() for utterance in corpus.utterances]
+    sentences: list[Sequence[str]] = [utterance.tokens for utterance in (*utterances, *more)]
     _check(sentences, epochs)
     lines = related(ORDERS, seed) if generated else []
     sentences += lines
     size = size or START_SIZE
-    slots = sorted({tag[2:] for one in utterances for tag in one.tags or () if tag != "O"})
-    labels = Labels(tuple(sorted({one.intent for one in utterances})), tag_set(slots))
+    slots = sorted({tag[2:] for utterance in utterances for tag in utterance.tags or () if tag != "O"})
+    labels = Labels(tuple(sorted({utterance.intent for utterance in utterances})), tag_set(slots))
     with new_folder(Path(folder)) as inside, seeded(seed):
         vectors = train_vectors(sentences, size.word, epochs=10, seed=seed)
-        count = Counter(word.lower() for one in sentences for word in one)
+        count = Counter(word.lower() for utterance in sentences for word in utterance)
         known = sum(count[word] > 1 for word in vectors.words)  # they are sorted by it
         features = WordFeatures(vectors.words[:known], UNKNOWN_WORDS)
         model = CLC(labels, features, size, rounded(vectors.matrix[:known]))
@@ -163,8 +163,8 @@ def pretrain_start(
         model = whitened(model, model.dataset(_some([*utterances, *more], seed)))
         made_of = [*_described(labelled), *_described(unlabelled, " without labels")]
         made_of += [f"{len(lines) // ORDERS:,} lines of related words, made up"] if lines else []
-        said = [*corpora.values(), *unlabelled.values()]
-        save_start(model, inside, made_of, (one.text for corpus in said for one in corpus.utterances))
+        sources = [*corpora.values(), *unlabelled.values()]
+        save_start(model, inside, made_of, (utterance.text for corpus in sources for utterance in corpus.utterances))
     return losses
 
 
@@ -183,16 +183,16 @@ def _described(corpora: Mapping[str, Corpus], how: str = "") -> list[str]:
     ]
 
 
-def _bare(one: Utterance, intent: str) -> Utterance:
+def _bare(utterance: Utterance, intent: str) -> Utterance:
     """With labels that nobody reads."""
-    return Utterance(one.tokens, ("O",) * len(one.tokens), intent)
+    return Utterance(utterance.tokens, ("O",) * len(utterance.tokens), intent)
 
 
-def _prefixed(one: Utterance, corpus: str) -> Utterance:
-    if one.tags is None:
+def _prefixed(utterance: Utterance, corpus: str) -> Utterance:
+    if utterance.tags is None:
         raise UsageError(f"corpus {corpus!r} has no slots: a start is made of corpora that have")
-    tags = tuple(tag if tag == "O" else f"{tag[:2]}{corpus}/{tag[2:]}" for tag in one.tags)
-    return Utterance(one.tokens, tags, f"{corpus}/{one.intent}")
+    tags = tuple(tag if tag == "O" else f"{tag[:2]}{corpus}/{tag[2:]}" for tag in utterance.tags)
+    return Utterance(utterance.tokens, tags, f"{corpus}/{utterance.intent}")
 
 
 class Neighbours(nn.Module):

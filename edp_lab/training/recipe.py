@@ -163,7 +163,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     if start is None and asked.model == "clc":  # a BERT's weights are the user's to name
         start = start_for(whole.name)
     if start is not None:
-        check_unseen(start, (one.text for one in data.train))
+        check_unseen(start, (utterance.text for utterance in data.train))
     lines = tuple(
         Line(line.setting, given[line.setting], "as given") if line.setting in given else line
         for line in recipe(n, start, **given)

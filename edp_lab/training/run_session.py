@@ -129,9 +129,9 @@ def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict
     return ledger
 
 
-def _agree(accelerator: Accelerator, told: Any, what: str) -> None:
+def _agree(accelerator: Accelerator, value: Any, what: str) -> None:
     """UsageError on every rank, if they do not tell the same."""
-    if accelerator.num_processes > 1 and any(other != told for other in gather_object([told])):
+    if accelerator.num_processes > 1 and any(other != value for other in gather_object([value])):
         raise UsageError(f"the processes have different {what}")
 
 
@@ -181,8 +181,8 @@ def _start(
 
     def relay(ranks: Ranks) -> None:
         for line in ranks.lines(hint, stop):
-            told = json.loads(line)
-            listener(EpochDone(**told) if "row" in told else StepDone(**told))
+            event = json.loads(line)
+            listener(EpochDone(**event) if "row" in event else StepDone(**event))
 
     try:
         with Ranks(config.processes, "edp_lab.training.run_session:main", job) as ranks:
@@ -328,10 +328,10 @@ def _tidy(folder: Path, *more: str) -> None:
 
 def main(job: str, stop: threading.Event) -> None:
     """Be one of several ranks, started by `train`; rank 0 prints events as JSON, one a line."""
-    told = json.loads(job)
+    given = json.loads(job)
 
     def report(event: Event) -> None:
         sys.stdout.write(json.dumps(asdict(event)) + "\n")
         sys.stdout.flush()
 
-    train_here(TrainConfig(**told["config"]), Path(told["folder"]), report, stop, told["resuming"])
+    train_here(TrainConfig(**given["config"]), Path(given["folder"]), report, stop, given["resuming"])

@@ -39,7 +39,7 @@ from edp_lab.privacy.mechanism import SCALES
 from edp_lab.training import checkpoint, run_folder
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import PlainStep, PrivateStep, check_finite
-from edp_lab.training.gradients import PlainGradient, model_gradients, trainable
+from edp_lab.training.gradients import MicroGradients, model_gradients, plain_gradient, trainable
 from edp_lab.training.inference import evaluate_model
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import part
@@ -121,8 +121,8 @@ class Batches:
                 return [[drawn[k : k + 1] for k in np.flatnonzero(device == i)] for i in range(self.num_devices)]
             place = (chance * self.micro_batches).astype(np.int64)
             micro_batches = [drawn[place == m] for m in range(self.micro_batches)]
-        own = (part(self.micro_batches, i, self.num_devices) for i in range(self.num_devices))
-        return [micro_batches[numbers.start : numbers.stop] for numbers in own]
+        local = (part(self.micro_batches, i, self.num_devices) for i in range(self.num_devices))
+        return [micro_batches[numbers.start : numbers.stop] for numbers in local]
 
     def _sampled(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Who takes part (r), and of each a number below 1 that says where (r): both of its own draws alone."""
@@ -136,7 +136,7 @@ class Batches:
 
 def _in_full(given: str | None) -> str | None:
     """A path so that it is found from another folder, too; the name of a corpus, or on a hub, as it is."""
-    if given is None or given in {one.name for one in list_corpora()} or not Path(given).exists():
+    if given is None or given in {corpus.name for corpus in list_corpora()} or not Path(given).exists():
         return given
     return str(Path(given).resolve())
 
@@ -170,7 +170,7 @@ class Trainer:
         units = len(data.train)
         self.mechanism = config.mechanism(units)
         if self.mechanism is not None and config.pretrained is not None:
-            check_unseen(config.pretrained, (one.text for one in data.train))
+            check_unseen(config.pretrained, (utterance.text for utterance in data.train))
         self.ledger: PrivacyLedger | None = None
         # Words are read off the training set only where there is no guarantee anyway; elsewhere they come from public
         # text or stable hash buckets.
@@ -305,7 +305,7 @@ class Trainer:
         saved = start = time.perf_counter()
         before = now.seconds
         while now.step_in_epoch < steps:
-            loss, examples, stopped = self.step(stop)
+            loss, examples, stopped = self.step(stop.is_set if stop else lambda: False)
             if math.isfinite(loss):
                 now.loss += loss
                 now.examples += examples
@@ -330,7 +330,7 @@ class Trainer:
             listener(EpochDone(done, epochs, row, self.record["guarantee"]["status"]))
         return not stopped or now.epoch == epochs
 
-    def step(self, stop: threading.Event | None = None) -> tuple[float, int, bool]:
+    def step(self, stopped: Callable[[], bool] = lambda: False) -> tuple[float, int, bool]:
         """One step of any method: summed loss, utterances, and whether any process wants to stop.
 
         Guarantee: a private step stands in the ledger before its noise is drawn. Nothing is released without the first
@@ -343,45 +343,43 @@ class Trainer:
         if self.private is not None and self.private.mechanism.alpha is Alpha.NOISED and self.private.alpha is None:
             self.private.alpha = self._noised_alpha(self.private)
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
-        parts = self._own(devices)
-        gradients = self._gradients(parts, sum(len(one) for device in devices for one in device))
-        entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
-
-        def counts() -> tuple[Tensor, int, bool]:
-            return gradients.loss, sum(len(one) for one in parts), stop is not None and stop.is_set()
-
-        loss, examples, stops = self.rule.clip_and_noise(now.epoch, now.step, gradients, entry, counts).sums
+        parts, dropout_key = self._own(devices), self._dropout_key(now.step)
+        examples = sum(map(len, parts))
+        if isinstance(self.rule, PlainStep):
+            share = examples / max(1, sum(len(part) for device in devices for part in device))
+            summed = plain_gradient(self.model, self.train_data, parts[0], dropout_key, share)
+            self.rule.average()
+            sums = self.rule.reduce(summed, examples, stopped())
+        else:
+            entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
+            gradients = self._gradients(parts, dropout_key)
+            clipped = self.rule.clip(gradients)
+            numbers = sum(some.loss for some in gradients), examples, stopped()
+            sums = self.rule.release(clipped, now.epoch, now.step, entry, numbers).sums
+        loss, everyone, stops = sums
         if not math.isfinite(loss) and not (self.mechanism and self.mechanism.variant is Variant.SOUND):
             raise UsageError("the loss is not finite: lower --lr or check the corpus")
         self._prepare_optimizer()
         self.optimizer.step()
         now.step += 1
-        return loss, int(examples), stops > 0
+        return loss, int(everyone), stops > 0
 
     def _own(self, devices: Devices) -> list[np.ndarray]:
         """This process's micro-batches."""
-        own = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
-        return [one for device in devices[own.start : own.stop] for one in device]
+        local = part(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
+        return [micro_batch for device in devices[local.start : local.stop] for micro_batch in device]
 
     def _noised_alpha(self, private: PrivateStep) -> Tensor:
         """alpha from a batch of its own (the first, if batches are disjoint), once the ledger has the release."""
         if self.ledger is not None:
             self.ledger.write(SCALES, SCALES, self.key)
         parts = self._own(self.batches.devices(0, 0, SCALES_SAMPLE))
-        gradients = model_gradients(self.model, self.train_data, parts, None, self.layout, memory=self.memory)
-        return private.noised_scales(gradients, self.key)
+        return private.noised_scales(self._gradients(parts, None), self.key)
 
-    def _gradients(self, parts: Sequence[np.ndarray], everyone: int) -> Any:
-        """Of these micro-batches, in a step of so many utterances in all: `PlainGradient` or `MicroGradients`.
-
-        Nothing is computed before they are clipped.
-        """
-        model, data = self.model, self.train_data
-        dropout_key = self._dropout_key(self.progress.step)
-        if self.private is None:
-            return PlainGradient(model, data, parts[0], dropout_key, weight=len(parts[0]) / max(1, everyone))
+    def _gradients(self, parts: Sequence[np.ndarray], dropout_key: int | None) -> Sequence[MicroGradients]:
+        """Those of this process's micro-batches, none of which is computed yet."""
         naive = self.config.method == "dp-sgd-naive"
-        return model_gradients(model, data, parts, dropout_key, self.layout, naive, self.memory, self.private.alone)
+        return model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory)
 
     def _dropout_key(self, step: int) -> int:
         """63 bits, from which masks follow; of a secret key they tell nothing."""

@@ -114,7 +114,7 @@ def test_pair_is_as_far_apart_as_the_sensitivity(size):
     mechanism = Mechanism.as_printed(0.3, 1.0, 4, size, alpha="public")
     pair = worst_case_pair(mechanism)
     silence = torch.zeros(LAYOUT.size)
-    stacks = [StackedGradients(rows, LAYOUT) for rows in (pair.present, pair.absent)]
+    stacks = [[StackedGradients(rows, LAYOUT)] for rows in (pair.present, pair.absent)]
     ends = [release(mechanism, 0, stack, LAYOUT, pair.alpha, silence).gradient for stack in stacks]
     assert float((ends[0] - ends[1]).norm()) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)
     assert float((ends[0] - ends[1]) @ pair.direction) == pytest.approx(mechanism.sensitivity() / 4, rel=1e-4)

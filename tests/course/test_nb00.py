@@ -40,7 +40,7 @@ def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, co
     (gradients, scales), result = model.on(config.num_devices), model.step(config)
     mechanism, alpha = result.mechanism, scales if config.as_printed else None
     std = mechanism.noise_std(0) / config.num_devices
-    rows, silent, loud = StackedGradients(gradients, model.layout), torch.zeros_like(model.noise), model.noise
+    rows, silent, loud = [StackedGradients(gradients, model.layout)], torch.zeros_like(model.noise), model.noise
     signal, whole = (release(mechanism, 0, rows, model.layout, alpha, y).gradient for y in (silent, loud))
     shown = zip(model.layout.columns, result.signal, result.noise, result.draw, strict=True)
     for columns, signal_norm, noise_norm, draw_norm in shown:

@@ -47,7 +47,7 @@ def test_a_cloud_clipped_by_norm_is_what_the_private_step_releases(monkeypatch: 
     result = clip_batch(0.7, 1.3, 40, 0.2, "by norm", seed=3)
     layout = Layout(("w",), (slice(0, 2),))
     noise = standard_noise(key_from_seed(3), 0, 2, Share(), torch.float64)
-    rows, mechanism = StackedGradients(torch.from_numpy(result.gradients), layout), Mechanism.sound(0.7, 1.3, 1, 1)
+    rows, mechanism = [StackedGradients(torch.from_numpy(result.gradients), layout)], Mechanism.sound(0.7, 1.3, 1, 1)
     released = release(mechanism, 0, rows, layout, None, noise, divisor=40)
     assert result.released == pytest.approx(released.gradient.numpy(), rel=1e-4)
     assert result.noise_std == pytest.approx(mechanism.noise_std(0) / 40)

@@ -108,10 +108,10 @@ def test_signal_and_noise_are_those_of_the_step(history: GradientHistory, change
     mechanism, devices = result.config.mechanism(), result.config.num_devices
     assert mechanism is not None
     alpha = history.alpha if result.config.as_printed else None
-    rows, size = StackedGradients(history.per_device(devices), history.layout), history.layout.size
+    rows, size = [StackedGradients(history.per_device(devices), history.layout)], history.layout.size
     silent = release(mechanism, 0, rows, history.layout, alpha, torch.zeros(size)).gradient
     assert result.signal[0] == pytest.approx(float(silent.norm()), rel=1e-4)
-    nobody = StackedGradients(rows.gradients[:0], history.layout)
+    nobody = [StackedGradients(rows[0].gradients[:0], history.layout)]
     for t in (0, 1):
         ones = release(mechanism, t, nobody, history.layout, alpha, torch.ones(size)).gradient
         assert result.noise[t] == pytest.approx(float(ones.norm()), rel=1e-4)

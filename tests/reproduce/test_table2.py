@@ -138,8 +138,7 @@ def run_of(folder: Path, model: str, corpus: str = "slots", **changes: object) -
 def gradient_norms(run: Trainer) -> Tensor:
     parts = [np.array([k]) for k in range(len(run.train_data))]
     gradients = model_gradients(run.model, run.train_data, parts, None, run.layout)
-    out = next(run.model.parameters()).new_zeros(run.layout.size)
-    return gradients.clipped_sum(out, lambda norms: torch.ones_like(norms[:, 0]))[0].norm(dim=1)
+    return torch.cat([some.norms() for some in gradients]).norm(dim=1)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

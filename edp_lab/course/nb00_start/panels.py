@@ -172,7 +172,7 @@ class SmallModel:
             raise UsageError("plain SGD adds no noise: choose method 'edp-sgd'")
         layout, (gradients, scales) = self.layout, self.on(mechanism.num_devices)
         alpha = None if mechanism.alpha is Alpha.NONE else scales
-        rows = StackedGradients(gradients, layout)
+        rows = [StackedGradients(gradients, layout)]
         signal = release(mechanism, 0, rows, layout, alpha, torch.zeros_like(self.noise)).gradient
         stds = noise_stds(mechanism, 0, alpha, mechanism.num_devices, len(layout.names))
         sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])

@@ -107,9 +107,11 @@ def per_example(config: TrainConfig, epochs: int) -> PerExample:
 
     def clipped(size: int, naive: bool) -> Array:
         parts = np.array_split(batch, max(1, len(batch) // size))
-        gradients = model_gradients(run.model, run.train_data, parts, None, run.layout, naive, memory)
-        total = gradients.clipped_sum(out, lambda norms: (1 / norms.norm(dim=1)).clamp(max=1.0))
-        return total.norms.norm(dim=1).numpy()
+        norms = []
+        for some in model_gradients(run.model, run.train_data, parts, None, run.layout, naive, memory):
+            norms.append(some.norms().norm(dim=1))
+            some.add_weighted_sum((1 / norms[-1]).clamp(max=1.0), out)
+        return torch.cat(norms).numpy()
 
     norms = {size: clipped(size, naive=False) for size in (1, 4, 16, 64)}  # also warms up
     ways = {
@@ -382,7 +384,7 @@ def _path(mechanism: Mechanism | None, batch_size: int, optimizer: str, lr: floa
         if mechanism is None:
             weight.grad = each.sum(0) / batch_size
         else:
-            rows = StackedGradients(each, PLANE)
+            rows = [StackedGradients(each, PLANE)]
             weight.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=batch_size).gradient
         updates.step()
         path.append(now.numpy().copy())

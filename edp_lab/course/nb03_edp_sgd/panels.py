@@ -228,7 +228,7 @@ def algorithm1(
         noised = clipped + noise / largest
         held |= {"noise": noised, "rescale": alpha * noised}
 
-    rows, total = StackedGradients(gradients, PLANE), draws.sum(0) / math.sqrt(num_devices)
+    rows, total = [StackedGradients(gradients, PLANE)], draws.sum(0) / math.sqrt(num_devices)
     silent, released = (release(mechanism, 0, rows, PLANE, unit, y).gradient for y in (torch.zeros(2).double(), total))
     others = factors[1:] @ gradients[1:] / num_devices
     return Stages(
