@@ -1,9 +1,10 @@
-"""One training loop for every method. Its step is three lines (`Trainer.step`):
+"""One training loop for every method. Its step (`Trainer.step`):
 
-    gradients          of this process's micro-batches                      `edp_lab.training.gradients`
-    clip_and_noise     in place, once the ledger has the step's entry, and  `edp_lab.training.dp_step`
-                       the sum over processes, each with its share of the devices
-    optimizer.step     sees nothing but what was released                   `edp_lab.training.optimizers`
+    gradients          of this process's micro-batches              `edp_lab.training.gradients`
+    clip               each to norm C, and average them             `edp_lab.training.dp_step`
+    ledger             records the step before noise is drawn       `edp_lab.training.ledger`
+    release            sum over processes, and add the noise        `edp_lab.training.dp_step`
+    optimizer.step     sees nothing but what was released           `edp_lab.training.optimizers`
 
 The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener. What
 starts it, on one process or on several, is `edp_lab.training.run_session`.
