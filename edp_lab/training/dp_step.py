@@ -77,7 +77,7 @@ MOST_ROOM = 2.0**-3  # and at most
 SMALLEST_SQUARE = 2.0**-126  # below, float32 arithmetic may make it 0
 SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
 T = TypeVar("T")
-Numbers = Sequence[Tensor | float]
+Numbers = Callable[[], Sequence[Tensor | float]]
 
 
 def check_finite(norms: Tensor, layout: Layout) -> None:
@@ -373,24 +373,24 @@ class PrivateStep(FlatGradient):
         return clip(self.mechanism, gradients, self.layout, self.alpha, self.divisor, self.gradient, self.world)
 
     def release(
-        self, clipped: Clipped, epoch: int, step: int, entry: Future[None] | None = None, numbers: Numbers = ()
+        self, clipped: Clipped, epoch: int, step: int, entry: Future[None] | None = None, numbers: Numbers = tuple
     ) -> Released:
         """Sum up over processes, add the noise, and leave the result in every ``.grad``.
 
         Args:
             entry: the step's line in a ledger, before which no noise is drawn.
-            numbers: further ones of this process, to be summed in the same message.
+            numbers: gives further ones of this process, to be summed in the same message; asked as late as possible.
         """
         noise = self._noise.of(step, entry)
         if self.rounded:  # once the sum is complete
             clipped = clipped.scaled() if self.world > 1 else clipped
             if entry is not None:
                 entry.result()
-            sums = self.reduce(*numbers)
+            sums = self.reduce(*numbers())
             released = add_noise(clipped, epoch, noise)
         else:
             released = add_noise(clipped, epoch, noise)
-            sums = self.reduce(*numbers)
+            sums = self.reduce(*numbers())
         for p, layer in zip(self.parameters, clipped.layers(), strict=True):
             p.grad = layer.numbers.view_as(p)  # also where ``optimizer.zero_grad()`` has set it to None
         return released._replace(sums=sums)

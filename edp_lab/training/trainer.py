@@ -348,14 +348,18 @@ class Trainer:
         examples = sum(map(len, parts))
         if isinstance(self.rule, PlainStep):
             share = examples / max(1, sum(len(part) for device in devices for part in device))
-            summed = plain_gradient(self.model, self.train_data, parts[0], dropout_key, share)
+            local_loss = plain_gradient(self.model, self.train_data, parts[0], dropout_key, share)
             self.rule.average()
-            sums = self.rule.reduce(summed, examples, stopped())
+            sums = self.rule.reduce(local_loss, examples, stopped())
         else:
             entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
             gradients = self._gradients(parts, dropout_key)
             clipped = self.rule.clip(gradients)
-            numbers = sum(some.loss for some in gradients), examples, stopped()
+            local_loss = sum((some.loss for some in gradients), torch.zeros(()))
+
+            def numbers() -> tuple[Tensor, int, bool]:
+                return local_loss, examples, stopped()
+
             sums = self.rule.release(clipped, now.epoch, now.step, entry, numbers).sums
         loss, everyone, stops = sums
         if not math.isfinite(loss) and not (self.mechanism and self.mechanism.variant is Variant.SOUND):
