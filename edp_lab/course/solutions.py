@@ -36,7 +36,7 @@ def read_notebook(path: Path) -> NotebookNode:
 def exercise_cells(notebook: NotebookNode) -> dict[str, NotebookNode]:
     """The notebook's exercise cells by name, in order."""
     tagged = [cell for cell in notebook.cells if EXERCISE in cell.metadata.get("tags", ())]
-    return {found[1]: cell for cell in tagged if (found := _NAME.match(cell.source))}
+    return {match[1]: cell for cell in tagged if (match := _NAME.match(cell.source))}
 
 
 def read_solutions(path: Path) -> dict[str, str]:
@@ -44,7 +44,7 @@ def read_solutions(path: Path) -> dict[str, str]:
     file = path.parent / "solutions" / f"{path.name[:2]}.py"
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     pieces = re.split(r"^(?=# EXERCISE )", text, flags=re.MULTILINE)
-    return {found[1]: piece.strip() for piece in pieces if (found := _NAME.match(piece))}
+    return {match[1]: piece.strip() for piece in pieces if (match := _NAME.match(piece))}
 
 
 def solved(notebook: NotebookNode, path: Path) -> NotebookNode:
@@ -65,8 +65,8 @@ def solved(notebook: NotebookNode, path: Path) -> NotebookNode:
 def title(notebook: NotebookNode, default: str) -> str:
     """The notebook's first heading, or `default`."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    found = re.search(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
-    return found[1].replace("`", "") if found else default
+    heading = re.search(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
+    return heading[1].replace("`", "") if heading else default
 
 
 def write_solutions(folder: Path, out: Path) -> None:

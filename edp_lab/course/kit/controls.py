@@ -203,8 +203,8 @@ def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: flo
 
     UsageError: as `Mechanism`; 64 devices or more.
     """
-    told = "Algorithm 1 asks for fewer devices than utterances in a batch; lower N"
-    require(num_devices < BATCH, f"{num_devices} devices for a batch of {BATCH}: {told}")
+    advice = "Algorithm 1 asks for fewer devices than utterances in a batch; lower N"
+    require(num_devices < BATCH, f"{num_devices} devices for a batch of {BATCH}: {advice}")
     size = math.ceil(BATCH / max(1, num_devices))
     if variant == SOUND:
         return Mechanism.sound(clip_norm, z0, num_devices, size, decay, tau)

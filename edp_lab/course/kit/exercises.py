@@ -252,8 +252,8 @@ def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what
     """
     right = {}
     for question, (before, after) in measured.items():
-        told = f"you said {{!r}}, but {what} is {before:.3g} before and {after:.3g} after"
-        right[question] = moved(before, after), told
+        correction = f"you said {{!r}}, but {what} is {before:.3g} before and {after:.3g} after"
+        right[question] = moved(before, after), correction
     return chosen(prediction, right, MOVES, 'not one of "rises", "falls" and "stays"')
 
 
@@ -272,11 +272,11 @@ def chosen(
         return f"a prediction is a dictionary with the questions {', '.join(map(repr, right))}."
     if None in prediction.values():
         raise NotImplementedError
-    for question, (option, told) in right.items():
+    for question, (option, correction) in right.items():
         if prediction[question] not in options:
             return f"{question}: {prediction[question]!r} is {otherwise}."
         if prediction[question] != option:
-            return f"{question}: {told.format(prediction[question])}."
+            return f"{question}: {correction.format(prediction[question])}."
     return None
 
 
@@ -317,7 +317,7 @@ class Predictions(widgets.VBox):
             mark = "" if answer is None else "✓ " if right else "✗ "
             unit = f" {question['unit']}" if "unit" in question else ""
             shown = "not said" if answer is None else answer
-            mine, fact = (one if isinstance(one, str) else digits(one) + unit for one in (shown, truth))
+            mine, fact = (value if isinstance(value, str) else digits(value) + unit for value in (shown, truth))
             rows.append((question["ask"], mark + mine, fact, why))
         return html_table(rows)
 

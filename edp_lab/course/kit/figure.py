@@ -100,11 +100,11 @@ def as_text(value: Any) -> Any:
     if isinstance(value, str):
         return (str(value) if hasattr(value, "__html__") else html.escape(value, quote=False)).replace("\n", "<br>")
     if isinstance(value, Mapping):
-        return {name: as_text(one) for name, one in value.items()}
+        return {name: as_text(item) for name, item in value.items()}
     if isinstance(value, np.ndarray):
         return as_text(value.tolist()) if value.dtype.kind in "OSTU" else value
     if isinstance(value, list | tuple) and not {*map(type, value)} <= NUMBERS:
-        return [as_text(one) for one in value]
+        return [as_text(item) for item in value]
     return value
 
 
@@ -156,16 +156,16 @@ def histograms(edges: Any, samples: Iterable[Any], looks: Iterable[tuple[str, st
     bins: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "width": edges[1] - edges[0]}
     sheer = {"opacity": 0.6, "pattern": {"size": 6}, "line": {"width": 0}}
     bars = []
-    for (name, color, hatch), own in zip(looks, samples, strict=True):
-        y = 100 * np.histogram(np.clip(own, edges[0], edges[-1]), edges)[0] / len(own)
+    for (name, color, hatch), sample in zip(looks, samples, strict=True):
+        y = 100 * np.histogram(np.clip(sample, edges[0], edges[-1]), edges)[0] / len(sample)
         bars.append(bar(name, color, hatch, marker=sheer, y=y, hover=f"%{{x:.3g}}: %{{y:.2f}} % of {of}{name}", **bins))
     return bars
 
 
 def trace(name: str, look: Trace, *, hover: Any = "", **more: Any) -> Trace:
     """A trace that looks so. `more`: ``x``, ``y`` and whatever else it takes; `hover` is its ``hovertemplate``."""
-    told = {"hovertemplate": hover} if hover else {}
-    return merged({"type": "scatter", "name": name}, look, told, more)
+    template = {"hovertemplate": hover} if hover else {}
+    return merged({"type": "scatter", "name": name}, look, template, more)
 
 
 def between(x: NDArray, low: NDArray, high: NDArray) -> dict[str, Any]:
@@ -262,10 +262,10 @@ def plots(rows: int, cols: int, titles: Sequence[str] = (), axes: Any = (), **op
         axes: of each plot, see `axis`.
         options: of `plotly.subplots.make_subplots`, such as ``vertical_spacing`` or ``row_heights``.
     """
-    own: dict[str, Any] = {}
+    axes_by_name: dict[str, Any] = {}
     for plot, (x, y) in enumerate(axes, 1):
-        own |= {f"xaxis{plot if plot > 1 else ''}": x, f"yaxis{plot if plot > 1 else ''}": y}
-    return merged(deepcopy(_plots(rows, cols, tuple(map(str, titles)), tuple(sorted(options.items())))), own)
+        axes_by_name |= {f"xaxis{plot if plot > 1 else ''}": x, f"yaxis{plot if plot > 1 else ''}": y}
+    return merged(deepcopy(_plots(rows, cols, tuple(map(str, titles)), tuple(sorted(options.items())))), axes_by_name)
 
 
 @cache
@@ -328,8 +328,8 @@ def _sent(value: Any) -> Any:
         sizes = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
         return {"dtype": "f8", "bdata": b64encode(value.astype("<f8").tobytes()).decode(), **sizes}
     if isinstance(value, dict):
-        return {name: _sent(one) for name, one in value.items()}
-    return [_sent(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _sent(item) for name, item in value.items()}
+    return [_sent(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 HALF = "1 1 21rem"  # of one of two figures: side by side only where there is room for titles and captions

@@ -93,12 +93,12 @@ def proven(value: str, unit: str, refutes: bool) -> Tile:
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     """The epsilon that the paper's accounting claims, and the one that holds."""
     at = f"ε at δ = {short(held.delta)}"
-    said = claimed("nothing" if held.epsilon_claimed is None else digits(held.epsilon_claimed), at)
+    claim = claimed("nothing" if held.epsilon_claimed is None else digits(held.epsilon_claimed), at)
     if held.epsilon is not None:
-        return said, holds(at_most(held.epsilon), f"{at}, {held.condition or 'with a secret seed'}")
+        return claim, holds(at_most(held.epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public
-    told = at if public is None else f"with a public α: ε = {at_most(public)}"
-    return said, Tile("holds", "no guarantee", told, "printed")
+    unit = at if public is None else f"with a public α: ε = {at_most(public)}"
+    return claim, Tile("holds", "no guarantee", unit, "printed")
 
 
 class Tiles(anywidget.AnyWidget):
@@ -162,28 +162,28 @@ class Frame(widgets.VBox):
         Bad input stands under its `culprit`, a fault of the course above the figures; both turn grey what does not
         belong to what is entered.
         """
-        told = ""
+        message = ""
         try:
             yield
         except Exception as error:
             self.errors.append(error)
-            told = sentence(error) or f"{type(error).__name__}: {error} (a fault of the course, not yours)"
+            message = sentence(error) or f"{type(error).__name__}: {error} (a fault of the course, not yours)"
             if not isinstance(error, UsageError):
                 culprit = None
         for control in self.controls.values():
-            control.error = self._in_its_words(told) if control is culprit else ""
-        self.error_box.value = Html('<span role="alert">{}</span>').format(told) if told and not culprit else ""
-        (self.add_class if told else self.remove_class)("edp-stale")
+            control.error = self._in_its_words(message) if control is culprit else ""
+        self.error_box.value = Html('<span role="alert">{}</span>').format(message) if message and not culprit else ""
+        (self.add_class if message else self.remove_class)("edp-stale")
 
     @property
     def values(self) -> dict[str, Any]:
         return {name: control.value for name, control in self.controls.items()}
 
-    def _in_its_words(self, told: str) -> str:
+    def _in_its_words(self, message: str) -> str:
         """The library's sentence with this panel's names in place of the command line's."""
         for name, control in self.controls.items():
-            told = re.sub(rf"{flag_of(name)}\b", control.label, told)
-        return told
+            message = re.sub(rf"{flag_of(name)}\b", control.label, message)
+        return message
 
     def check(self) -> None:
         """Raise the first error that was not bad input, so that a run without a browser fails on it."""
@@ -238,7 +238,7 @@ class Panel(Frame):
         self.controls, self._compute, self._held = controls, compute, False
         self._words, self._idle, self._tiles = words, idle, tiles
         self._command = command or (lambda result, **to: f"{python(compute, **to)}\n{account(result)}".rstrip())
-        places = [one if isinstance(one, tuple) else (one, HALF) for one in figures]
+        places = [drawing if isinstance(drawing, tuple) else (drawing, HALF) for drawing in figures]
         self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)
         self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
@@ -351,10 +351,10 @@ class Runs(Frame):
     def stopping(self) -> bool:
         return self.stop_event.is_set()
 
-    def heed_stop(self, told: str = "") -> None:
-        """End the work here if Stop was pressed, and say what is `told`: for what only tells how far it is."""
+    def heed_stop(self, message: str = "") -> None:
+        """End the work here if Stop was pressed, and show `message`: for what only tells how far it is."""
         if self.stopping:
-            raise StoppedError(told)
+            raise StoppedError(message)
 
     def progress(self, done: int, of: int, text: str) -> None:
         """Move the bar to `done` of `of` and say what is going on."""

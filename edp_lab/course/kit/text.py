@@ -206,8 +206,8 @@ def command(name: str, options: Mapping[str, Any], *flags: str) -> str:
 def account_of(mechanism: Mechanism, **options: Any) -> str:
     """The call of ``edp-lab account`` for a mechanism, with further `options`."""
     m, printed = mechanism, ["--as-printed"] if mechanism.variant is Variant.AS_PRINTED else []
-    own = {"clip": m.clip_norm, "z0": m.z0, "gpus": m.num_devices, "micro-batch-size": m.micro_batch_size}
-    options = {**own, **options}
+    settings = {"clip": m.clip_norm, "z0": m.z0, "gpus": m.num_devices, "micro-batch-size": m.micro_batch_size}
+    options = {**settings, **options}
     if m.decay is not Decay.NONE:
         options |= {"decay": m.decay, "tau": m.tau}
     if m.alpha_max != 1:

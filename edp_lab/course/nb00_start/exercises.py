@@ -27,8 +27,8 @@ def _clip(answer: Callable[[Any, float], Any], rng: np.random.Generator) -> Diff
             "That leaves the gradient as it was: one that is longer than C must shrink.": length,
         }
         slips = {text: norm for text, norm in slips.items() if not math.isclose(norm, min(limit, length))}
-        told = f"the length of clip(a gradient of length {length:.3g}, {limit:.3g})"
-        yield close(float(np.linalg.norm(got)), min(limit, length), told, slips=slips)
+        quantity = f"the length of clip(a gradient of length {length:.3g}, {limit:.3g})"
+        yield close(float(np.linalg.norm(got)), min(limit, length), quantity, slips=slips)
         if not np.allclose(got, gradient * min(1, limit / length)):
             yield "The length is right, but the direction has changed: multiply the whole gradient by one factor."
 
@@ -39,10 +39,10 @@ def _refuted(answer: Any, rng: np.random.Generator) -> Differences:
     audits = {n: challenge(True, 10.0, n).audit for n in DEVICES}
     if answer not in audits:
         yield f"The panel has 1, 2, 4, 8, 16 and 32 GPUs; {answer} is none of them."
-    proven, said = audits[answer].bounds.gaussian, audits[answer].epsilon_claimed
-    if proven <= said:
+    proven, claimed = audits[answer].bounds.gaussian, audits[answer].epsilon_claimed
+    if proven <= claimed:
         least = f"With N = {answer} the draws prove ε of at least {proven:.3g}"
-        yield f"{least}, no more than the {said:.3g} that is claimed."
+        yield f"{least}, no more than the {claimed:.3g} that is claimed."
     if any(audit.bounds.gaussian > audit.epsilon_claimed for n, audit in audits.items() if n < answer):
         yield f"N = {answer} refutes the claim, but a smaller N does, too."
 

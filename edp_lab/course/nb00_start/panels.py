@@ -144,11 +144,12 @@ class SmallModel:
         hidden = [group[0] for group in self.numbers.utterances.values()]
         texts = [u.tokens for group in self.numbers.utterances.values() for u in group] + [*self.numbers.references]
         losses = filling_losses(run.model, texts, hidden)
-        found = {}
+        secrets = {}
         for times, utterance, loss in zip(self.numbers.utterances, hidden, losses, strict=True):
-            own = loss[texts.index(utterance.tokens)]
-            found[times] = Secret(times, _digits(utterance.tokens), float(own), loss, int((loss < own).sum()) + 1)
-        return found
+            true_loss = loss[texts.index(utterance.tokens)]
+            rank = int((loss < true_loss).sum()) + 1
+            secrets[times] = Secret(times, _digits(utterance.tokens), float(true_loss), loss, rank)
+        return secrets
 
     def _on(self, num_devices: int) -> tuple[Tensor, Tensor]:
         def gradients(model: IntentSlotModel, epoch: int, step: int) -> Tensor:
@@ -269,14 +270,14 @@ def read(model: SmallModel) -> Panel:
 def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
     """The number, and its place among ten thousand."""
     of = f"of {len(result.losses):,}, the smallest loss first"
-    own = Tile("true number", result.number, "only its owner knows it")
+    truth = Tile("true number", result.number, "only its owner knows it")
     place = Tile("its rank", f"{result.rank:,}", of)
     if result.rank == 1:
-        return own, place._replace(role="printed"), "The model gives the number away: it prefers it to all others."
+        return truth, place._replace(role="printed"), "The model gives the number away: it prefers it to all others."
     if 20 * result.rank <= len(result.losses):
-        told = f"An attacker needs about {result.rank:,} guesses, not {len(result.losses) // 2:,} as by chance."
-        return own, place._replace(role="printed"), told
-    return own, place, "This attack does not find the number."
+        sentence = f"An attacker needs about {result.rank:,} guesses, not {len(result.losses) // 2:,} as by chance."
+        return truth, place._replace(role="printed"), sentence
+    return truth, place, "This attack does not find the number."
 
 
 def draw_secret(result: Secret) -> Figure:
@@ -351,14 +352,16 @@ class Training(RunPanel):
         last = (self.rows["edp-sgd"] or self.rows["sgd"])[-1]["ser"]
         errors = Tile("errors (SER)", f"{last:.2f}", f"{self.rows['sgd'][-1]['ser']:.2f} without privacy")
         rank = Tile("rank of the number", f"{self.secret.rank:,}", f"{before:,} without privacy")
-        told = "This is the model without privacy. Press Run to train it with noise."
+        sentence = "This is the model without privacy. Press Run to train it with noise."
         if held is not None:
-            told = "This attack no longer finds the number. The price is in the errors."
+            sentence = "This attack no longer finds the number. The price is in the errors."
             if 20 * self.secret.rank <= len(self.secret.losses):
                 needed = count(self.secret.rank, "guess", "guesses")
-                told = f"The noise does not hide the number: an attacker needs {needed}. More noise costs more errors."
+                sentence = (
+                    f"The noise does not hide the number: an attacker needs {needed}. More noise costs more errors."
+                )
             self.words.value = words.trained(held, self.together, self.secret.times, self._model.config.epochs)
-        self.tiles.show(errors, rank, told)
+        self.tiles.show(errors, rank, sentence)
 
 
 # ---- A private model by the recipe -----------------------------------------------------------------------------------
@@ -477,8 +480,8 @@ def _step_noise() -> StepNoise:
 
 def moves(before: float | None, after: float | None) -> str:
     """How an epsilon changes, in the words of the predictions; None is too large for a float."""
-    one, other = (math.inf if epsilon is None else epsilon for epsilon in (before, after))
-    return f"it {moved(one, other)}"
+    before_value, after_value = (math.inf if epsilon is None else epsilon for epsilon in (before, after))
+    return f"it {moved(before_value, after_value)}"
 
 
 @panel("00")
@@ -501,8 +504,8 @@ def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Pa
 def tell_refute(result: StepAudit) -> tuple[Tile, Tile, str]:
     """The epsilon that is claimed, and the one that the draws prove to be too small."""
     audit = result.audit
-    found, at = f"at least {at_least(audit.bounds.gaussian)}", f"ε of one step at δ = {short(audit.delta)}"
-    tile = proven(found, "ε at this δ: 95 % sure, for Gaussian noise", audit.verdict is Finding.REFUTED)
+    bound, at = f"at least {at_least(audit.bounds.gaussian)}", f"ε of one step at δ = {short(audit.delta)}"
+    tile = proven(bound, "ε at this δ: 95 % sure, for Gaussian noise", audit.verdict is Finding.REFUTED)
     wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
     right = f"{100 * (1 - wrong / (2 * audit.draws)):.1f} % of the guesses “with” or “without” are right"
     verdict = {

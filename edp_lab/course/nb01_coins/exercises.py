@@ -25,8 +25,8 @@ def _estimate(answer: Any, cases: np.random.Generator) -> Differences:
             "That is the share of yes as it was heard, with all the lies in it.": yes,
             "That subtracts the lies, but does not divide by the factor of s.": yes - 1 / (math.exp(epsilon) + 1),
         }
-        said = f"{int(responses.sum())} of {people} said yes at ε = {epsilon}; the share of true yes"
-        yield close(answer(responses, epsilon), wanted, said, slips=slips if share else {})
+        quantity = f"{int(responses.sum())} of {people} said yes at ε = {epsilon}; the share of true yes"
+        yield close(answer(responses, epsilon), wanted, quantity, slips=slips if share else {})
 
 
 def _delta(answer: Any, cases: np.random.Generator) -> Differences:

@@ -146,13 +146,13 @@ def tell_coin(result: Poll) -> tuple[Tile, Tile, str]:
     """What a yes says about one person, and what all answers say about everyone."""
     share, (estimate, error) = 100 * result.share, (100 * result.estimate[-1], 100 * result.standard_error[-1])
     after = f"{d(share)} % → {percent(float(belief(result.share, result.epsilon)))}"
-    one = Tile("one who says yes", after, "belief before and after")
+    person = Tile("one who says yes", after, "belief before and after")
     spread, at = (f" ± {short(HALF * error)}", ", at 90 % confidence") if error else ("", "")  # 0: all said the same
     everyone = holds(f"{d(estimate)} %{spread}", f"estimated yes{at}; {d(share)} % is true", "all of them")
     first = min(SHOWN, result.truth.size)
     lies = int((result.truth != result.responses)[:first].sum())
     lie = "lies" if lies == 1 else "lie"
-    return one, everyone, f"Of the first {first} people {lies} {lie}, and nobody can see who."
+    return person, everyone, f"Of the first {first} people {lies} {lie}, and nobody can see who."
 
 
 SHOWN = 100  # people in the picture of a poll

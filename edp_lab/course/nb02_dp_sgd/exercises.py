@@ -21,10 +21,10 @@ def _clip(answer: Callable[[Tensor, float], Tensor], rng: np.random.Generator) -
     for _ in range(4):
         clip_norm, gradients = float(rng.uniform(0.5, 3)), _gradients(rng)
         got, wanted = answer(gradients.clone(), clip_norm), by_norm(gradients, clip_norm)
-        told = close(got, wanted, f"clip(gradients, C={clip_norm:.2f})", rtol=ROUNDING)
-        if told is not None:
+        wrong = close(got, wanted, f"clip(gradients, C={clip_norm:.2f})", rtol=ROUNDING)
+        if wrong is not None:
             mine = np.asarray(got, dtype=float)
-            yield told if mine.shape != wanted.shape else _clipped_wrong(mine, gradients.numpy(), clip_norm) or told
+            yield wrong if mine.shape != wanted.shape else _clipped_wrong(mine, gradients.numpy(), clip_norm) or wrong
 
 
 def _clipped_wrong(mine: Array, gradients: Array, clip_norm: float) -> str | None:

@@ -103,7 +103,7 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
     def command(result: Promise, **_: Any) -> str:
         """Two calls of `edp-lab account`: as printed, with what is claimed, and sound."""
         of = (result.printed, result.sound)
-        return "\n".join(account_of(one, epochs=1, delta=DELTA) for one in of)
+        return "\n".join(account_of(mechanism, epochs=1, delta=DELTA) for mechanism in of)
 
     return Panel(
         "Sound or printed?",
@@ -122,11 +122,11 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     """Both epsilons, and what an attacker makes of one step."""
-    said, public = epsilons(result.guarantee)[0], at_most(result.epsilon[PRINTED_NAME])
+    claim_tile, public = epsilons(result.guarantee)[0], at_most(result.epsilon[PRINTED_NAME])
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z allows {claim}."
     held = Tile("holds", "no guarantee", f"with a public α: ε = {public}", "printed")
-    return said, held, sentence
+    return claim_tile, held, sentence
 
 
 def draw_bells(result: Promise) -> Figure:
@@ -153,16 +153,16 @@ def draw_bells(result: Promise) -> Figure:
 
 def draw_by_devices(result: Promise) -> Figure:
     """Epsilon by the number of devices, at the same z."""
-    said, printed, sound = map(positive, result.curves.values())
+    as_claimed, printed, sound = map(positive, result.curves.values())
     return figure(
         "ε by the number of GPUs",
-        line("claimed", CLAIMED, "dash", symbol="square-open", x=MANY, y=said),
+        line("claimed", CLAIMED, "dash", symbol="square-open", x=MANY, y=as_claimed),
         line("as printed, α public", PRINTED, symbol="diamond", x=MANY, y=printed),
         line("sound", HOLDS, "dot", symbol="circle", x=MANY, y=sound),
         fig.vline(result.printed.num_devices),
         hover="N = %{x}: %{y:.3g}",
         xaxis=axis("GPUs N, at equal micro-batches", type="log", tickvals=MANY),
-        yaxis=log_axis(f"ε (at δ = {short(DELTA)})", [*said, *printed, *sound], labels=6),
+        yaxis=log_axis(f"ε (at δ = {short(DELTA)})", [*as_claimed, *printed, *sound], labels=6),
     )
 
 
@@ -313,13 +313,13 @@ def draw_stages(result: Stages) -> Figure:
             marks.append(_ellipse(np.zeros(2), allowed, place, showlegend=place == 2, **dash))
     reach, sides = result.reach, np.stack([result.half_axes, result.noise])
     _show(layout, 6, "line 5: the mean", _window(reach - 1.5 * sides, reach + 1.5 * sides))
-    one = {"name": "one sentence", "line": {"color": PRINTED}, "fillcolor": PRINTED, "opacity": 0.25}
+    sentence = {"name": "one sentence", "line": {"color": PRINTED}, "fillcolor": PRINTED, "opacity": 0.25}
     noise = {"name": "noise", "line": {"color": NOISE, "dash": "dot", "width": 3}}
     (x, y), (u, v) = result.silent[:, None], result.released[:, None]
     marks += [
         points("mean", PLAIN, "square", 9, x=x, y=y, **fig.at(6)),
         points("released", INK, "x-thin-open", 12, x=u, y=v, **fig.at(6)),
-        _ellipse(reach, result.half_axes, 6, layer="below", showlegend=True, **one),
+        _ellipse(reach, result.half_axes, 6, layer="below", showlegend=True, **sentence),
         _ellipse(result.silent, result.noise, 6, layer="below", showlegend=True, **noise),
     ]
     margin = {"t": 98, "l": 56, "b": 36, "autoexpand": False}
@@ -505,8 +505,8 @@ def decay(
 def tell_decay(result: Decayed) -> tuple[Tile, Tile, str]:
     """Both epsilons of the run, and noise over signal at its ends."""
     first, last = (short(over) for over in (result.noise / result.signal.clip(1e-300))[[0, -1]])
-    told = f"Over all weights, the noise is {first} times as long as the signal in the first epoch"
-    return *epsilons(result.guarantee), f"{told} and {last} times in the last."
+    beginning = f"Over all weights, the noise is {first} times as long as the signal in the first epoch"
+    return *epsilons(result.guarantee), f"{beginning} and {last} times in the last."
 
 
 def draw_decay(result: Decayed) -> Figure:

@@ -28,7 +28,7 @@ def _compose(answer: Any, cases: np.random.Generator) -> Differences:
     """Against the library on runs with a noise multiplier of its own for each epoch."""
     for epochs in (1, 2, int(cases.integers(5, 30))):
         z = cases.uniform(0.4, 6, epochs).round(2)
-        said = f"noise multipliers {z.tolist()}" if epochs < 3 else f"{epochs} epochs"
+        case = f"noise multipliers {z.tolist()}" if epochs < 3 else f"{epochs} epochs"
         total, like_the_first, square = (1 / z).sum(), math.sqrt(epochs) / z[0], (1 / z**2).sum()
         slips = {
             "That adds up μ itself, as if the noises of all epochs pulled the same way: their squares add up.": total,
@@ -36,7 +36,7 @@ def _compose(answer: Any, cases: np.random.Generator) -> Differences:
             "That is the square of the run's μ: the root is missing.": square,
         }
         wanted = GaussianDP(Schedule(z, np.ones(epochs))).mu
-        yield close(answer(z.copy()), wanted, f"{said}; μ of the run", slips=slips)
+        yield close(answer(z.copy()), wanted, f"{case}; μ of the run", slips=slips)
 
 
 def _decay(answer: Any, cases: np.random.Generator) -> Differences:

@@ -140,17 +140,17 @@ def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
 
 def draw_bill(result: RunBill) -> Figure:
     """Epsilon by epochs trained, claimed and true; log scale."""
-    said = positive(verdict.epsilon_claimed for verdict in result.verdicts)
+    as_claimed = positive(verdict.epsilon_claimed for verdict in result.verdicts)
     true = positive(verdict.epsilon_if_alpha_public for verdict in result.verdicts)
     name, dash = ("if α were public", "dot") if result.mechanism.alpha is Alpha.PRIVATE else ("holds", "solid")
     return figure(
         "Privacy spent, by epoch",
-        line("claimed", CLAIMED, "dash", symbol="square-open", x=result.after, y=said),
+        line("claimed", CLAIMED, "dash", symbol="square-open", x=result.after, y=as_claimed),
         line(name, HOLDS, dash, symbol="circle", size=7, x=result.after, y=true),
         line("target", INK, "longdash", width=1.5, x=[1, result.after[-1]], y=[result.target] * 2),
         hover="after %{x} epochs: ε ≈ %{y:.3g}",
         xaxis=axis("epochs trained", [0.5, result.after[-1] + 0.5]),
-        yaxis=log_axis("ε (nats)", [*said, *true, result.target], margin=0.05, labels=6),
+        yaxis=log_axis("ε (nats)", [*as_claimed, *true, result.target], margin=0.05, labels=6),
     )
 
 

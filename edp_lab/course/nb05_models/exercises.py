@@ -45,8 +45,8 @@ def _pool(answer: Any, cases: np.random.Generator) -> Differences:
         wanted = torch.stack([row.amax(0) for row in rows])
         verdicts.append(close(got, wanted, f"pooled utterances of {', '.join(map(str, sizes))} words"))
     # What multiplies by the mask returns the same as the notebook's bug, and is yet an answer.
-    own = getattr(getattr(answer, "__code__", None), "co_code", None)
-    untouched = leaks and own == leaky_pool.__code__.co_code
+    bytecode = getattr(getattr(answer, "__code__", None), "co_code", None)
+    untouched = leaks and bytecode == leaky_pool.__code__.co_code
     if leaks and not untouched:
         yield "multiplying by the mask makes padding 0, as filling it with 0 does, which still beats negatives."
     yield first_wrong(verdicts, untouched, "the maximum still reads the zeros of the padding")
@@ -57,7 +57,7 @@ def _ser(answer: Any, cases: np.random.Generator) -> Differences:
     spoiled = [(meanings, [_spoiled(meaning, cases) for meaning in meanings]) for meanings in drawn]
     for references, predictions in (*spoiled, *MUST_DIFFER):
         pairs = [_frames(*pair) for pair in zip(references, predictions, strict=True)]
-        wanted = evaluate([true for true, _ in pairs], [said for _, said in pairs]).ser
+        wanted = evaluate([true for true, _ in pairs], [prediction for _, prediction in pairs]).ser
         size = len(references)
         what = f"SER of references {references} and predictions {predictions}" if size < 3 else f"SER of {size}"
         yield close(answer(references, predictions), wanted, what)
@@ -81,11 +81,11 @@ def _spoiled(meaning: Meaning, cases: np.random.Generator) -> Meaning:
 
 def _frames(reference: Meaning, prediction: Meaning) -> tuple[Frame, Frame]:
     """The same slots as tagged words: both sides have every word, and each tags its own."""
-    (intent, slots), (said, found) = reference, prediction
-    words = ["say", *(value for _, value in (*slots, *found))]
-    true = ["O", *(f"B-{label}" for label, _ in slots), *["O"] * len(found)]
-    mine = ["O", *["O"] * len(slots), *(f"B-{label}" for label, _ in found)]
-    return (intent, words, true), (said, words, mine)
+    (intent, slots), (predicted_intent, predicted_slots) = reference, prediction
+    words = ["say", *(value for _, value in (*slots, *predicted_slots))]
+    true = ["O", *(f"B-{label}" for label, _ in slots), *["O"] * len(predicted_slots)]
+    mine = ["O", *["O"] * len(slots), *(f"B-{label}" for label, _ in predicted_slots)]
+    return (intent, words, true), (predicted_intent, words, mine)
 
 
 EXERCISES = exercises_of(__file__, majority=_majority, pool=_pool, ser=_ser)

@@ -62,8 +62,8 @@ class CorpusLook(NamedTuple):
 
 def available(corpus: str) -> dict[str, bool]:
     """Corpora to look at, and whether each is there: the embedded, the published, and `corpus`, which may be a path."""
-    found = {info.name: info.where is not None for info in list_corpora()}
-    return {name: found.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
+    present = {info.name: info.where is not None for info in list_corpora()}
+    return {name: present.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
 
 
 def look_at(name: str, seed: int) -> CorpusLook:
@@ -193,9 +193,9 @@ def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Lea
     losses: dict[str, list[float]] = {"masked maximum": [], "max, padding as 0": [], "mean, padding as 0": []}
     for pair in pairs:
         batch = model.dataset(pair).batch(range(len(pair)))
-        own, tokens = model.encode(batch, OPS, None)
+        masked, tokens = model.encode(batch, OPS, None)
         leaky_mean = to_padded(tokens, batch.lengths)[0].mean(1)  # wrong on purpose, too
-        for name, x in zip(losses, (own, leaky_pool(tokens, batch.lengths), leaky_mean), strict=True):
+        for name, x in zip(losses, (masked, leaky_pool(tokens, batch.lengths), leaky_mean), strict=True):
             losses[name].append(float(F.cross_entropy(model.intent(x[:1]), batch.intents[:1])))
     return Leak(by_length[shortest], (shortest, *others), losses)
 
@@ -250,14 +250,14 @@ def crf_view(before: str, after: str, transition: float, word: str, tag: str, em
     crf.transitions[TAGS.index(before), TAGS.index(after)] = transition
 
     mask = torch.ones(1, len(WORDS), dtype=torch.bool)
-    found = forward_backward(emissions, mask, crf.start, crf.transitions, crf.end)
+    recursion = forward_backward(emissions, mask, crf.start, crf.transitions, crf.end)
     return CrfView(
         word,
         emissions[0].numpy(),
         crf.transitions.double().numpy(),
         path=tuple(TAGS[k] for k in crf.decode(emissions, mask)[0]),
         alone=tuple(TAGS[k] for k in emissions[0].argmax(1).tolist()),
-        marginals=found.marginals[0].numpy(),
+        marginals=recursion.marginals[0].numpy(),
     )
 
 
@@ -295,13 +295,13 @@ def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
     forbidden = [f"{after} after {before}" for before, after in inside if before not in (after, f"B-{after[2:]}")]
     moves = zip(WORDS, result.alone, result.path, strict=True)
     changed = [f"{word} from {mine} to {path}" for word, mine, path in moves if mine != path]
-    told = "The neighbours change nothing: each word has the tag that is best for it alone."
+    sentence = "The neighbours change nothing: each word has the tag that is best for it alone."
     if forbidden:
-        told = f"The best path has {' and '.join(forbidden)}, which BIO forbids."
+        sentence = f"The best path has {' and '.join(forbidden)}, which BIO forbids."
     elif changed:
-        told = f"The neighbours change {' and '.join(changed)}."
+        sentence = f"The neighbours change {' and '.join(changed)}."
     tiles = Tile(f"{result.word}, alone", alone, f"score {score:.1f}"), Tile("in the sentence", best, f"p = {short(p)}")
-    return *tiles, told
+    return *tiles, sentence
 
 
 def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float], title: str, hover: str) -> Figure:
@@ -379,8 +379,8 @@ def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> 
     check_option("extra", extra, EXTRAS)
     tags = (EXTRAS[extra], *NAME_ERRORS[name], *(REFERENCE.tags or ())[3:7], TIME_ERRORS[time])
     [right] = frames([REFERENCE])
-    said: Frame = (INTENTS[intent], REFERENCE.tokens, tags)
-    return Scored(said[0], tags, Tally.of([right] * (1 + others), [said, *[right] * others]))
+    prediction: Frame = (INTENTS[intent], REFERENCE.tokens, tags)
+    return Scored(prediction[0], tags, Tally.of([right] * (1 + others), [prediction, *[right] * others]))
 
 
 @panel("05")

@@ -39,8 +39,8 @@ def _smaller(answer: Any, cases: np.random.Generator) -> Differences:
         runs = [explore(grid, *setting, EPOCHS).point for setting in settings]
         epsilons = [run.epsilon or math.inf for run in runs]
         pairs = zip("AB", runs, epsilons, strict=True)
-        told = "; ".join(f"{name}: SER {run.ser:.2f}, ε {at_most(epsilon)}" for name, run, epsilon in pairs)
-        right[question] = "AB"[int(np.argmin(epsilons))], f"you said {{}}, but {told}"
+        comparison = "; ".join(f"{name}: SER {run.ser:.2f}, ε {at_most(epsilon)}" for name, run, epsilon in pairs)
+        right[question] = "AB"[int(np.argmin(epsilons))], f"you said {{}}, but {comparison}"
     yield chosen(answer, right, ("A", "B"), "neither 'A' nor 'B'")
 
 

@@ -210,7 +210,7 @@ def explore(
     good = [p for p in (*live, *grid.points) if p.ser <= point.ser and p.config.corpus == point.config.corpus]
     return Explored(
         point,
-        differs={name: own for name, (wanted, own) in pairs.items() if wanted != own},
+        differs={name: actual for name, (wanted, actual) in pairs.items() if wanted != actual},
         others=tuple(grid.after(point.config.epochs)),
         live=tuple(p for p in live if p.config.epochs == point.config.epochs),
         cheaper=min((point, *good), key=lambda p: p.epsilon or math.inf),
@@ -264,7 +264,9 @@ IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "pois
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     """Both epsilons of the nearest run, its error, and the run that does as well for less."""
     point, cheaper = result.point, result.cheaper
-    differs = [f"{name} = {own if isinstance(own, str) else short(own)}" for name, own in result.differs.items()]
+    differs = [
+        f"{name} = {value if isinstance(value, str) else short(value)}" for name, value in result.differs.items()
+    ]
     whose = "Your run" if point in result.live else "The nearest measured run" if differs else "This run"
     had = f" ({', '.join(differs)})" if differs else ""
     says = f"{whose}{had} has SER {point.ser:.2f}"
@@ -297,10 +299,10 @@ def draw_runs(result: Explored) -> Figure:
     """SER against epsilon of all runs as long as the chosen one; bright if method and micro-batch size are its."""
     families = []
     for method, look in FAMILIES.items():
-        own = [p for p in result.others if p.method == method]
-        bright = [(p.method, p.micro_batch) == (result.point.method, result.point.micro_batch) for p in own]
-        marker = {"opacity": [1.0 if one else 0.4 for one in bright]}
-        families.append(points(*look, edge=None, marker=marker, **_places(own)))
+        family = [p for p in result.others if p.method == method]
+        bright = [(p.method, p.micro_batch) == (result.point.method, result.point.micro_batch) for p in family]
+        marker = {"opacity": [1.0 if is_bright else 0.4 for is_bright in bright]}
+        families.append(points(*look, edge=None, marker=marker, **_places(family)))
     level = [p.ser for p in result.others if p.method == "sgd"][:1]
     shown = [p.epsilon for p in (*result.others, *result.live)]
     star = {"color": OTHER, "line": {"width": 2, "color": INK}}
@@ -362,13 +364,17 @@ def climb(
     def rung(m: int) -> Rung:
         mechanism = mechanisms[m]
         equal = replace(mechanism, z0=z * units[micro_batch] / units[m])
-        epsilons = (judge(one, epochs, delta, seed_published=False, adjacency=neighbours) for one in (mechanism, equal))
+        epsilons = (
+            judge(noised, epochs, delta, seed_published=False, adjacency=neighbours) for noised in (mechanism, equal)
+        )
         moves = mechanism.sensitivity(neighbours)
         return Rung(m, moves, z * units[m], *(held.epsilon for held in epsilons))
 
     sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})
     mechanisms = {m: Mechanism.sound(clip_norm, z, num_devices, m) for m in sizes}
-    units = {m: replace(one, z0=1.0).noise_std(0) / math.ceil(batch_size / m) for m, one in mechanisms.items()}
+    units = {
+        m: replace(mechanism, z0=1.0).noise_std(0) / math.ceil(batch_size / m) for m, mechanism in mechanisms.items()
+    }
     rungs = {m: rung(m) for m in sizes}
     return Ladder(mechanisms[micro_batch], neighbours, epochs, delta, rungs[micro_batch], tuple(rungs.values()))
 
@@ -429,12 +435,12 @@ def _draw_rungs(title: str, result: Ladder, what: str, chosen: float | None, *li
     span = [-0.15, math.log10(sizes[-1]) + 0.15]
     return figure(
         title,
-        *({**one, "x": sizes} for one in lines),
+        *({**curve, "x": sizes} for curve in lines),
         fig.ring(22, x=[result.chosen.micro_batch], y=positive([chosen]), hoverinfo="skip"),
         height=380,
         hover="m = %{x}: %{y:.3g}",
         xaxis=fig.axis("micro-batch size m", span, type="log", tickvals=sizes),
-        yaxis=log_axis(what, [y for one in lines for y in one["y"]], margin=ROOM),
+        yaxis=log_axis(what, [y for curve in lines for y in curve["y"]], margin=ROOM),
     )
 
 
@@ -462,9 +468,9 @@ def decay_figure(grid: Grid, epochs: int) -> fig.Still:
     """SER against epsilon of DP-SGD by decay, as measured."""
     curves = []
     for decay, (color, dash, symbol) in DECAYS.items():
-        own = [p for p in grid.after(epochs) if p.method == "dp" and p.config.decay == decay]
-        own.sort(key=lambda p: p.epsilon or 0.0)
-        curves.append(line(decay, color, dash, symbol=symbol, size=9, **_places(own)))
+        runs = [p for p in grid.after(epochs) if p.method == "dp" and p.config.decay == decay]
+        runs.sort(key=lambda p: p.epsilon or 0.0)
+        curves.append(line(decay, color, dash, symbol=symbol, size=9, **_places(runs)))
     axes = {"xaxis": fig.logs("ε, if the seed were secret"), "yaxis": fig.axis("SER on the test set", [0, 1.05])}
     return fig.still(f"DP-SGD by decay, {epochs} epochs", *curves, height=380, **axes)
 
@@ -482,7 +488,10 @@ def points_table(runs: Sequence[Point]) -> Html:
 def seeds_table(grid: Grid, runs: Sequence[Point]) -> Html:
     """SER of the same setting with other seeds, which also split the corpus differently."""
     sers = {setting(run): [other.ser for other in grid.seeds(run)] for run in runs}
-    rows = [(name, ", ".join(f"{s:.3f}" for s in own), f"{max(own) - min(own):.3f}") for name, own in sers.items()]
+    rows = [
+        (name, ", ".join(f"{s:.3f}" for s in errors), f"{max(errors) - min(errors):.3f}")
+        for name, errors in sers.items()
+    ]
     return table(("", "SER with seed 0, 1, 2", "from best to worst"), *rows)
 
 
@@ -501,8 +510,8 @@ def large_runs_table(rows: Sequence[Mapping[str, Any]]) -> Html:
     errors: dict[str, dict[str, str]] = {}
     for row in rows:
         epsilon = "" if row["epsilon"] is None else f", ε = {math.ceil(row['epsilon'])}"
-        own = errors.setdefault(f"{row['model'].upper()} on {row['corpus']}", {})
-        own[row["method"] + epsilon] = f"{row['ser']['mean']:.1f}"
-    methods = list(dict.fromkeys(method for own in errors.values() for method in own))
-    lines = [(where, *(own.get(method, "") for method in methods)) for where, own in errors.items()]
+        cells = errors.setdefault(f"{row['model'].upper()} on {row['corpus']}", {})
+        cells[row["method"] + epsilon] = f"{row['ser']['mean']:.1f}"
+    methods = list(dict.fromkeys(method for by_method in errors.values() for method in by_method))
+    lines = [(where, *(by_method.get(method, "") for method in methods)) for where, by_method in errors.items()]
     return table(("SER in percent", *methods), *lines)

@@ -26,8 +26,8 @@ def _tpr(answer: Any, cases: np.random.Generator) -> Differences:
         wanted = tpr_at_fpr(members, others, fpr)
         assert wanted is not None  # at least one of the non-members is allowed
         equal = ", some with equal scores" if ties else ""
-        said = f"{crowd:,} members, {size:,} non-members{equal}: TPR at FPR {fpr:g}"
-        yield close(answer(members.copy(), others.copy(), fpr), wanted.value, said)
+        quantity = f"{crowd:,} members, {size:,} non-members{equal}: TPR at FPR {fpr:g}"
+        yield close(answer(members.copy(), others.copy(), fpr), wanted.value, quantity)
 
 
 def _compare(answer: Any, cases: np.random.Generator) -> Differences:
@@ -41,8 +41,8 @@ def _compare(answer: Any, cases: np.random.Generator) -> Differences:
     }
     right = {}
     for question, values in measured.items():
-        told = " and ".join(f"{value:.3f} for the {name} one" for name, value in values.items())
-        right[question] = max(values, key=lambda name: values[name]), f"you said {{!r}}, but it is {told}"
+        comparison = " and ".join(f"{value:.3f} for the {name} one" for name, value in values.items())
+        right[question] = max(values, key=lambda name: values[name]), f"you said {{!r}}, but it is {comparison}"
     yield chosen(answer, right, attacks, "neither 'blunt' nor 'sharp'")
 
 
@@ -51,13 +51,13 @@ Audience = tuple[np.ndarray, np.ndarray, np.ndarray]  # scores, who is a member,
 
 def _advantage(answer: Any, cases: np.random.Generator) -> Differences:
     """The mean over many groups of people of each kind."""
-    for draw, low, high, said in CROWDS:
+    for draw, low, high, complaint in CROWDS:
         mean = float(np.mean([given(answer(*draw(cases))) for _ in range(AUDIENCES)]))
         if not np.isfinite(mean):
             sorted_ = "(the sentences may come sorted, members first)"
             yield f"your result is not a number: one half has no strangers, or no members {sorted_}."
         if not low < mean < high:
-            yield f"{said} {mean:.2f} on average."
+            yield f"{complaint} {mean:.2f} on average."
 
 
 def _people(cases: np.random.Generator, members: int, shift: float) -> Audience:

@@ -93,8 +93,8 @@ def measured(path: Path = KEPT) -> Measured:
     return Measured(
         runs,
         {
-            key: tuple(Memorisation(**row | {"interval": tuple(row["interval"])}) for row in own)
-            for key, own in rows.items()
+            key: tuple(Memorisation(**row | {"interval": tuple(row["interval"])}) for row in canary_rows)
+            for key, canary_rows in rows.items()
         },
     )
 
@@ -258,8 +258,8 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
             (False, False): f"The {claimed} and the {guaranteed} both allow this curve, which proves nothing.",
         }[result.beyond] + " This target was trained without noise."
     of = f"of {count(result.result.members, 'sentence')}"
-    found = Tile("members found", percent(result.hits.value), of)
-    return found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), says
+    members_found = Tile("members found", percent(result.hits.value), of)
+    return members_found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), says
 
 
 SMALLEST = 3e-4  # rate that a log axis shows
@@ -337,9 +337,9 @@ def attacks_table(attacks: Attacks) -> str:
     """Attacks side by side in plain text, one a line, under a heading; shares in percent, 95 % intervals."""
     rows: list[Sequence[str]] = [("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR")]
     for name, attacked in attacks.items():
-        found = attacked.result
-        tails = (words.tail(found.tpr_at_fpr[fpr]) for fpr in ("0.01", "0.001"))
-        rows.append((ATTACKS[name], f"{found.auc:.3f} ({words.interval(found.auc_interval)})", *tails))
+        result = attacked.result
+        tails = (words.tail(result.tpr_at_fpr[fpr]) for fpr in ("0.01", "0.001"))
+        rows.append((ATTACKS[name], f"{result.auc:.3f} ({words.interval(result.auc_interval)})", *tails))
     return text.columns(rows)
 
 
@@ -454,8 +454,8 @@ def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
     rates = ("share of strangers accused (FPR)", "share of members found (TPR)")
     linear, logs = ([fig.axis(rate, span, **look) for rate in rates] for span, look in ((None, {}), ([-3, 0.03], LOG)))
     layout = fig.plots(1, 2, axes=[tuple(linear), tuple(logs)], horizontal_spacing=0.14)
-    told = "made-up scores, no model: no guarantee; dotted: guessing"
-    return fig.still("One comparison, two pictures", *traces, caption=told, height=400, **layout)
+    caption = "made-up scores, no model: no guarantee; dotted: guessing"
+    return fig.still("One comparison, two pictures", *traces, caption=caption, height=400, **layout)
 
 
 RUNS = (("as printed", True, PRINTED, "square"), ("sound", False, HOLDS, "circle"))
@@ -467,12 +467,12 @@ def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
     traces: list[Trace] = []
     for name, as_printed, color, symbol in RUNS:
         kind = [run for run in noised if run["config"].as_printed == as_printed]
-        found = [run["found"]["lira-online"] for run in kind]
+        outcomes = [run["found"]["lira-online"] for run in kind]
         areas, settings = (
-            [one["auc"] for one in found],
+            [outcome["auc"] for outcome in outcomes],
             [f"z0 = {run['config'].z0:g}, SER {run['ser']:.2f}" for run in kind],
         )
-        reach = fig.error_bars(areas, [one["auc_interval"] for one in found], width=4, color=color)
+        reach = fig.error_bars(areas, [outcome["auc_interval"] for outcome in outcomes], width=4, color=color)
         for plot, across in ((1, "epsilon"), (2, "ser")):
             at: Trace = {"x": [run[across] for run in kind], "showlegend": plot == 1, **fig.at(plot)}
             hover = "%{text}: AUC %{y:.3g}"

@@ -31,8 +31,8 @@ def _at_least(answer: Any, cases: np.random.Generator) -> Differences:
         delta = 10.0 ** -int(cases.integers(2, 6))
         for fpr, fnr in ((small, large), (large, small)):
             wanted = lower_bounds(fpr, fnr, delta).distribution_free
-            said = f"FPR at most {fpr:g}, FNR at most {fnr:g}, δ = {delta:g}: ε"
-            yield close(answer(fpr, fnr, delta), wanted, said)
+            quantity = f"FPR at most {fpr:g}, FNR at most {fnr:g}, δ = {delta:g}: ε"
+            yield close(answer(fpr, fnr, delta), wanted, quantity)
 
 
 def _verdicts(answer: Any, cases: np.random.Generator) -> Differences:
@@ -47,11 +47,11 @@ def _audited() -> dict[str, tuple[str, str]]:
     noise, right = StepNoise(0), {}
     for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
         audit = audit_step(noise, printed, 1.0, z0, num_devices, 1.0, draws).audit
-        told = (
+        correction = (
             f"you said {{!r}}, but with ε = {audit.epsilon_claimed:.3g} claimed, {at_least(audit.bounds.gaussian)} "
             f"proven and {at_least(audit.ceiling)} provable at most, it is {str(audit.verdict)!r}"
         )
-        right[question] = str(audit.verdict), told
+        right[question] = str(audit.verdict), correction
     return right
 
 
@@ -66,13 +66,13 @@ def _honest(answer: Any, cases: np.random.Generator) -> Differences:
         absent, present = drawn(mu, draws)
         limits = [error_rate(wrong, CONFIDENCE).upper_limit for wrong in (absent > 0, present <= 0)]
         wanted = lower_bounds(limits[0], limits[1], DELTA).gaussian
-        said = f"{draws} draws per side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
-        differs = differs or close(answer(absent.copy(), present.copy(), DELTA), wanted, said, atol=1e-6)
+        quantity = f"{draws} draws per side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
+        differs = differs or close(answer(absent.copy(), present.copy(), DELTA), wanted, quantity, atol=1e-6)
     if differs:
         true = gdp_epsilon(1.0, DELTA)
         more = sum(answer(*drawn(1.0, 100), DELTA) > true for _ in range(AUDITS))
-        told = f"Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
-        yield f"{differs}\n   {told}"
+        how_often = f"Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
+        yield f"{differs}\n   {how_often}"
 
 
 EXERCISES = exercises_of(__file__, at_least=_at_least, honest=_honest, verdicts=_verdicts)

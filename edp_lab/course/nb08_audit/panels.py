@@ -112,10 +112,10 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
         Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
     }[audit.verdict]
     refuted = audit.verdict is Finding.REFUTED
-    found = proven(f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", refuted)
+    proven_tile = proven(f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", refuted)
     missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
-    told = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
-    return trial(audit, "one step"), found, told
+    sentence = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
+    return trial(audit, "one step"), proven_tile, sentence
 
 
 BINS = 48
@@ -151,12 +151,12 @@ FLOOR = 0.05  # a lower bound of 0 has no place on a log axis
 
 def draw_scale(result: StepAudit) -> Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
-    said, true, gaussian, free, most = ROWS
+    claim, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
     assert audit.epsilon_holds is not None  # see `StepNoise.audit`
     ranges = ((gaussian, PLAIN, "solid", bounds.gaussian), (free, OTHER, "dot", bounds.distribution_free))
     numbers = (
-        (said, CLAIMED, "square", audit.epsilon_claimed),
+        (claim, CLAIMED, "square", audit.epsilon_claimed),
         (true, HOLDS, "circle", audit.epsilon_holds),
         (most, INK, "line-ns-open", audit.ceiling),
     )
@@ -164,16 +164,16 @@ def draw_scale(result: StepAudit) -> Figure:
     traces = []
     for name, color, dash, bound in ranges:
         side = "top left" if bound > 10 ** (last - 1) else "top right"
-        told: Trace = {"mode": "lines+markers+text", "text": [f"≥ {at_least(bound)}", ""], "textposition": side}
+        label: Trace = {"mode": "lines+markers+text", "text": [f"≥ {at_least(bound)}", ""], "textposition": side}
         ends = {"symbol": ["line-ns-open", "triangle-right"], "marker": {"line": {"width": 3, "color": color}}}
         on = {"x": [max(bound, FLOOR), 0.9 * 10**last], "y": [name] * 2}
-        traces.append(line(name, color, dash, width=7, size=15, **ends, **told, **on))
+        traces.append(line(name, color, dash, width=7, size=15, **ends, **label, **on))
     for name, color, symbol, value in numbers:
         # The claim has a line of its own, which its number must not stand on.
-        side = "middle right" if name == said else "top center"
-        text = {said: on_trial(audit), true: at_most(value), most: at_least(value)}[name]
-        told = {"mode": "markers+text", "text": [text], "textposition": side}
-        traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **told))
+        side = "middle right" if name == claim else "top center"
+        text = {claim: on_trial(audit), true: at_most(value), most: at_least(value)}[name]
+        label = {"mode": "markers+text", "text": [text], "textposition": side}
+        traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **label))
     return figure(
         "Which ε can it be?",
         *traces,
@@ -210,11 +210,11 @@ def needed(audit: OneRunAudit, guesses: int) -> int | None:
 
     def refutes(right: int) -> bool:
         tally = [Tally(guesses, right)]
-        found = one_run_bounds(audit.canaries, tally, audit.delta, confidence, gaussian=True)
-        return found.best > audit.epsilon_claimed
+        bounds = one_run_bounds(audit.canaries, tally, audit.delta, confidence, gaussian=True)
+        return bounds.best > audit.epsilon_claimed
 
-    found = bisect_left(range(guesses + 1), True, key=refutes)
-    return found if found <= guesses else None
+    least = bisect_left(range(guesses + 1), True, key=refutes)
+    return least if least <= guesses else None
 
 
 @panel("08")
@@ -270,25 +270,27 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
     last, of = audits[-1], count(len(audits), "audit")
     refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
     if last.epsilon_holds is None:
-        told = "No ε holds: float32 arithmetic swallows noise this small."
+        sentence = "No ε holds: float32 arithmetic swallows noise this small."
     elif last.epsilon_claimed < last.epsilon_holds:
         true, finds = at_most(last.epsilon_holds), "finds" if 1 in (refuted, len(audits)) else "find"
-        told = f"The claim is false: ε = {true} holds, not {d(last.epsilon_claimed)}; {refuted} of {of} {finds} it out."
+        sentence = (
+            f"The claim is false: ε = {true} holds, not {d(last.epsilon_claimed)}; {refuted} of {of} {finds} it out."
+        )
     elif refuted:
-        told = "The claim is true and yet refuted, which happens in 5 % of audits at most."
+        sentence = "The claim is true and yet refuted, which happens in 5 % of audits at most."
     else:
-        told = f"The claim is true, and {'the audit does' if len(audits) == 1 else 'the audits do'} not refute it."
-    found = Tile("audits that refute it", f"{refuted} of {len(audits)}", f"each at {SURE} confidence")
-    return trial(last, "the run"), found, told
+        sentence = f"The claim is true, and {'the audit does' if len(audits) == 1 else 'the audits do'} not refute it."
+    refutations = Tile("audits that refute it", f"{refuted} of {len(audits)}", f"each at {SURE} confidence")
+    return trial(last, "the run"), refutations, sentence
 
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
     """Of the last run: the share of right guesses, and the share that would refute the claim."""
     last = [(audit, tally) for audit in list(audits.values())[-1:] for tally in audit.tallies]
-    names, told = [f"{t.guesses:,} of {a.canaries:,}" for a, t in last], [f"{t.correct:,} right" for _, t in last]
+    names, texts = [f"{t.guesses:,} of {a.canaries:,}" for a, t in last], [f"{t.correct:,} right" for _, t in last]
     right, least = [100 * t.correct / t.guesses for _, t in last], [needed(a, t.guesses) for a, t in last]
     asked = [None if n is None else 100 * n / t.guesses for n, (_, t) in zip(least, last, strict=True)]
-    inside = {"text": told, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": INK}}
+    inside = {"text": texts, "textposition": "inside", "insidetextanchor": "start", "textfont": {"color": INK}}
     wanted: Trace = {"x": names, "y": asked, "hover": "%{y:.1f} % would refute the claim"}
     return figure(
         "Guesses about the last run",
@@ -306,12 +308,14 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
     gaussian, free = [audit.epsilon_lower_bound for audit in rows], [audit.bounds.distribution_free for audit in rows]
-    said, true = ([getattr(audit, name) for audit in rows[:1]] * 2 for name in ("epsilon_claimed", "epsilon_holds"))
+    as_claimed, true = (
+        [getattr(audit, name) for audit in rows[:1]] * 2 for name in ("epsilon_claimed", "epsilon_holds")
+    )
     return figure(
         "What each audit proves",
         points("proven", PLAIN, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
         points("proven, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
-        line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=said),
+        line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=as_claimed),
         line("holds", HOLDS, width=2.5, x=ends, y=true),
         hover="audit %{x}: ε ≈ %{y:.3g}",
         xaxis=fig.axis("audit (one training run each)", ends or None, tickformat="d"),

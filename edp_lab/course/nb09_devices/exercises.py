@@ -24,8 +24,8 @@ def _aggregate(answer: Any, cases: np.random.Generator) -> Differences:
         z0 = round(float(cases.uniform(0.1, 3)), 2)
         mechanism = Mechanism.as_printed(1.0, z0, devices, 2)
         stds = np.full(devices, mechanism.device_noise_std(0))
-        said = f"devices: {devices}, of deviation {stds[0]:.3g} each; the mean's deviation"
-        yield close(answer(stds.copy()), mechanism.noise_std(0) / devices, said)
+        quantity = f"devices: {devices}, of deviation {stds[0]:.3g} each; the mean's deviation"
+        yield close(answer(stds.copy()), mechanism.noise_std(0) / devices, quantity)
     stds = cases.uniform(0.1, 2, 5).round(2)
     wanted = math.sqrt(float(np.sum(stds**2))) / len(stds)
     yield close(answer(stds.copy()), wanted, f"devices of deviations {stds.tolist()}; the mean's deviation")
@@ -61,8 +61,8 @@ def _ranks(answer: Any, cases: np.random.Generator) -> Differences:
         key, other = map(int, cases.choice(2**31, 2, replace=False))
         std = round(float(cases.uniform(0.5, 3)), 2)
         draws = [
-            [[given(answer(own, step, rank, ranks, SIZE, std)) for rank in range(ranks)] for step in STEPS]
-            for own in (key, key, other)
+            [[given(answer(noise_key, step, rank, ranks, SIZE, std)) for rank in range(ranks)] for step in STEPS]
+            for noise_key in (key, key, other)
         ]
         noise, again, another = np.array(draws, dtype=float)  # (steps, ranks, SIZE) each
         if noise.shape != (len(STEPS), ranks, SIZE):
@@ -85,14 +85,14 @@ def _wrong(noise: np.ndarray, again: np.ndarray, another: np.ndarray, std: float
         return f"the sum over ranks has deviation {total:.3g}."
     if not np.array_equal(noise, again):
         return "the same key, step and rank give other numbers the second time, so that no run can be repeated."
-    for step, one, other in zip(STEPS, noise, another, strict=True):
-        if any(map(_alike, one, other)):
+    for step, rows, other_rows in zip(STEPS, noise, another, strict=True):
+        if any(map(_alike, rows, other_rows)):
             return f"in step {step} another key gives the same numbers: whoever knows no key can draw them as well."
     return None
 
 
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    return abs(float(np.corrcoef(one, other)[0, 1])) > BY_CHANCE / math.sqrt(SIZE)
+def _alike(first: np.ndarray, second: np.ndarray) -> bool:
+    return abs(float(np.corrcoef(first, second)[0, 1])) > BY_CHANCE / math.sqrt(SIZE)
 
 
 EXERCISES = exercises_of(__file__, aggregate=_aggregate, ranks=_ranks, processes=_processes)

@@ -79,9 +79,9 @@ def little_run(
     return LittleRun(config, record, losses, parameters, time.perf_counter() - start)
 
 
-def difference(one: LittleRun, other: LittleRun) -> float:
+def difference(first: LittleRun, second: LittleRun) -> float:
     """The largest difference of any parameter."""
-    return float(np.abs(one.parameters - other.parameters).max())
+    return float(np.abs(first.parameters - second.parameters).max())
 
 
 @panel("09")
@@ -140,8 +140,8 @@ def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
     if run.record["status"] == "interrupted":
         return took, Tile("other run", "none"), f"Stopped after {count(len(run.losses), 'step')}."
     if other is None:
-        told = "Run it again with another number of processes, and compare."
-        return took, Tile("other run", "none", "that differs in processes only"), told
+        advice = "Run it again with another number of processes, and compare."
+        return took, Tile("other run", "none", "that differs in processes only"), advice
     apart = difference(run, other)
     same = "It is the same model, up to the order of sums." if apart < 1e-6 else "It is another model."
     return took, Tile("largest difference", short(apart), f"of {run.parameters.size:,} parameters"), same
@@ -160,7 +160,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
     for look, (name, losses) in zip(LOOKS, runs[-len(LOOKS) :], strict=False):
         steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": list(losses)}
         lines.append(line(name, hover="step %{x}: %{y:.6f}", **look, **steps))
-    last = max([5, *(len(one["y"]) for one in lines)]) + 1 if lines else 20
+    last = max([5, *(len(curve["y"]) for curve in lines)]) + 1 if lines else 20
     steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
     return figure("The same run, step by step?", *lines, height=380, xaxis=steps, yaxis=loss)
 
@@ -341,8 +341,8 @@ def draw_speed(result: Scaling) -> Figure:
     shares, n = result.shares, result.counts
     measured: dict[str, Any] = {"x": [], "y": []}
     if (shares.model, result.batch) == ("bert", 256):
-        one, two = two_processes()["edp-sgd"]
-        measured = {"x": [2], "y": [one["seconds"] / two["seconds"]]}
+        on_one, on_two = two_processes()["edp-sgd"]
+        measured = {"x": [2], "y": [on_one["seconds"] / on_two["seconds"]]}
     edge = math.log10(max(8, *n)) + 0.08
     lowest = min(-0.35, math.log10(result.speed_up.min()) - 0.1)
     return figure(

@@ -28,8 +28,8 @@ def _gnmax(answer: Any, cases: np.random.Generator) -> Differences:
         beyond = np.abs(shares - chances) - BY_CHANCE * np.sqrt(chances * (1 - chances) / DRAWS) - 1 / DRAWS
         if beyond.max() > 0:
             label, votes = int(beyond.argmax()), f"votes {counts.tolist()}, σ = {sigma}"
-            told = f"should win in {chances[label]:.0%} of all draws, yours lets it win in {shares[label]:.0%}"
-            yield f"{votes}: label {label} {told}."
+            comparison = f"should win in {chances[label]:.0%} of all draws, yours lets it win in {shares[label]:.0%}"
+            yield f"{votes}: label {label} {comparison}."
 
 
 def _parts(answer: Any, cases: np.random.Generator) -> Differences:

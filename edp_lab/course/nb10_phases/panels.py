@@ -223,18 +223,18 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
     """The thesis' epsilon of one image and the true one, and what the claim would take."""
     sigma, epsilon = result.settings.sigma, result.guarantee.epsilon
-    said = claimed(digits(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
+    claim = claimed(digits(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
     if not sigma:
-        return said, holds("no guarantee", "without noise"), "Without noise the images leave as they are."
-    told = f"A black and a white image are {result.guarantee.sensitivity:g} apart; "
+        return claim, holds("no guarantee", "without noise"), "Without noise the images leave as they are."
+    sentence = f"A black and a white image are {result.guarantee.sensitivity:g} apart; "
     if epsilon > CLAIMED_EPSILON:
-        told += f"for the claimed ε no two may be more than {at_least(result.sensitivity_needed)} apart."
+        sentence += f"for the claimed ε no two may be more than {at_least(result.sensitivity_needed)} apart."
     else:
-        told += "so much noise hides even that, and leaves little to learn from."
+        sentence += "so much noise hides even that, and leaves little to learn from."
     return (
-        said,
+        claim,
         holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}, in real numbers"),
-        told,
+        sentence,
     )
 
 
@@ -501,16 +501,16 @@ def draw_bill(result: LabelBill) -> Figure:
     """Epsilon of all labels by their number: by the plain sum, by the least of the accountants, and as claimed."""
     settings, account, n = result.settings, result.account, LABEL_COUNTS
     least = [min(epsilons) for epsilons in zip(*result.composed.values(), strict=True)]
-    summed, said = [k * account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
+    summed, as_claimed = [k * account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
     on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε ≈ %{y:.3g}"}
     return figure(
         "What labels cost",
         line("holds", HOLDS, width=3, y=least, **on),
         line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in result.composed, **on),
-        line("claimed", CLAIMED, "dash", y=said, **on),
+        line("claimed", CLAIMED, "dash", y=as_claimed, **on),
         fig.vline(account.queries, line=fig.DOTTED),
         xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
-        yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *said], margin=0.05),
+        yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *as_claimed], margin=0.05),
     )
 
 

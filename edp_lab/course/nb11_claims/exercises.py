@@ -50,7 +50,7 @@ def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
 def _judged(lists: list[list[tuple[float, float]]], falls: Callable[[float, float], bool]) -> list[str]:
     """A verdict on each list by which of its changes fall beyond chance."""
     hits = [[falls(*change) for change in changes] for changes in lists]
-    return [VERDICTS[0] if all(one) else VERDICTS[1] if any(one) else VERDICTS[2] for one in hits]
+    return [VERDICTS[0] if all(falling) else VERDICTS[1] if any(falling) else VERDICTS[2] for falling in hits]
 
 
 def _printed(devices: int, micro_batch_size: int, z0: float, clip_norm: float = 1.0) -> Mechanism:

@@ -50,9 +50,9 @@ def table1_figure(cells: Sequence[Cell]) -> fig.Still:
         (low, high), at = _range(cells, name), fig.at(plot)
         for variant in ("as printed", "sound", HALF):
             changes = [cell[name] for cell in of[variant]]
-            seen = [low <= one["mean"] <= high and one["high"] is not None for one in changes]
-            half = [one["high"] - one["mean"] if bar else 0 for one, bar in zip(changes, seen, strict=True)]
-            draw(variant, [one["mean"] for one in changes], plot, error_x={"array": half})
+            seen = [low <= summary["mean"] <= high and summary["high"] is not None for summary in changes]
+            half = [summary["high"] - summary["mean"] if bar else 0 for summary, bar in zip(changes, seen, strict=True)]
+            draw(variant, [summary["mean"] for summary in changes], plot, error_x={"array": half})
             for cell in of[variant]:
                 if not low <= (change := cell[name]["mean"]) <= high:  # it would leave no room for the others
                     place = {"x": high, "xanchor": "right"} if change > high else {"x": low, "xanchor": "left"}
@@ -79,10 +79,10 @@ def _range(cells: Sequence[Cell], change: str) -> tuple[float, float]:
     """What shows eDP-SGD's changes, theirs and ours, and the control where it lies near; intervals may end beyond."""
     private = [cell for cell in cells if cell["decay"]]
     theirs = [cell["paper"].get(change) for cell in private]
-    ends = [0.0, *(cell[change]["mean"] for cell in private), *(one for one in theirs if one is not None)]
+    ends = [0.0, *(cell[change]["mean"] for cell in private), *(mean for mean in theirs if mean is not None)]
     width = max(ends) - min(ends)
     control = [cell[change]["mean"] for cell in cells if cell["variant"] == HALF]
-    ends += [one for one in control if min(ends) - width / 2 < one < max(ends) + width / 2]
+    ends += [mean for mean in control if min(ends) - width / 2 < mean < max(ends) + width / 2]
     margin = 0.12 * width + 1
     return min(ends) - margin, max(ends) + margin
 
