@@ -119,9 +119,9 @@ def measure_memorisation(
     drawn = draw_canaries(corpus, data.train, repetitions, canaries, references, config.seed)
     data = replace(data, train=(*data.train, *drawn.inserted))
     rows = []
-    for method, own in configs.items():
-        run = Trainer(own, corpus, data)
-        while run.progress.epoch < own.epochs:
+    for method, method_config in configs.items():
+        run = Trainer(method_config, corpus, data)
+        while run.progress.epoch < method_config.epochs:
             run.epoch(lambda event, method=method: progress(method, event))  # type: ignore[misc]
         rows += _rows(method, run, drawn)
     return rows
@@ -141,9 +141,10 @@ def draw_canaries(
     counts = Counter(token.lower() for u in training for token in u.tokens)
     digits = [word for word in DIGITS if counts[word] > 1]
     if len(digits) < FEWEST:
-        found = ", ".join(digits) or "none"
+        known_digits = ", ".join(digits) or "none"
         raise UsageError(
-            f"training set of {corpus.name} knows too few digits ({found}) to hide numbers among: take smart-home"
+            f"training set of {corpus.name} knows too few digits ({known_digits}) to hide numbers among: "
+            "take smart-home"
         )
     generator = np.random.Generator(np.random.PCG64(key_from_seed(f"{seed}, canaries")))
     total = each * len(repetitions)
@@ -176,8 +177,8 @@ def filling_losses(
         assert emissions is not None
         scores = model.crf.start, model.crf.transitions, model.crf.end
         log_partition = forward_backward(emissions, mask, *scores).log_partition
-        for k, (intent, own) in enumerate(zip(intents, tags, strict=True)):
-            path = path_score(emissions, own.to(mask.device).expand(mask.shape), mask, *scores)
+        for k, (intent, utterance_tags) in enumerate(zip(intents, tags, strict=True)):
+            path = path_score(emissions, utterance_tags.to(mask.device).expand(mask.shape), mask, *scores)
             losses[k, batch.examples.numpy()] = (log_partition - path - log_intent[:, intent]).cpu()
     return losses
 
@@ -187,8 +188,8 @@ def canary_ranks(
 ) -> np.ndarray:
     """The rank of each canary's loss among itself and the references, 1 the smallest, of equal ones the mean: (A)."""
     losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
-    own, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
-    return 1 + (others < own).sum(1) + (others == own).sum(1) / 2
+    canary_losses, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
+    return 1 + (others < canary_losses).sum(1) + (others == canary_losses).sum(1) / 2
 
 
 def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, float]:
@@ -210,7 +211,8 @@ def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
     rank = canary_ranks(run.model, [u for group in drawn.utterances.values() for u in group], drawn.references)
     fillings, rows, mechanism = len(drawn.references) + 1, [], run.mechanism
     cap = math.log2(fillings)
-    for (times, group), own in zip(drawn.utterances.items(), np.split(rank, len(drawn.utterances)), strict=True):
+    ranks = np.split(rank, len(drawn.utterances))
+    for (times, group), group_ranks in zip(drawn.utterances.items(), ranks, strict=True):
         # What holds for all copies of a canary together: anyone with so many utterances.
         epsilon = claimed = limit = delta = None
         status, reason = "none", "never inserted: the control"
@@ -222,7 +224,7 @@ def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
                 # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1/fillings.
                 accountant = accountant_for(mechanism, mechanism.bill(run.config.epochs), utterances_per_person=times)
                 limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
-        bits, extracted = cap - np.log2(own), int((own == 1).sum())
+        bits, extracted = cap - np.log2(group_ranks), int((group_ranks == 1).sum())
         rows.append(
             Memorisation(
                 method,

@@ -47,19 +47,22 @@ def attack_lira(
     epochs: int | None = None,
     seed: int = 0,
     cache: Path | None = None,
-    told: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
     """LiRA, see `lira_scores`; `size` and `epochs` of the shadow models, None: the target's."""
     target = load_target(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
     config = replace(target.config, processes=1, private_seed=False, lr=lr, **chosen)  # type: ignore[arg-type]
-    shadowed = shadow_signals(
-        config, target.corpus, target.pool, shadows, seed, cache, lambda done, of: told(f"shadow model {done} of {of}")
-    )
-    own = aligned(signals(target.model, target.pool), shadowed)  # shadows of another size or length are as sure as it
+
+    def report(done: int, total: int) -> None:
+        progress(f"shadow model {done} of {total}")
+
+    shadowed = shadow_signals(config, target.corpus, target.pool, shadows, seed, cache, report)
+    # Shadow models of another size or length are then as sure as the target.
+    target_signals = aligned(signals(target.model, target.pool), shadowed)
     about = {"shadows": shadows, "shadow_size": config.size, "shadow_epochs": config.epochs, "seed": seed}
-    return judged(target, "lira-online", lira_scores(own, shadowed), about)
+    return judged(target, "lira-online", lira_scores(target_signals, shadowed), about)
 
 
 def lira_scores(target: Signals, shadows: ShadowSignals) -> Floats:
@@ -96,8 +99,8 @@ def aligned(target: Signals, shadows: ShadowSignals) -> Signals:
     shadow models' training sets. The loss stays as it is.
     """
 
-    def shift(own: Floats | None, models: Floats | None) -> Any:
-        return None if own is None or models is None else own - own.mean() + models.mean()
+    def shift(logits: Floats | None, models: Floats | None) -> Any:
+        return None if logits is None or models is None else logits - logits.mean() + models.mean()
 
     return Signals(target.loss, *map(shift, target[1:], shadows.signals[1:]))
 
@@ -141,10 +144,10 @@ def shadow_signals(
     inside = half_samples(pool, shadows, seed)
     kept = shadow_cache(cache)
     drawn = np.random.default_rng([seed, 1]).integers(2**40, 2**48, shadows).tolist()
-    base, own = settled(config, 0), replace(corpus, utterances=tuple(pool))
-    shared, trained_on = training_key(base, own, pool), [np.flatnonzero(row).tolist() for row in inside]
-    keys = [content_key(["membership"], shared, *one) for one in zip(drawn, trained_on, strict=True)]
-    jobs = [(replace(base, seed=draw), own, train) for draw, train in zip(drawn, trained_on, strict=True)]
+    base, pool_corpus = settled(config, 0), replace(corpus, utterances=tuple(pool))
+    shared, trained_on = training_key(base, pool_corpus, pool), [np.flatnonzero(row).tolist() for row in inside]
+    keys = [content_key(["membership"], shared, draw, train) for draw, train in zip(drawn, trained_on, strict=True)]
+    jobs = [(replace(base, seed=draw), pool_corpus, train) for draw, train in zip(drawn, trained_on, strict=True)]
     cores = usable_cores()
     workers = workers or (min(cores, MOST_ON_GPU) if torch.cuda.is_available() else cores)
     cure = f"finished shadow models are kept in {kept}, so that the same attack goes on from there"
@@ -153,11 +156,11 @@ def shadow_signals(
         progress(count, shadows)
 
     try:
-        found = kept_results(kept, keys, jobs, _signals, workers, done, cure)
+        results = kept_results(kept, keys, jobs, _signals, workers, done, cure)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {cure}") from None
-    loss, intents = (np.array([one[name] for one in found]) for name in ("loss", "intent_logit"))
-    tags = None if found[0]["tags_logit"] is None else np.array([one["tags_logit"] for one in found])
+    loss, intents = (np.array([result[name] for result in results]) for name in ("loss", "intent_logit"))
+    tags = None if results[0]["tags_logit"] is None else np.array([result["tags_logit"] for result in results])
     return ShadowSignals(Signals(loss, intents, tags), inside)
 
 
@@ -165,8 +168,8 @@ def _signals(shadow: tuple[TrainConfig, Corpus, list[int]]) -> dict[str, Any]:
     """In a worker: train one, by its settings, on those of the pool; its signals as lists, by name."""
     config, corpus, train = shadow
     model = shadow_model(config, corpus, [corpus.utterances[k] for k in train])
-    found = signals(model, corpus.utterances)._asdict()
-    return {name: None if array is None else array.tolist() for name, array in found.items()}
+    by_name = signals(model, corpus.utterances)._asdict()
+    return {name: None if array is None else array.tolist() for name, array in by_name.items()}
 
 
 def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[np.bool_]:

@@ -250,13 +250,13 @@ class Guards(NamedTuple):
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
     """Run every guard on the utterances that an attack is to tell apart."""
     texts = [{u.tokens for u in side} for side in (members, non_members)]
-    for name, side, own in zip(("members", "non-members"), (members, non_members), texts, strict=True):
+    for name, side, distinct in zip(("members", "non-members"), (members, non_members), texts, strict=True):
         if len(side) < LEAST_MEMBERS:
             raise UsageError(
                 f"there are {len(side)} {name}: an attack needs at least {LEAST_MEMBERS}, so take a larger corpus"
             )
-        if len(own) < FOLDS:
-            raise UsageError(f"the {name} hold only {len(own)} distinct texts: an attack needs at least {FOLDS}")
+        if len(distinct) < FOLDS:
+            raise UsageError(f"the {name} hold only {len(distinct)} distinct texts: an attack needs at least {FOLDS}")
     scores = _text_scores(*texts)
     # Out-of-fold scores are no independent draws: text i helped to score text j and j to score i, so chance likeness
     # counts twice. For scores linear in the labels, s_i = sum_j P_ij y_j with random signs y, the variance of
@@ -268,20 +268,20 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
     area, interval = auc(*scores), auc_interval(*scores, wider)
     duplicates, sides = len(texts[0] & texts[1]), (len(members), len(non_members))
     leaks = not interval[0] <= 0.5 <= interval[1]
-    found = f"AUC {area:.3f}, {100 * SPLIT_CONFIDENCE:g} % interval {interval[0]:.3f} to {interval[1]:.3f}"
+    evidence = f"AUC {area:.3f}, {100 * SPLIT_CONFIDENCE:g} % interval {interval[0]:.3f} to {interval[1]:.3f}"
     wrong = []
     if leaks:
-        tell = f"words alone tell members from non-members ({found})"
+        tell = f"words alone tell members from non-members ({evidence})"
         wrong.append(f"the split leaks, for {tell}: pool and split at random")
     if duplicates:
         both = "1 text is" if duplicates == 1 else f"{duplicates:,} texts are"
         wrong.append(f"{both} on both sides: keep duplicates together when splitting")
     if sides[0] != sides[1]:
         wrong.append(f"{sides[0]:,} members face {sides[1]:,} non-members: draw equally many")
-    alike = f"words alone do not tell the {sides[0]:,} members from as many non-members ({found})"
-    said = "; ".join(wrong) or f"fine: {alike}, and no text is on both sides"
-    said = f"{said[0].upper()}{said[1:]}."
-    return Guards(area, interval, SPLIT_CONFIDENCE, duplicates, *sides, sides[0] == sides[1], leaks, said)
+    alike = f"words alone do not tell the {sides[0]:,} members from as many non-members ({evidence})"
+    message = "; ".join(wrong) or f"fine: {alike}, and no text is on both sides"
+    message = f"{message[0].upper()}{message[1:]}."
+    return Guards(area, interval, SPLIT_CONFIDENCE, duplicates, *sides, sides[0] == sides[1], leaks, message)
 
 
 def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]]) -> tuple[Floats, Floats]:
@@ -349,9 +349,9 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
     """Loss and logits of each utterance."""
     intents, nll = np.empty(len(utterances)), np.empty(len(utterances))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
-        rows, log_p, own = batch.examples.numpy(), log_intent.double(), batch.intents[:, None]
-        others = log_p.scatter(1, own, -torch.inf)
-        intents[rows] = (log_p.gather(1, own)[:, 0] - others.logsumexp(1)).cpu()
+        rows, log_p, true_intents = batch.examples.numpy(), log_intent.double(), batch.intents[:, None]
+        others = log_p.scatter(1, true_intents, -torch.inf)
+        intents[rows] = (log_p.gather(1, true_intents)[:, 0] - others.logsumexp(1)).cpu()
         if emissions is not None:
             assert batch.tags is not None
             tags, crf = to_padded(batch.tags, batch.lengths)[0], (model.crf.start, model.crf.transitions, model.crf.end)

@@ -85,8 +85,8 @@ class Placement(NamedTuple):
         slots = shuffle.permutation(np.repeat(np.arange(places), free))[: self.utterances]
         first, parts = step_in_epoch * self.micro_batches, []
         for place in range(first, first + self.micro_batches):
-            own = np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)
-            parts.append(np.concatenate(own))
+            examples = np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)
+            parts.append(np.concatenate(examples))
         own_parts = (part(self.micro_batches, device, self.num_devices) for device in range(self.num_devices))
         return [parts[numbers.start : numbers.stop] for numbers in own_parts]
 
@@ -120,11 +120,11 @@ class Plan(NamedTuple):
     def step(self, epoch: int, step_in_epoch: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
         """Micro-batches without canary; those with one, less the canary; and the canaries' numbers."""
         step = epoch * self.batches.steps_per_epoch + step_in_epoch
-        parts = [own for device in self.batches.devices(epoch, step_in_epoch, step) for own in device]
-        with_canary = [own for own in parts if own.max(initial=-1) >= self.utterances]
-        others = [own for own in parts if own.max(initial=-1) < self.utterances]
-        numbers = np.array([own.max() for own in with_canary], dtype=np.int64) - self.utterances
-        return others, [own[own < self.utterances] for own in with_canary], numbers
+        parts = [examples for device in self.batches.devices(epoch, step_in_epoch, step) for examples in device]
+        with_canary = [examples for examples in parts if examples.max(initial=-1) >= self.utterances]
+        others = [examples for examples in parts if examples.max(initial=-1) < self.utterances]
+        numbers = np.array([examples.max() for examples in with_canary], dtype=np.int64) - self.utterances
+        return others, [examples[examples < self.utterances] for examples in with_canary], numbers
 
 
 # ---- Canaries -----------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def gradient_scores(
         # push B is ten times as large as all that the clip must cut and as the others' share, which the adversary
         # knows. With a companion the mean gets -B e from it, and 2 B e more if the canary is in; alone, B e or nothing.
         gradients, rows = trainee.gradients(others, rows_of)
-        sizes = np.array([len(own) for own in rows_of], float)
+        sizes = np.array([len(utterances) for utterances in rows_of], float)
         rows *= torch.from_numpy(sizes / (sizes + 1 + plan.companions)).to(rows)[:, None]
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         push = FAR * norms.clamp_min(mechanism.clip_norm)
@@ -320,7 +320,7 @@ def audit_one_run(
     tallies = make_guesses(scores, plan.included, shares)
     perfect = [Tally(tally.guesses, tally.guesses) for tally in tallies]
     prove = partial(one_run_bounds, canaries, delta=guarantee.delta, confidence=confidence)
-    bounds, most = (prove(own, gaussian=plan.disjoint) for own in (tallies, perfect))
+    bounds, most = (prove(counted, gaussian=plan.disjoint) for counted in (tallies, perfect))
     guesses, correct = bounds.tally.guesses, bounds.tally.correct
     return OneRunAudit.of(
         mechanism,

@@ -51,7 +51,7 @@ def attack_shadow(
     seed: int = 0,
     cache: Path | None = None,
     plain: bool = False,
-    told: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
     """The paper's attack: how much each utterance looks like a member to a random forest taught by a shadow model.
 
@@ -75,10 +75,10 @@ def attack_shadow(
     data = split(corpus, own_seed)
     # Split as the target's, its training set no larger: how far a model overfits depends on it.
     data = replace(data, train=data.train[: len(target.members)])
-    told(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
+    progress(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
     model = train_shadow(shadow_config(target.config, corpus, plain), corpus, data.train, own_seed, cache)
     members, non_members = equal_sides(data, seed)
-    told("attack")
+    progress("attack")
     attacker = RandomForestClassifier(200, min_samples_leaf=20, random_state=seed % 2**32)
     attacker.fit(sorted_scores(model, members + non_members), np.arange(2 * len(members)) < len(members))
     scores = np.asarray(attacker.predict_proba(sorted_scores(target.model, target.pool))[:, 1])
@@ -100,26 +100,26 @@ def sorted_scores(
     (those beyond the width are cut, those that do not exist are 0, as their probability is) or on how long the
     utterance is. The true labels are not used. Without slots, the slot features are 0.
     """
-    found = np.zeros((len(utterances), intent_width + slot_width))
+    features = np.zeros((len(utterances), intent_width + slot_width))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
         rows = batch.examples.numpy()
         best = log_intent.double().exp().sort(-1, descending=True).values[:, :intent_width]
-        found[rows, : best.shape[1]] = best.cpu()
+        features[rows, : best.shape[1]] = best.cpu()
         if emissions is not None:
             marginals = model.crf.marginals(emissions, mask).double().sort(-1, descending=True).values  # (B, T, K)
             best = (marginals.sum(1) / batch.lengths[:, None])[:, :slot_width]
-            found[rows, intent_width : intent_width + best.shape[1]] = best.cpu()
-    return found
+            features[rows, intent_width : intent_width + best.shape[1]] = best.cpu()
+    return features
 
 
 # ---- Shadow models ---------------------------------------------------------------------------------------------------
 
 
-def default_shadow(own: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
+def default_shadow(target_corpus: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
     """The first public corpus at hand that is not the target's; without any, or for smart-home, a generated one."""
-    if own.startswith("smart-home"):
+    if target_corpus.startswith("smart-home"):
         return GENERATED
-    return next((name for name in PUBLIC if name != own and at_hand(name)), GENERATED)
+    return next((name for name in PUBLIC if name != target_corpus and at_hand(name)), GENERATED)
 
 
 def shadow_corpus(name: str, target: Target) -> Corpus:
@@ -128,7 +128,7 @@ def shadow_corpus(name: str, target: Target) -> Corpus:
         domain = target.config.corpus.removeprefix("smart-home-")
         return generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED + 1, domain if domain in DOMAINS else None)
     corpus = load_corpus(name)
-    known, given = ({u.text.lower() for u in one.utterances} for one in (target.corpus, corpus))
+    known, given = ({u.text.lower() for u in source.utterances} for source in (target.corpus, corpus))
     if len(known & given) > MOST_SHARED * min(len(known), len(given)):
         raise UsageError(
             f"{name!r} shares {len(known & given)} texts with the target's own corpus, so its shadow model would give "
@@ -144,9 +144,11 @@ def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> T
     same training by SGD.
     """
     public = (target.alpha or "").startswith("public")
-    own = replace(target, corpus=corpus.name, processes=1, private_seed=False, alpha=None if public else target.alpha)
+    config = replace(
+        target, corpus=corpus.name, processes=1, private_seed=False, alpha=None if public else target.alpha
+    )
     usual = TrainConfig(corpus.name)
-    return replace(own, method="sgd", **{name: getattr(usual, name) for name in OF_PRIVACY}) if plain else own
+    return replace(config, method="sgd", **{name: getattr(usual, name) for name in OF_PRIVACY}) if plain else config
 
 
 def train_shadow(
@@ -160,11 +162,11 @@ def train_shadow(
         train: the training set, in the order that the seed shuffles.
         cache: where trained shadow models are kept; None is `user_cache`.
     """
-    own = settled(config, seed)
-    entry = shadow_cache(cache) / training_key(own, corpus, train)
+    settled_config = settled(config, seed)
+    entry = shadow_cache(cache) / training_key(settled_config, corpus, train)
     with suppress(UsageError):  # not there, or damaged
         return load_model(entry).eval()
-    model = shadow_model(own, corpus, train)
+    model = shadow_model(settled_config, corpus, train)
     save_model(model, entry)  # each file is whole, also where another process writes the same entry
     return model
 

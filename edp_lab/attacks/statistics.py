@@ -147,10 +147,10 @@ def auc_change(
     same utterances makes the interval narrower than that of two independent areas.
     """
     check_confidence(confidence)
-    one, other = _checked(*before), _checked(*after)
-    if [len(side) for side in one] != [len(side) for side in other]:
+    first, second = _checked(*before), _checked(*after)
+    if [len(side) for side in first] != [len(side) for side in second]:
         raise UsageError("the two attacks scored other numbers of utterances: compare them on the same ones")
-    placed, then = _placements(*one), _placements(*other)
+    placed, then = _placements(*first), _placements(*second)
     areas = float(placed[0].mean()), float(then[0].mean())
     if min(areas) == 0:
         raise UsageError(
@@ -278,15 +278,15 @@ def summarise(
     """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon."""
     inside, outside = _checked(members, non_members)
     area, interval, there = auc(inside, outside), auc_interval(inside, outside, texts=texts), len(outside)
-    found: dict[str, dict[str, Any]] = {}
+    tpr_by_fpr: dict[str, dict[str, Any]] = {}
     for fpr in FPRS:
         rate = tpr_at_fpr(inside, outside, fpr)
         if rate is None:
             needed = f"needs at least {math.ceil(1 / fpr - 1e-9):,} non-members, and there are {there:,}"
-            found[f"{fpr:g}"] = {"value": None, "why": f"an FPR of {fpr:g} {needed}"}
+            tpr_by_fpr[f"{fpr:g}"] = {"value": None, "why": f"an FPR of {fpr:g} {needed}"}
         else:
             guessing = true_fpr(_allowed(there, fpr), there)
-            found[f"{fpr:g}"] = {**rate._asdict(), "guessing": guessing._asdict()}
+            tpr_by_fpr[f"{fpr:g}"] = {**rate._asdict(), "guessing": guessing._asdict()}
     bound = None
     if epsilon is not None and epsilon != math.inf:
         if delta is None:
@@ -296,7 +296,7 @@ def summarise(
         limits = {"auc": most.auc, "tpr_at_fpr": rates, "advantage": most.advantage}
         bound = {"epsilon": epsilon, "delta": delta, **limits}
     best, sides, curve = advantage(inside, outside), (len(inside), there), roc(inside, outside)
-    return AttackResult(attack, area, interval, found, best, bound, dict(guards or {}), *sides, CONFIDENCE, curve)
+    return AttackResult(attack, area, interval, tpr_by_fpr, best, bound, dict(guards or {}), *sides, CONFIDENCE, curve)
 
 
 def check_confidence(confidence: float) -> None:

@@ -93,19 +93,19 @@ class Audit:
         ceiling: float,
         confidence: float,
         evidence: str,
-        found: str = "",
+        observed: str = "",
         flawless: str = "a single error",
         remark: str = "",
-        **own: Any,
+        **subclass_fields: Any,
     ) -> Self:
         """Judge the claim by a lower bound and say why.
 
         Args:
-            evidence: such as "100 draws a side"; `found`: what it showed, `flawless`: what its ceiling does without.
-            own: the other fields.
+            evidence: such as "100 draws a side"; `observed`: what it showed, `flawless`: what its ceiling does without.
+            subclass_fields: the other fields.
         """
         claimed = claim_under_test(guarantee, mechanism)
-        shown = f"{found}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
+        shown = f"{observed}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
         if lower_bound > claimed:
             verdict, why = Finding.REFUTED, f"refute the claim: {shown}, but {claimed:.4g} is claimed"
         elif ceiling <= claimed:
@@ -126,7 +126,7 @@ class Audit:
             adjacency=guarantee.adjacency,
             noise_multiplier=mechanism.noise_multiplier(0),
             mechanism=mechanism,
-            **own,
+            **subclass_fields,
         )
 
 

@@ -63,7 +63,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as after Ctrl-C, nothing half-done is left
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
     status: str | int | None = 0
-    said = None
+    error_message = None
     try:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -72,8 +72,8 @@ def main() -> None:
     except SystemExit as ended:
         status = ended.code
     except Exception as error:
-        said = sentence(error)
-        if said is None:
+        error_message = sentence(error)
+        if error_message is None:
             raise
     try:
         if sys.stdout:
@@ -82,8 +82,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
         status = 1
         if not isinstance(error, BrokenPipeError):  # which is no fault: whoever reads has read enough
-            said = said or sentence(error)
-    if said:
-        print(f"error: {shown(said)}", file=sys.stderr)
+            error_message = error_message or sentence(error)
+    if error_message:
+        print(f"error: {shown(error_message)}", file=sys.stderr)
         status = 2
     sys.exit(status)

@@ -90,8 +90,8 @@ def canaries(
         rows = measure_memorisation(config, commas(methods), counts, each, references, progress)
     if as_json:
         settings = {name: getattr(config, name) for name in SETTINGS}
-        found = {"settings": settings, "fillings": fillings, "rows": [asdict(row) for row in rows]}
-        print_json(found)
+        result = {"settings": settings, "fillings": fillings, "rows": [asdict(row) for row in rows]}
+        print_json(result)
         return
     lines = [["method", "copies", "exposure", "95 %", "extracted", "95 %", "epsilon"]]
     for row in rows:
@@ -120,7 +120,7 @@ def loss(
     """The floor: call those members whose loss is low. No training."""
     from edp_lab.attacks.loss import attack_loss
 
-    _finish(ctx, lambda run, told, **settings: attack_loss(run, **settings))
+    _finish(ctx, lambda run, progress, **settings: attack_loss(run, **settings))
 
 
 @attack_app.command()
@@ -170,13 +170,13 @@ def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any
     if against is not None:
         same_pool(against, run)
     settings |= {name: ctx.params[name] for name in ("seed", "cache") if name in ctx.params}
-    with telling() as told:
-        before = None if against is None else attack(against, told=told, **settings)
-        attacked = attack(run, told=told, **settings)
+    with telling() as progress:
+        before = None if against is None else attack(against, progress=progress, **settings)
+        attacked = attack(run, progress=progress, **settings)
     changed = None if before is None else change(before, attacked)
-    found = attacked.to_json()
-    report = reports.membership(found, attacked.title, changed)
-    answer(ctx.params["as_json"], {**found, "change": changed}, report)
+    result = attacked.to_json()
+    report = reports.membership(result, attacked.title, changed)
+    answer(ctx.params["as_json"], {**result, "change": changed}, report)
 
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def properties(comparison: Comparison) -> list[Property]:
         bound("epsilon if alpha public", "epsilon_if_alpha_public"),
         Property("delta", lambda run: run["delta"] and float(upward(run["delta"])), ".3g"),
     ]
-    return [one for one in every if any(one.text(run) != NOTHING for run in comparison.runs)]
+    return [candidate for candidate in every if any(candidate.text(run) != NOTHING for run in comparison.runs)]
 
 
 def _show(comparison: Comparison) -> None:

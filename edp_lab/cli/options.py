@@ -63,8 +63,8 @@ class _Command(TyperCommand):
         rest = super().parse_args(ctx, args)
         for parameter in self.params:
             value = ctx.params.get(str(parameter.name))
-            for one in value if isinstance(value, list | tuple) else [value]:
-                _refuse_nonsense(parameter.opts[-1], one)
+            for item in value if isinstance(value, list | tuple) else [value]:
+                _refuse_nonsense(parameter.opts[-1], item)
         return rest
 
 
@@ -86,8 +86,8 @@ class App(typer.Typer):
         register = super().command(name, cls=_Command, **settings)
 
         def add(command: Command) -> Command:
-            own = inspect.signature(command, eval_str=True).parameters.values()
-            command.__signature__ = inspect.Signature([*map(_option, own)])  # type: ignore[attr-defined]
+            parameters = inspect.signature(command, eval_str=True).parameters.values()
+            command.__signature__ = inspect.Signature([*map(_option, parameters)])  # type: ignore[attr-defined]
             return register(command)
 
         return add
@@ -110,14 +110,16 @@ def options_of(settings: type) -> Callable[[Command], Command]:
     types = get_type_hints(settings, include_extras=True)
 
     def expand(command: Command) -> Command:
-        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-        declared, keyword = {one.name for one in own}, inspect.Parameter.KEYWORD_ONLY
+        *parameters, _ = inspect.signature(command, eval_str=True).parameters.values()
+        declared, keyword = {parameter.name for parameter in parameters}, inspect.Parameter.KEYWORD_ONLY
         more = [
             inspect.Parameter(option_name(field.name), keyword, default=field.default, annotation=types[field.name])
             for field in fields(settings)
             if field.name not in declared
         ]
-        first, last = ([one for one in own if (one.kind is keyword) == at_end] for at_end in (False, True))
+        first, last = (
+            [parameter for parameter in parameters if (parameter.kind is keyword) == at_end] for at_end in (False, True)
+        )
         command.__signature__ = inspect.Signature([*first, *more, *last])  # type: ignore[attr-defined]
         return command
 
@@ -145,14 +147,14 @@ def numbers(
     """UsageError where these are not numbers of that kind from `least` to `most`, with commas between."""
     what = "whole numbers" if kind is int else "numbers"
     try:
-        found = tuple(kind(number) for number in text.split(","))
+        values = tuple(kind(number) for number in text.split(","))
     except ValueError:
-        found = ()
-    if not found or not all(least <= number <= most for number in found):
+        values = ()
+    if not values or not all(least <= number <= most for number in values):
         raise UsageError(
             f"{option} is {text!r}: give {what} from {least:,} to {most:,} with commas between, such as {example}"
         )
-    return found
+    return values
 
 
 def commas(*texts: str) -> list[str]:
@@ -167,8 +169,8 @@ def neighbours_named(text: str | None) -> Any:
     """The `Adjacency` of that name, ours or dp_accounting's, in any case; UsageError if there is none."""
     from edp_lab.privacy import Adjacency
 
-    known = {name.lower(): one for name, one in Adjacency.__members__.items()}
-    named = known | {one.value.lower(): one for one in Adjacency}
+    known = {name.lower(): member for name, member in Adjacency.__members__.items()}
+    named = known | {member.value.lower(): member for member in Adjacency}
     if text is None:
         return None
     if str(text).lower() not in named:

@@ -28,7 +28,7 @@ PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 def shown(text: str) -> str:
     """A text from a corpus, a record or a file as a terminal may have it: what would command it is an escape."""
-    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(text: object = "", error: bool = False) -> None:
@@ -55,10 +55,10 @@ class Report(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def answer(as_json: bool, found: Any, report: Report) -> None:
+def answer(as_json: bool, result: Any, report: Report) -> None:
     """Print a result as JSON, or as a report."""
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
         Screen().report(report)
 
@@ -72,7 +72,7 @@ class Screen(Console):
         self.width = min(self.width, width) if known else width
 
     def print(self, *objects: Any, **how: Any) -> None:
-        super().print(*(shown(one) if isinstance(one, str) else one for one in objects), **how)
+        super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **how)
 
     def fits(self, made: Table) -> bool:
         return Measurement.get(self, self.options.update(max_width=10_000), made).maximum <= self.width

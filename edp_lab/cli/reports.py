@@ -96,20 +96,20 @@ def _limits(attack: Mapping[str, float] | None) -> Facts:
     return [("any membership attack", f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)")]
 
 
-def _calibrated(found: Mapping[str, Any] | None, decay: str) -> Facts:
-    if found is None:
+def _calibrated(result: Mapping[str, Any] | None, decay: str) -> Facts:
+    if result is None:
         return []
-    name = f"to meet epsilon {number(found['epsilon'])}"
-    if "reason" in found:
-        return [(name, f"no setting does: {found['reason']}")]
-    steps = f" or {found['steps']} steps" if found["steps"] else ""
-    more = ", perhaps more" if found["more_epochs_not_tried"] else ""
+    name = f"to meet epsilon {number(result['epsilon'])}"
+    if "reason" in result:
+        return [(name, f"no setting does: {result['reason']}")]
+    steps = f" or {result['steps']} steps" if result["steps"] else ""
+    more = ", perhaps more" if result["more_epochs_not_tried"] else ""
     facts = [
-        (name, f"z0 {up(found['z0'])}, or"),
-        ("", f"{found['epochs'] or 'not even one'} epoch(s){steps}{more} at this z0"),
+        (name, f"z0 {up(result['z0'])}, or"),
+        ("", f"{result['epochs'] or 'not even one'} epoch(s){steps}{more} at this z0"),
     ]
     if decay != "none":
-        facts.append(("", "no tau does" if found["tau"] is None else f"or tau {down(found['tau'], 6)} at this z0"))
+        facts.append(("", "no tau does" if result["tau"] is None else f"or tau {down(result['tau'], 6)} at this z0"))
     return facts
 
 
@@ -172,7 +172,7 @@ def plan(made: Plan) -> Report:
     facts = [
         ("delta times n", up(made.delta * made.protected, 2)),
         ("training", f"{made.steps} steps, about {time} here; noise multiplier {number(config.z0, 4)}"),
-        *(("assumed public", f"the start, trained without privacy on {one}") for one in made.public),
+        *(("assumed public", f"the start, trained without privacy on {corpus}") for corpus in made.public),
         *((line.setting, f"{line.value}: {line.why}") for line in made.lines),
     ]
     notes = [f"note: {warning}" for warning in made.warnings]
@@ -249,11 +249,11 @@ def evaluated(scores: Mapping[str, float | None]) -> Report:
 # ---- Attacks and audits ----------------------------------------------------------------------------------------------
 
 
-def membership(found: Mapping[str, Any], title: str, changed: Mapping[str, Any] | None) -> Report:
+def membership(result: Mapping[str, Any], title: str, changed: Mapping[str, Any] | None) -> Report:
     """A membership attack, as its JSON has it, and how its AUC differs from that on another run."""
-    sure, bound = f"{100 * found['confidence']:g} %", found["bound"]
-    facts = [("AUC", f"{found['auc']:.4f} ({sure}: {_span(found['auc_interval'])}); 0.5 is guessing")]
-    for rate, at in found["tpr_at_fpr"].items():
+    sure, bound = f"{100 * result['confidence']:g} %", result["bound"]
+    facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); 0.5 is guessing")]
+    for rate, at in result["tpr_at_fpr"].items():
         if at["value"] is None:
             text = f"no number: {at['why']}"
         else:
@@ -261,16 +261,16 @@ def membership(found: Mapping[str, Any], title: str, changed: Mapping[str, Any] 
             text = f"{at['value']:.4f} ({sure}: {_span(at['interval'])})"
             text += f"; guessing there {guess['value']:.4f} ({_span(guess['interval'])})"
         facts.append((f"TPR at {100 * float(rate):g} %", text))
-    facts += [("advantage", f"{found['advantage']:.4f}"), ("guarantee", found["bound_said"])]
+    facts += [("advantage", f"{result['advantage']:.4f}"), ("guarantee", result["bound_said"])]
     if bound is not None:
         rates = [f"TPR at most {most:.4f} at {100 * float(rate):g} % FPR" for rate, most in bound["tpr_at_fpr"].items()]
         facts.append(("", ", ".join([*rates, f"advantage at most {bound['advantage']:.4f}"])))
-    facts += [("guards", found["guards"]["said"]), ("verdict", found["verdict"])]
+    facts += [("guards", result["guards"]["said"]), ("verdict", result["verdict"])]
     if changed is not None:
         low, high = (100 * end for end in changed["interval"])
         change = f"{100 * changed['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %)"
         facts.append((f"AUC against {changed['against']}", change))
-    return Report(f"{title}: {found['members']} members, {found['non_members']} non-members", facts)
+    return Report(f"{title}: {result['members']} members, {result['non_members']} non-members", facts)
 
 
 def canaries(rows: Sequence[Memorisation], fillings: int) -> Report:

@@ -301,10 +301,10 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
     from edp_lab.reproduce.thesis import TABLES
 
     console, epsilons = Screen(), ["epsilon\nclaimed", "epsilon\nguaranteed", "epsilon\nof image", "delta"]
-    for name, found in groupby(rows, lambda row: row.table):
+    for name, table_rows in groupby(rows, lambda row: row.table):
         table, lines = TABLES[name], []
         notes: dict[str, list[str]] = {}
-        for row in found:
+        for row in table_rows:
             image = "" if row.epsilon_image is None else reports.up(row.epsilon_image, 4)
             claimed, delta = number(row.epsilon_claimed, 4, ""), number(row.delta, absent="")
             spent = [claimed, reports.up(row.epsilon, 4), image, delta]
@@ -402,9 +402,10 @@ def _scores(rows: Mapping[str, Sequence[Part]], model: str) -> list[list[str]]:
     thesis, scores = THESIS_ACCURACY.get(model, {}), ("precision", "recall", "F-score")
     lines = [["", "examples", "accuracy %", "thesis", *scores, "seconds", "epsilon", "of image"]]
     for name, parts in rows.items():
-        found, (low, high) = [100 * part.scores.accuracy for part in parts], parts[0].scores.interval
-        accuracy = f"{statistics.fmean(found):.1f} "
-        accuracy += f"[{min(found):.0f} to {max(found):.0f}]" if parts[1:] else f"({100 * low:.0f} to {100 * high:.0f})"
+        accuracies, (low, high) = [100 * part.scores.accuracy for part in parts], parts[0].scores.interval
+        spread = f"[{min(accuracies):.0f} to {max(accuracies):.0f}]"
+        accuracy = f"{statistics.fmean(accuracies):.1f} "
+        accuracy += spread if parts[1:] else f"({100 * low:.0f} to {100 * high:.0f})"
         printed = f"{100 * thesis[name]:.0f}" if name in thesis else ""
         each = zip(*((part.scores.precision, part.scores.recall, part.scores.f_score) for part in parts), strict=True)
         means = [f"{100 * statistics.fmean(values):.1f}" for values in each]

@@ -73,7 +73,7 @@ def make(
     from edp_lab.corpora.smart_home import DOMAINS, generate, write_jsonl
 
     domain = name.removeprefix("smart-home").removeprefix("-")
-    if name not in ("smart-home", *(f"smart-home-{one}" for one in DOMAINS)):
+    if name not in ("smart-home", *(f"smart-home-{known_domain}" for known_domain in DOMAINS)):
         raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
@@ -171,9 +171,9 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
     for name, why in (("z0", "finds the noise itself"), ("as_printed", "needs noise that hides, which this has not")):
         if name in named:
             raise UsageError(f"--epsilon {why}: drop it, or drop {flag_of(name)}")
-    own = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
+    overrides = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
     with telling(f"reading {corpus}, seeking the noise, timing a step", lines=False):
-        return plan(corpus, epsilon, **own)
+        return plan(corpus, epsilon, **overrides)
 
 
 def one_thread_if_small(size: str) -> None:
@@ -199,12 +199,12 @@ def on_interrupt() -> Iterator[threading.Event]:
             sys.stderr.write("ending after this step; Ctrl-C again to end at once\n")
 
     handled = (signal.SIGINT, signal.SIGTERM) if rank is None else (signal.SIGINT,)
-    earlier = {one: signal.signal(one, ask) for one in handled}
+    earlier = {handled_signal: signal.signal(handled_signal, ask) for handled_signal in handled}
     try:
         yield stop
     finally:
-        for one, handler in earlier.items():
-            signal.signal(one, handler)
+        for handled_signal, handler in earlier.items():
+            signal.signal(handled_signal, handler)
 
 
 @contextmanager
@@ -295,7 +295,7 @@ def predict(
     from edp_lab.training import predict_texts
 
     answers = predict_texts(run, text)
-    if len(text) > 1 and not any(" " in one for one in text):
+    if len(text) > 1 and not any(" " in sentence for sentence in text):
         echo("each word was taken for a sentence: if that was one sentence, put quotes around it", error=True)
     answer(as_json, answers, reports.predicted(answers))
 

@@ -116,13 +116,13 @@ def list_corpora() -> list[CorpusInfo]:
     """All corpora of the catalogue, found or not."""
     from edp_lab.corpora import smart_home
 
-    found = [CorpusInfo(name, e.description, e.licence, find(name), e.utterances) for name, e in _PUBLISHED.items()]
+    corpora = [CorpusInfo(name, e.description, e.licence, find(name), e.utterances) for name, e in _PUBLISHED.items()]
     where = smart_home.EMBEDDED if smart_home.EMBEDDED.exists() else None
     for name, domain in _EMBEDDED.items():
         description = f"generated commands: {domain or 'all three domains'}"
         utterances = None if domain else smart_home.EMBEDDED_UTTERANCES
-        found.append(CorpusInfo(name, description, "Apache-2.0", where, utterances))
-    return found
+        corpora.append(CorpusInfo(name, description, "Apache-2.0", where, utterances))
+    return corpora
 
 
 def find(name: str) -> Path | None:
@@ -215,7 +215,7 @@ def _own_corpus(name: str, path: Path) -> Corpus:
 
 def _lone(utterances: Sequence[Utterance]) -> list[str]:
     """A note on intents that occur once where others have many: often slips, and their names go into the model."""
-    count = Counter(one.intent for one in utterances)
+    count = Counter(utterance.intent for utterance in utterances)
     once = [intent for intent, times in count.items() if times == 1]
     if not once or len(utterances) < MANY * len(count):
         return []

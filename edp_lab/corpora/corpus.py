@@ -215,8 +215,8 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     rank[order] = np.arange(len(order))
     shuffled = np.argsort(rank[groups], kind="stable")
     places = [shuffled[part_of_group[groups[shuffled]] == k] for k in range(3)]
-    for name, own in zip(("train", "validation", "test"), places, strict=True):
-        if not len(own):
+    for name, rows in zip(("train", "validation", "test"), places, strict=True):
+        if not len(rows):
             shares = ":".join(map(str, RATIOS))
             apart = " or --no-keep-duplicates-together" if keep_duplicates_together and 0 < ends[0] < ends[1] else ""
             raise UsageError(
@@ -224,7 +224,7 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
             )
     if groups is not texts:
         places.append(places[2][np.isin(texts[places[2]], texts[places[0]])])
-    return Split(*(tuple(corpus.utterances[k] for k in own) for own in places))
+    return Split(*(tuple(corpus.utterances[k] for k in rows) for rows in places))
 
 
 def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:

@@ -66,15 +66,15 @@ class WordFeatures:
         return cls(tuple(sorted(w for w, k in counts.items() if k > 1)), buckets=64)
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
-        found = sentences if isinstance(sentences, Words) else Words.of(sentences)
+        indexed = sentences if isinstance(sentences, Words) else Words.of(sentences)
         number = {word: k for k, word in enumerate(self.words)}
-        words = np.zeros(len(found.types), dtype=np.int64)
-        characters = np.zeros((len(found.types), WORD_BYTES), dtype=np.int64)
-        for k, word in enumerate(found.types):
+        words = np.zeros(len(indexed.types), dtype=np.int64)
+        characters = np.zeros((len(indexed.types), WORD_BYTES), dtype=np.int64)
+        for k, word in enumerate(indexed.types):
             words[k] = number.get(word.lower(), len(self.words) + hashed(word, self.buckets))
             spelled = word.encode(errors="surrogatepass")[:WORD_BYTES]
             characters[k, : len(spelled)] = np.frombuffer(spelled, dtype=np.uint8) + 1
-        return {"words": found.numbers.through(words), "characters": found.numbers.through(characters)}
+        return {"words": indexed.numbers.through(words), "characters": indexed.numbers.through(characters)}
 
 
 def hashed(word: str, buckets: int) -> int:
@@ -108,14 +108,14 @@ class Dataset:
         if not len(utterances):
             raise UsageError("the split is empty: use a larger corpus")
         self.utterances = tuple(utterances)
-        found = coded(self.utterances)
-        intents = _numbers(found.intent_names, labels.intents)[found.intents]
-        self.lengths = found.words.numbers.lengths
+        encoded = coded(self.utterances)
+        intents = _numbers(encoded.intent_names, labels.intents)[encoded.intents]
+        self.lengths = encoded.words.numbers.lengths
         fits = (intents >= 0) & (self.lengths > 0)
         self._tags = None
         if labels.tags:
-            known = _numbers(found.tag_names, labels.tags)
-            self._tags = Ragged.of([np.zeros(0, np.int64)] * len(fits)) if found.tags is None else found.tags
+            known = _numbers(encoded.tag_names, labels.tags)
+            self._tags = Ragged.of([np.zeros(0, np.int64)] * len(fits)) if encoded.tags is None else encoded.tags
             self._tags = self._tags.through(known)
             fits &= self._tags.lengths == self.lengths
             unknown = known[self._tags.codes] < 0
@@ -126,7 +126,7 @@ class Dataset:
                 f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, "
                 "labels that the model knows, and one tag per word"
             )
-        self.features = features.rows(found.words)
+        self.features = features.rows(encoded.words)
         self._intents = torch.from_numpy(intents)
 
     def __len__(self) -> int:

@@ -43,8 +43,10 @@ def everyday(utterances: int, seed: int = 0) -> Corpus:
                 tags += ["O"] * len(words)
             tokens += words
         made.append(Utterance(tuple(tokens), tuple(tags), intent))
-    slots = {tag[2:] for one in made for tag in one.tags or () if tag != "O"}
-    return Corpus("everyday", tuple(made), tuple(sorted({one.intent for one in made})), tuple(sorted(slots)))
+    slots = {tag[2:] for utterance in made for tag in utterance.tags or () if tag != "O"}
+    return Corpus(
+        "everyday", tuple(made), tuple(sorted({utterance.intent for utterance in made})), tuple(sorted(slots))
+    )
 
 
 def related(orders: int, seed: int = 0) -> list[list[str]]:
@@ -65,8 +67,8 @@ def _words(item: str, lists: dict[str, list[str]], random: Random) -> list[str]:
 
 def _chosen(text: str, random: Random) -> str:
     """The text with one of each group of alternatives."""
-    while found := _ALTERNATIVES.search(text):
-        text = text[: found.start()] + random.choice(found[1].split("|")) + text[found.end() :]
+    while match := _ALTERNATIVES.search(text):
+        text = text[: match.start()] + random.choice(match[1].split("|")) + text[match.end() :]
     return text
 
 
@@ -79,10 +81,10 @@ def _grammar() -> tuple[dict[str, list[str]], list[tuple[str, int, list[str]]]]:
     for line in lines:
         if not line or line.startswith("#"):
             continue
-        if found := _INTENT.fullmatch(line):
-            rules.append((found[1], int(found[2] or 1), []))
-        elif found := _LIST.fullmatch(line):
-            lists[found[1]] = found[2].split(", ")
+        if match := _INTENT.fullmatch(line):
+            rules.append((match[1], int(match[2] or 1), []))
+        elif match := _LIST.fullmatch(line):
+            lists[match[1]] = match[2].split(", ")
         else:
             rules[-1][2].append(line)
     return lists, rules

@@ -43,8 +43,8 @@ def load_images(name: str, seed: int = 0) -> Images:
     if name == "digits":
         from sklearn.datasets import load_digits
 
-        found = load_digits()
-        x, y = (found.images[:, None] / 16).astype(np.float32), found.target.astype(np.int64)
+        digits = load_digits()
+        x, y = (digits.images[:, None] / 16).astype(np.float32), digits.target.astype(np.int64)
         order = np.random.default_rng(seed).permutation(len(x))
         test, train = order[:DIGITS_TEST], order[DIGITS_TEST:]
         return Images(name, x[train], y[train], x[test], y[test], CLASSES)

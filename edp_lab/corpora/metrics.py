@@ -80,14 +80,16 @@ def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
         raise UsageError(f"prediction {i} has other tokens than its reference")
     if (tags is None) != (guessed is None):
         raise UsageError(f"prediction {i} and its reference must both have tags, or neither")
-    for name, own in (("prediction", guessed), ("reference", tags)):
-        if own is not None and len(own) != len(tokens):
-            raise UsageError(f"{name} {i} has {len(own)} tags for {len(tokens)} tokens")
+    for name, sequence in (("prediction", guessed), ("reference", tags)):
+        if sequence is not None and len(sequence) != len(tokens):
+            raise UsageError(f"{name} {i} has {len(sequence)} tags for {len(tokens)} tokens")
     wanted, got = spans(tags or ()), spans(guessed or ())
     right, errors = len(wanted), 0
     if wanted != got:
         right = len(set(wanted) & set(got))
-        slots = ([(label, " ".join(tokens[start:end])) for start, end, label in found] for found in (wanted, got))
+        slots = (
+            [(label, " ".join(tokens[start:end])) for start, end, label in slot_spans] for slot_spans in (wanted, got)
+        )
         errors = edit_distance(*slots)
     exact = intent == guess and wanted == got
     return 1, intent == guess, exact, errors, len(wanted), len(got), right, tags is not None
@@ -98,17 +100,17 @@ def spans(tags: Sequence[str]) -> list[Span]:
 
     A ``B-`` always begins a slot, and so does an ``I-`` after ``O``, after another label or at the start.
     """
-    found: list[Span] = []
+    slots: list[Span] = []
     start, label = 0, ""
     for i, tag in enumerate(tags):
         if tag[:1] == "I" and tag[2:] == label:
             continue
         if label:
-            found.append((start, i, label))
+            slots.append((start, i, label))
         start, label = i, tag[2:]
     if label:
-        found.append((start, len(tags), label))
-    return found
+        slots.append((start, len(tags), label))
+    return slots
 
 
 def edit_distance(a: Sequence[object], b: Sequence[object]) -> int:

@@ -160,12 +160,12 @@ def _misspell(tokens: list[str], uniform: Uniform) -> None:
 
 def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> _Reading:
     """One annotation error: a wrong intent, or a slot dropped, mislabelled, a token too short or too long."""
-    found = spans(tags)
+    slots = spans(tags)
     kind = int(uniform() * 4)
-    if kind == 0 or not found:
+    if kind == 0 or not slots:
         others = [name for name in INTENTS[domain] if name != intent]
         return tags, others[int(uniform() * len(others))]
-    start, end, slot = found[int(uniform() * len(found))]
+    start, end, slot = slots[int(uniform() * len(slots))]
     wrong = list(tags)
     if kind == 1:
         others = [name for name in SLOTS[domain] if name != slot]

@@ -112,9 +112,11 @@ def encode_layers(bert: BertModel, pieces: Tensor, rows: Tensor, ops: PlainOps =
 
 
 def _layer(layer: Any, x: Tensor, rows: Tensor, blocks: list[_Block], ops: PlainOps) -> Tensor:
-    own, output = layer.attention.self, layer.attention.output
-    projected = torch.cat([_linear(part, x, rows, ops) for part in (own.query, own.key, own.value)], dim=1)
-    mixed = torch.cat([block.attend(projected, own.num_attention_heads) for block in blocks])
+    attention, output = layer.attention.self, layer.attention.output
+    projected = torch.cat(
+        [_linear(part, x, rows, ops) for part in (attention.query, attention.key, attention.value)], dim=1
+    )
+    mixed = torch.cat([block.attend(projected, attention.num_attention_heads) for block in blocks])
     mixed = mixed.index_select(0, torch.cat([block.place for block in blocks]).argsort())
     x = _normal(output.LayerNorm, x + _linear(output.dense, mixed, rows, ops), rows, ops)
     between = layer.intermediate.intermediate_act_fn(_linear(layer.intermediate.dense, x, rows, ops))
@@ -144,8 +146,8 @@ class _Block(NamedTuple):
     def attend(self, projected: Tensor, heads: int) -> Tensor:
         """Queries, keys and values side by side (P, 3H) -> mixed values (R, H)."""
         b, steps = len(self.bias), self.bias.shape[3]
-        own = projected.index_select(0, self.place)
-        grid = own.new_zeros(b * steps, own.shape[1]).index_copy(0, self.slot, own)
+        gathered = projected.index_select(0, self.place)
+        grid = gathered.new_zeros(b * steps, gathered.shape[1]).index_copy(0, self.slot, gathered)
         query, key, value = grid.view(b, steps, 3, heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias)
         return mixed.transpose(1, 2).reshape(b * steps, -1).index_select(0, self.slot)
@@ -246,8 +248,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     be lower-cased unless ``tokenizer_config.json`` says otherwise."""
 
     def find(file: str) -> Path | None:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
+        location = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        return None if location is None else Path(location)
 
     if path := find("tokenizer.json"):
         return parse_tokenizer(path.read_text(encoding="utf-8"))

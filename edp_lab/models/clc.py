@@ -53,8 +53,8 @@ class CLC(IntentSlotModel):
     `whitened`: the heads read the words' vectors, too, and the intent head means beside the largest; all of it through
     a `Whitening`. The noise on a head is alike in all directions: so should be what the head has to learn from.
 
-    `said`: the heads of a whitened one read `SaidWords`, too, and slots what the intent head says ("slot-gated", Goo et
-    al. 2018). They and the CRF alone learn; data sets are read once.
+    `use_said_words`: the heads of a whitened one read `SaidWords`, too, and slots what the intent head says
+    ("slot-gated", Goo et al. 2018). They and the CRF alone learn; data sets are read once.
     """
 
     features: WordFeatures | ContextFeatures
@@ -67,7 +67,7 @@ class CLC(IntentSlotModel):
         size: CLCSize | None = None,
         vectors: Tensor | None = None,
         whitened: bool = False,
-        said: bool = False,
+        use_said_words: bool = False,
     ) -> None:
         size = size or CLCSize()
         read = features.width if isinstance(features, ContextFeatures) else 0
@@ -75,12 +75,12 @@ class CLC(IntentSlotModel):
         if whitened:
             pooled += 2 * size.hidden + size.word
             token += size.word
-        own = None
-        if said:
+        said_words = None
+        if use_said_words:
             assert isinstance(features, WordFeatures)
-            own = SaidWords(features, labels.intents)
-        super().__init__(labels, pooled_size=pooled + (own.size if own else 0), token_size=token)
-        self.said = own
+            said_words = SaidWords(features, labels.intents)
+        super().__init__(labels, pooled_size=pooled + (said_words.size if said_words else 0), token_size=token)
+        self.said_words = said_words
         self.features, self.size, self.whitened = features, size, whitened
         if whitened:
             self.pooled_view, self.token_view = Whitening(pooled), Whitening(token)
@@ -101,9 +101,9 @@ class CLC(IntentSlotModel):
         self.convolution = nn.Linear(3 * size.character, size.filters)
         inputs = [word_size + size.filters, *[2 * size.hidden] * (size.layers - 1)]
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
-        if own is not None:
+        if said_words is not None:
             if labels.tags:
-                self.slot_words = nn.Embedding(own.rows, len(labels.tags))
+                self.slot_words = nn.Embedding(said_words.rows, len(labels.tags))
                 self.slot_intents = nn.Linear(len(labels.intents), len(labels.tags), bias=False)
                 nn.init.zeros_(self.slot_words.weight)
                 nn.init.zeros_(self.slot_intents.weight)
@@ -113,12 +113,12 @@ class CLC(IntentSlotModel):
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
         """Where only the heads learn, as they read it: some 7 kB an utterance, 1.5 kB a word."""
         data = super().dataset(utterances)
-        if self.said is not None:
-            data.features = self._read(data, self.said)
+        if self.said_words is not None:
+            data.features = self._read(data, self.said_words)
         return data
 
     @torch.no_grad()
-    def _read(self, data: Dataset, said: SaidWords) -> dict[str, Ragged]:
+    def _read(self, data: Dataset, said_words: SaidWords) -> dict[str, Ragged]:
         ends = np.cumsum(data.lengths)
         words = np.zeros((ends[-1], len(self.token_view.mean)), np.float32)
         sentences = np.zeros((len(data), self.intent.in_features), np.float32)
@@ -128,9 +128,9 @@ class CLC(IntentSlotModel):
             examples = batch.examples.numpy()
             sentences[examples] = sentence
             spans = zip(ends[examples].tolist(), batch.lengths.tolist(), strict=True)
-            own = np.concatenate([np.arange(end - length, end) for end, length in spans])
-            words[own] = tokens
-            near[own] = said.near(batch.inputs["words"], batch.lengths).cpu()
+            rows = np.concatenate([np.arange(end - length, end) for end, length in spans])
+            words[rows] = tokens
+            near[rows] = said_words.near(batch.inputs["words"], batch.lengths).cpu()
         of_words, of_sentences = np.append(0, ends), np.arange(len(data) + 1)
         read = {"words": Ragged(words, of_words), "near": Ragged(near, of_words)}
         return {**read, "sentence": Ragged(sentences, of_sentences)}
@@ -148,22 +148,22 @@ class CLC(IntentSlotModel):
         tokens = self._tokens(words, batch, ops, dropout_key)
         tokens = dropout(tokens, batch, self.size.dropout, dropout_key, len(self.lstm))
         sentence, tokens = self._read_by_heads(tokens, words, batch.lengths)
-        if self.said is not None:
-            said = self.said(batch.inputs["words"], batch.lengths, self.words.weight)
-            sentence = torch.cat([sentence, said], dim=1)
+        if self.said_words is not None:
+            from_words = self.said_words(batch.inputs["words"], batch.lengths, self.words.weight)
+            sentence = torch.cat([sentence, from_words], dim=1)
         return sentence, tokens
 
     def emissions(self, tokens: Tensor, intents: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
-        found = super().emissions(tokens, intents, batch, ops)
-        if self.said is None:
-            return found
+        emissions = super().emissions(tokens, intents, batch, ops)
+        if self.said_words is None:
+            return emissions
         near = batch.inputs.get("near")
         if near is None:  # not read yet: see `dataset`
-            near = self.said.near(batch.inputs["words"], batch.lengths)
+            near = self.said_words.near(batch.inputs["words"], batch.lengths)
         looked_up = ops.embedding(near, self.slot_words.weight, batch.lengths)  # (R, 3, K)
-        found = found + (looked_up * looked_up.new_tensor(self.said.WEIGHTS)[:, None]).sum(1)
-        meant = ops.linear(self.said.MEANT * intents.softmax(-1), self.slot_intents.weight, None)  # (B, K)
-        return found + meant.repeat_interleave(batch.lengths, 0)
+        emissions = emissions + (looked_up * looked_up.new_tensor(self.said_words.WEIGHTS)[:, None]).sum(1)
+        meant = ops.linear(self.said_words.MEANT * intents.softmax(-1), self.slot_intents.weight, None)  # (B, K)
+        return emissions + meant.repeat_interleave(batch.lengths, 0)
 
     def _tokens(self, words: Tensor, batch: Batch, ops: PlainOps, dropout_key: int | None) -> Tensor:
         """What the LSTM makes of each word: (R, 2H)."""
@@ -212,7 +212,7 @@ class CLC(IntentSlotModel):
             "size": vars(self.size),
             "vector_size": None if self.words.weight.requires_grad else self.words.weight.shape[1],
             **({"whitened": True} if self.whitened else {}),
-            **({} if self.said is None else {"said": SaidWords.FORM}),
+            **({} if self.said_words is None else {"said": SaidWords.FORM}),
         }
 
 
@@ -242,9 +242,9 @@ class Whitening(nn.Module):
         self.mean.copy_(x.mean(0))
         variances, axes = torch.linalg.eigh(torch.cov(x.T).double())
         scales = (variances.clamp_min(0) + self.FLOOR * variances.mean()).rsqrt()
-        found = (axes * scales @ axes.T).to(x.dtype)
+        matrix = (axes * scales @ axes.T).to(x.dtype)
         centred = x - self.mean
-        self.map.copy_(found * (centred.norm(dim=1).mean() / (centred @ found).norm(dim=1).mean()))
+        self.map.copy_(matrix * (centred.norm(dim=1).mean() / (centred @ matrix).norm(dim=1).mean()))
 
     def favour(self, heads: Tensor) -> None:
         """Stretch the directions in which these heads of public labels differ (K, D), and shrink the others: those of

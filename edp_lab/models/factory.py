@@ -230,9 +230,9 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
-        if (said := config.get("said")) not in (None, SaidWords.FORM):
+        if (form := config.get("said")) not in (None, SaidWords.FORM):
             raise ValueError("its heads read other words")
-        return CLC(labels, numbered, size, vectors, config.get("whitened", False), said is not None)
+        return CLC(labels, numbered, size, vectors, config.get("whitened", False), form is not None)
     from edp_lab.models.bert import BertIntentSlot, new_bert
 
     bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])

@@ -263,10 +263,10 @@ class ConvolutionUse:
         start = 0
         while start < count:
             stop = max(start + 1, bisect_right(ends, ends[start] + most) - 1)
-            own = slice(start, stop)
-            out = self.d.new_empty(stop - start, weight.numel()) if self.formed is None else self.formed[own]
-            self._form(cut.sizes[own], slice(ends[start], ends[stop]), out.view(len(out), len(weight), -1))
-            squares[own] = row_norms(out).square()
+            chunk = slice(start, stop)
+            out = self.d.new_empty(stop - start, weight.numel()) if self.formed is None else self.formed[chunk]
+            self._form(cut.sizes[chunk], slice(ends[start], ends[stop]), out.view(len(out), len(weight), -1))
+            squares[chunk] = row_norms(out).square()
             start = stop
         self.sums = cut.sums(None, self.d.sum((2, 3)))
         return squares, row_norms(self.sums).square()
@@ -300,5 +300,5 @@ class ConvolutionUse:
             torch.bmm(d.mT, patches, out=out)
             return
         pairs = zip(d.split(sizes.tolist()), patches.split(sizes.tolist()), strict=True)
-        for gradient, (own, inputs) in zip(out, pairs, strict=True):
-            torch.mm(own.flatten(0, 1).T, inputs.flatten(0, 1), out=gradient)
+        for gradient, (output_gradient, inputs) in zip(out, pairs, strict=True):
+            torch.mm(output_gradient.flatten(0, 1).T, inputs.flatten(0, 1), out=gradient)

@@ -97,7 +97,7 @@ class IntentSlotModel(nn.Module):
                 tags = self.crf.decode(emissions, mask)
                 if probabilities:
                     marginals = self.crf.marginals(emissions, mask)
-                    chosen = [marginals[k, range(len(own)), own].tolist() for k, own in enumerate(tags)]
+                    chosen = [marginals[k, range(len(path)), path].tolist() for k, path in enumerate(tags)]
             for k, example in enumerate(batch.examples.tolist()):
                 predictions[example] = Prediction(
                     self.labels.intents[intents[k]],

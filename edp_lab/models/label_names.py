@@ -43,16 +43,16 @@ class Names:
         row = {word: k for k, word in enumerate(words)}
         alike, weights = self._alike(words), _rarity(words, cut_known)
         near = np.zeros((len(new), len(known)))
-        told = np.array([len(name) > 0 for name in cut_known])
+        has_words = np.array([len(name) > 0 for name in cut_known])
         flat = np.array([row[word] for name in cut_known for word in name], dtype=int)
         starts = np.cumsum([0, *(len(name) for name in cut_known if name)])[:-1]
         for i, name in enumerate(cut_new):
             if name and len(flat):
-                own = np.array([row[word] for word in name])
-                pairs = alike[np.ix_(own, flat)]
-                there = weights[own] @ np.maximum.reduceat(pairs, starts, axis=1) / weights[own].sum()
+                rows = np.array([row[word] for word in name])
+                pairs = alike[np.ix_(rows, flat)]
+                there = weights[rows] @ np.maximum.reduceat(pairs, starts, axis=1) / weights[rows].sum()
                 back = np.add.reduceat(weights[flat] * pairs.max(0), starts) / np.add.reduceat(weights[flat], starts)
-                near[i, told] = (there + back) / 2
+                near[i, has_words] = (there + back) / 2
         return torch.from_numpy(near / TEMPERATURE).softmax(1).float()
 
     def _alike(self, words: Sequence[str]) -> np.ndarray:
@@ -86,9 +86,9 @@ def _rarity(words: Sequence[str], names: Sequence[Sequence[str]]) -> np.ndarray:
     return np.array([math.log((len(names) + 1) / (count[word] + 1)) + LEAST_WEIGHT for word in words])
 
 
-def likeness(one: Tensor, other: Tensor) -> Tensor:
-    """Of words with these vectors, (n, D) and (m, D) -> (n, m): 0 where a word has none."""
-    cosines = F.normalize(one) @ F.normalize(other).T
+def likeness(first: Tensor, second: Tensor) -> Tensor:
+    """Likeness of words with these vectors, (n, D) and (m, D) -> (n, m): 0 where a word has none."""
+    cosines = F.normalize(first) @ F.normalize(second).T
     return OTHER_WORD * cosines.clamp_min(0) ** SHARPNESS
 
 
@@ -137,10 +137,10 @@ class SaidWords(nn.Module):
         """`words` (R) are numbers of rows of `vectors` (V, D)."""
         utterance = torch.repeat_interleave(torch.arange(len(lengths), device=words.device), lengths)
         place, weight = utterance * self.places + self.place[words], self.weight[words].to(vectors.dtype)
-        said = vectors.new_zeros(len(lengths) * self.places).scatter_reduce_(0, place, weight, "amax")
+        present = vectors.new_zeros(len(lengths) * self.places).scatter_reduce_(0, place, weight, "amax")
         alike = likeness(vectors[words], vectors[self.names]).masked_fill(words[:, None] == self.names, 1.0)
         named = strongest(alike, lengths) @ self.shares
-        return torch.cat([self.LENGTH * F.normalize(said.view(-1, self.places)), named], dim=1)
+        return torch.cat([self.LENGTH * F.normalize(present.view(-1, self.places)), named], dim=1)
 
     def near(self, words: Tensor, lengths: Tensor) -> Tensor:
         """The first row of each third of the table is for nobody there."""

@@ -77,11 +77,11 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
 
     known = read(name)
     if known.sum() > MOST_SEEN * len(known):
-        said = max((text for text, hit in zip(count, known, strict=True) if hit), key=count.__getitem__)
-        others = [one for one in NAMES if one != name and read(one).mean() <= MOST_SEEN]
+        example = max((text for text, hit in zip(count, known, strict=True) if hit), key=count.__getitem__)
+        others = [other for other in NAMES if other != name and read(other).mean() <= MOST_SEEN]
         cure = f"give --pretrained {' or '.join(others)}" if others else "give a --pretrained made without them"
         raise UsageError(
-            f"{name} has read {known.mean():.0%} of the different utterances, such as {said!r}, so no epsilon would "
+            f"{name} has read {known.mean():.0%} of the different utterances, such as {example!r}, so no epsilon would "
             f"hold: {cure}, or leave them out"
         )
 
@@ -147,8 +147,8 @@ def whitened(plain: CLC, public: Dataset) -> CLC:
     Errors at epsilon 8 without and with it (tuning seed): ATIS .098, .086; SNIPS .144, .140; NLU-EVAL .355, .320.
     """
     model = CLC(plain.labels, plain.features, plain.size, plain.words.weight[:-UNKNOWN_WORDS], whitened=True)
-    own = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith(("intent", "slots"))}
-    model.load_state_dict(model.state_dict() | own)
+    body = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith(("intent", "slots"))}
+    model.load_state_dict(model.state_dict() | body)
     read = [model.encode(batch, PLAIN, None) for batch in model.inference_batches(public, 256)]
     model.pooled_view.fit(torch.cat([pooled for pooled, _ in read]))
     model.token_view.fit(torch.cat([tokens for _, tokens in read]))
@@ -175,7 +175,7 @@ def warm_start(start: CLC, labels: Labels, places: int = 0) -> CLC:
         raise UsageError("a start needs word vectors and slots: make one with edp-lab pretrain --model start")
     vectors = start.words.weight[: len(features.words)].detach().clone()
     features = replace(features, buckets=places or UNKNOWN_WORDS)
-    model = CLC(labels, features, start.size, vectors, whitened=True, said=places > 0)
+    model = CLC(labels, features, start.size, vectors, whitened=True, use_said_words=places > 0)
     names = Names(features.words, vectors)
     with torch.no_grad():
         for part in ("characters", "convolution", "lstm", "pooled_view", "token_view"):

@@ -137,13 +137,13 @@ def _read_text(path: Path, most: int) -> WordVectors:
                 announced, size = int(fields[0]), int(fields[1])
                 continue
             size = size or len(fields) - 1
-            word, told = " ".join(fields[:-size]), f"{path}, line {number}: expected a word and {size}"
+            word, expected = " ".join(fields[:-size]), f"{path}, line {number}: expected a word and {size}"
             try:
                 row = np.array(fields[-size:], dtype=np.float32)
             except ValueError as error:
-                raise UsageError(f"{told} numbers, separated by spaces") from error
+                raise UsageError(f"{expected} numbers, separated by spaces") from error
             if not word or size < 1 or row.shape != (size,) or not np.isfinite(row).all():
-                raise UsageError(f"{told} finite numbers, separated by spaces")
+                raise UsageError(f"{expected} finite numbers, separated by spaces")
             words.append(word)
             rows.append(row)
             if len(words) == most:
@@ -194,8 +194,8 @@ def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], Tensor]:
             at = end + 1 + ENTRY.size
         quantised, rows, matrix_columns = MATRIX.unpack_from(data, at)
         if labels or quantised or pruned > 0:
-            told = f"{path} is a supervised or quantised fastText model"
-            raise UsageError(f"{told}: give one of unsupervised word vectors")
+            problem = f"{path} is a supervised or quantised fastText model"
+            raise UsageError(f"{problem}: give one of unsupervised word vectors")
         if (rows, matrix_columns) != (words_stored + buckets, columns):
             raise ValueError("the matrix does not fit the vocabulary")
         table = np.frombuffer(data, "<f4", rows * columns, at + MATRIX.size).reshape(rows, columns)

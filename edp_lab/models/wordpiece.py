@@ -51,19 +51,19 @@ class PieceFeatures:
         """
         numbers = self.tokenizer.get_vocab()
         unknown, start, stop = (numbers[piece] for piece in ("[UNK]", "[CLS]", "[SEP]"))
-        found = sentences if isinstance(sentences, Words) else Words.of(sentences)
-        encoded = self.tokenizer.encode_batch(list(found.types), add_special_tokens=False)
+        indexed = sentences if isinstance(sentences, Words) else Words.of(sentences)
+        encoded = self.tokenizer.encode_batch(list(indexed.types), add_special_tokens=False)
         pieces_of = [e.ids or [unknown] for e in encoded]
         pieces, words, room = [], [], self.positions - 2
-        for k in range(len(found.numbers)):
-            own = found.numbers.gather(np.array([k]))[0].tolist()
-            if len(own) > room:
-                start_of_it = " ".join(found.types[w] for w in own[:5])
+        for k in range(len(indexed.numbers)):
+            codes = indexed.numbers.gather(np.array([k]))[0].tolist()
+            if len(codes) > room:
+                start_of_it = " ".join(indexed.types[w] for w in codes[:5])
                 raise UsageError(
-                    f"the utterance '{start_of_it} ...' has {len(own)} words, but this BERT reads at most {room}: "
+                    f"the utterance '{start_of_it} ...' has {len(codes)} words, but this BERT reads at most {room}: "
                     "leave it out or split it"
                 )
-            split = [pieces_of[w] for w in own]
+            split = [pieces_of[w] for w in codes]
             longest = max(map(len, split))
             while sum(min(len(word), longest) for word in split) > room:
                 longest -= 1
@@ -153,9 +153,9 @@ class ContextFeatures:
         Raises:
             UsageError: see `PieceFeatures.rows`.
         """
-        found = sentences if isinstance(sentences, Words) else Words.of(sentences)
-        numbers = (found.numbers.gather(np.array([k]))[0] for k in range(len(found.numbers)))
-        read = [tuple(found.types[w] for w in own.tolist()) for own in numbers]
+        indexed = sentences if isinstance(sentences, Words) else Words.of(sentences)
+        numbers = (indexed.numbers.gather(np.array([k]))[0] for k in range(len(indexed.numbers)))
+        read = [tuple(indexed.types[w] for w in utterance.tolist()) for utterance in numbers]
         if len(self._known.keys() | set(read)) > KEPT:
             self._known = {}
         missing = sorted(set(read) - self._known.keys(), key=lambda words: (len(words), words))
@@ -163,15 +163,15 @@ class ContextFeatures:
             some = missing[start : start + AT_ONCE]
             self._known |= zip(some, self._encoded(some), strict=True)
         vectors = Ragged.of([self._known[words] for words in read])
-        return {"words": vectors, "characters": self._spelling.rows(found)["characters"]}
+        return {"words": vectors, "characters": self._spelling.rows(indexed)["characters"]}
 
     @torch.no_grad()
     def _encoded(self, sentences: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
         from edp_lab.models.bert import encode_layers
 
-        found, every, device = self.pieces.rows(sentences), np.arange(len(sentences)), self.bert.device
-        pieces, rows = (part.to(device) for part in found["pieces"].take(every))
-        words, lengths = (part.to(device) for part in found["words"].take(every))
+        encoded, every, device = self.pieces.rows(sentences), np.arange(len(sentences)), self.bert.device
+        pieces, rows = (part.to(device) for part in encoded["pieces"].take(every))
+        words, lengths = (part.to(device) for part in encoded["words"].take(every))
         hidden = torch.stack(list(encode_layers(self.bert, pieces, rows))).mean(0)  # (P, D)
         stop = rows.cumsum(0)  # behind each utterance's [SEP]
         start = stop - rows  # its [CLS]

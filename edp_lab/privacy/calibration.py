@@ -72,8 +72,8 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
 
     @cache
     def excess(log_z0: float) -> float:
-        found = budget.excess(replace(mechanism, z0=math.exp(log_z0)), bill)
-        return 0.0 if -SPARED <= found <= 0 else found + SPARED / 2  # at 0 the search ends
+        overshoot = budget.excess(replace(mechanism, z0=math.exp(log_z0)), bill)
+        return 0.0 if -SPARED <= overshoot <= 0 else overshoot + SPARED / 2  # at 0 the search ends
 
     least, most = math.log(SMALLEST_Z), math.log(LARGEST_Z)
     start = math.log(near)

@@ -194,7 +194,7 @@ def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta:
     with np.errstate(divide="ignore"):  # the logarithm of 0 where nothing is dropped
         here, absent = np.log1p(-dropped), np.log(dropped) + other
     ours = (np.logaddexp(here + log_ndtr((c - pull) / noise_multiplier), absent) for pull in (2.0, 1.0))
-    p, q = (-np.expm1(passes * ((batches - 1) * other + own)) for own in ours)
+    p, q = (-np.expm1(passes * ((batches - 1) * other + log_probability)) for log_probability in ours)
     seen = (p > delta) & (q > SMALLEST_TAIL)
     return float((np.log(p[seen] - delta) - np.log(q[seen])).max(initial=0.0))
 
@@ -206,5 +206,5 @@ def _sampled_at_least(z: float, n: int, run: _Run, delta: float, guaranteed: flo
     steps, rate = run.fewest_steps, min(run.smallest / n, 1 / math.ceil(n / run.smallest))
     how = {"sampling_prob": rate, "pessimistic_estimate": False, "use_connect_dots": False}
     width = max(2e-5, guaranteed / (5 * steps))  # which each step may lose
-    one = pld.from_gaussian_mechanism(z, value_discretization_interval=width, **how)
-    return max(0.0, float(one.self_compose(steps).get_epsilon_for_delta(delta)))
+    single_step = pld.from_gaussian_mechanism(z, value_discretization_interval=width, **how)
+    return max(0.0, float(single_step.self_compose(steps).get_epsilon_for_delta(delta)))

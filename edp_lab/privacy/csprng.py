@@ -67,8 +67,8 @@ class SecretStream:
         _check_place(key, path)
         words = (int(purpose), len(path), *path)
         place = key.to_bytes(16, "big") + b"".join(word.to_bytes(4, "big") for word in words)
-        own = hashlib.shake_128(b"edp_lab stream" + place).digest(16)
-        self._encryptor, self._one_by_one = (Cipher(AES(own), mode).encryptor() for mode in (CTR(bytes(16)), ECB()))
+        aes_key = hashlib.shake_128(b"edp_lab stream" + place).digest(16)
+        self._encryptor, self._one_by_one = (Cipher(AES(aes_key), mode).encryptor() for mode in (CTR(bytes(16)), ECB()))
 
     def fill(self, out: np.ndarray) -> None:
         """The next bits into all bytes of `out`, contiguous; ValueError if there are more than 8 `PIECE`."""

@@ -120,8 +120,8 @@ def round_sums(
 
 
 @compiled("int64(uint8[::1], int64, int64[::1], int64)")
-def where_marked(marks: np.ndarray, start: int, places: np.ndarray, found: int) -> int:
-    """The numbers of the bytes that are not 0, counted from `start`, into `places` behind those found before.
+def where_marked(marks: np.ndarray, start: int, places: np.ndarray, count: int) -> int:
+    """The numbers of the bytes that are not 0, counted from `start`, into `places` behind the `count` found before.
 
     Returns how many are found by now. Of marks (64 n) 64 are looked at together.
     """
@@ -133,9 +133,9 @@ def where_marked(marks: np.ndarray, start: int, places: np.ndarray, found: int) 
         if any_of_64:
             for i in range(8 * first, 8 * first + 64):
                 if marks[i]:
-                    places[found] = start + i
-                    found += 1
-    return found
+                    places[count] = start + i
+                    count += 1
+    return count
 
 
 @compiled(
@@ -157,7 +157,7 @@ def round_pairs(
     rounding: float,
     integers: float,
     places: np.ndarray,
-    found: int,
+    count: int,
 ) -> int:
     """`normal_single`, then `round_sums` of both numbers of each pair: noise and marks stay in the innermost cache.
 
@@ -165,7 +165,7 @@ def round_pairs(
         raw: bits of `half` radii, then of as many angles. The pairs begin at `start`.
         first, second: (n) their numbers; in the block they are start ... start + n, and `half` beyond.
         terms: (2, 4), scale, std, grid and margin of both.
-        places: where numbers are that are not sure, `found` of them before and what is returned afterwards.
+        places: where numbers are that are not sure, `count` of them before and what is returned afterwards.
     """
     noise, other = np.empty(PAIRS, dtype=np.float32), np.empty(PAIRS, dtype=np.float32)
     marks = np.zeros(PAIRS, dtype=np.uint8)
@@ -176,11 +176,11 @@ def round_pairs(
         marks[n:] = 0
         scale, std, grid, margin = terms[0, 0], terms[0, 1], terms[0, 2], terms[0, 3]
         round_sums(first[at : at + n], scale, noise[:n], std, grid, margin, rounding, integers, marks[:n])
-        found = where_marked(marks, pair, places, found)
+        count = where_marked(marks, pair, places, count)
         scale, std, grid, margin = terms[1, 0], terms[1, 1], terms[1, 2], terms[1, 3]
         round_sums(second[at : at + n], scale, other[:n], std, grid, margin, rounding, integers, marks[:n])
-        found = where_marked(marks, half + pair, places, found)
-    return found
+        count = where_marked(marks, half + pair, places, count)
+    return count
 
 
 @compiled(

@@ -84,14 +84,14 @@ def release(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> 
     size = sum(len(piece.numbers) for piece in pieces)
     half = (size + 1) // 2
     raw, places = own_memory("bits", 2 * half, np.uint32), own_memory("places", 2 * half, np.int64)
-    bits, found = SecretStream(key, purpose, *path), 0
+    bits, uncertain = SecretStream(key, purpose, *path), 0
     bits.fill(raw)
-    for start, one, other in _pairs([_scaled_if_silent(piece) for piece in pieces], half):
-        of = one.numbers.dtype.type
-        terms, integers = np.array([_terms(one), _terms(other)], dtype=of), of(1.5 * 2.0 ** np.finfo(of).nmant)
-        both = one.numbers, other.numbers, terms, of(FLOAT32_ROUNDING), integers
-        found = round_pairs(raw, start, half, *CERTAIN, *both, places, found)
-    left, starts = np.sort(places[:found]), [0, *accumulate(len(piece.numbers) for piece in pieces)]
+    for start, lower, upper in _pairs([_scaled_if_silent(piece) for piece in pieces], half):
+        of = lower.numbers.dtype.type
+        terms, integers = np.array([_terms(lower), _terms(upper)], dtype=of), of(1.5 * 2.0 ** np.finfo(of).nmant)
+        both = lower.numbers, upper.numbers, terms, of(FLOAT32_ROUNDING), integers
+        uncertain = round_pairs(raw, start, half, *CERTAIN, *both, places, uncertain)
+    left, starts = np.sort(places[:uncertain]), [0, *accumulate(len(piece.numbers) for piece in pieces)]
     cuts = np.searchsorted(left, starts)
     for piece, start, first, last in zip(pieces, starts, cuts, cuts[1:], strict=False):
         if first < last and piece.std >= SMALLEST_STD:
@@ -115,7 +115,7 @@ def _terms(piece: Piece) -> tuple[float, ...]:
 def _pairs(pieces: list[Piece], half: int) -> Iterator[tuple[int, Piece, Piece]]:
     """Runs of pairs whose first numbers all lie in one piece, as their second ones do: from where, and both."""
     odd = 2 * half - sum(len(piece.numbers) for piece in pieces)  # the last pair's second number is thrown away
-    pieces = [*pieces, *(Piece(np.zeros(odd, dtype=one.numbers.dtype), 1.0, 1.0) for one in pieces[:1])]
+    pieces = [*pieces, *(Piece(np.zeros(odd, dtype=piece.numbers.dtype), 1.0, 1.0) for piece in pieces[:1])]
     starts = [0, *accumulate(len(piece.numbers) for piece in pieces)]
     for start, stop in pairwise(sorted({half, *(place % half for place in starts)})):
         both: list[Piece] = []

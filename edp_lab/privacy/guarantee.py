@@ -222,8 +222,8 @@ def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: st
     if mechanism is not None:
         method, sampling = _kind(mechanism, people).method, _sampling(mechanism)
         noise = EXACT_NOISE if mechanism.exact_noise else FLOAT_NOISE
-    one = "one utterance (someone with several loses more: see utterances per person)"
-    who = one if people == 1 else f"anyone with up to {people} utterances"
+    one_utterance = "one utterance (someone with several loses more: see utterances per person)"
+    who = one_utterance if people == 1 else f"anyone with up to {people} utterances"
     neighbours = NEIGHBOURS.get(adjacency, adjacency)
     scope = SCOPE.format(method=method, who=who, neighbours=neighbours, sampling=sampling, noise=noise)
     return Guarantee("none", scope, "", delta, method, str(adjacency), sampling, epochs, None, None, None, None)

@@ -134,8 +134,8 @@ class Losses:
     def epsilon(self, delta: float) -> tuple[float, bool]:
         """The smallest epsilon with that delta, rounded up, and whether roundings hardly count there."""
         log_delta = math.log(delta)
-        found, sure = self._curve(_level(log_delta)).epsilon(log_delta)
-        return (found, sure) if found < self.most else (self.most, self.most < math.inf)
+        epsilon, sure = self._curve(_level(log_delta)).epsilon(log_delta)
+        return (epsilon, sure) if epsilon < self.most else (self.most, self.most < math.inf)
 
     def log_delta(self, epsilon: float) -> tuple[float, bool]:
         """ln delta at epsilon, and whether roundings hardly count there."""
@@ -143,11 +143,11 @@ class Losses:
             return -math.inf, True
         place = bisect_left(LEVELS, True, key=lambda level: self._rough.at(level)[1].mean >= epsilon)
         level = LEVELS[min(place, len(LEVELS) - 1)]
-        found = self._curve(level).log_delta(epsilon)
-        while (smaller := _level(found[0])) > level:  # as `epsilon` would look at it
+        result = self._curve(level).log_delta(epsilon)
+        while (smaller := _level(result[0])) > level:  # as `epsilon` would look at it
             level, now = smaller, self._curve(smaller).log_delta(epsilon)
-            found = min(now, found)
-        return found
+            result = min(now, result)
+        return result
 
     def surely_below(self, epsilon: float, log_delta: float) -> bool:
         """Whether delta at epsilon is no more, as a moment of the losses tells, without their distribution.
@@ -157,14 +157,14 @@ class Losses:
         """
         if epsilon >= self.most or not math.isfinite(log_delta + epsilon):
             return epsilon >= self.most
-        tilt, one = self._rough.at(_level(log_delta))[0], self.released(self.width)
+        tilt, released = self._rough.at(_level(log_delta))[0], self.released(self.width)
         with np.errstate(divide="ignore"):
-            logs = np.log(one.masses)
-        shift = tilt * one.width * np.abs(one.grid).max()
-        rounding = self.releases * UNIT * (len(one.grid) + 16 + 2 * (shift - logs[np.isfinite(logs)].min()))
-        moment = float(self.counts @ _log_sum(logs + tilt * one.width * one.grid)) + rounding
+            logs = np.log(released.masses)
+        shift = tilt * released.width * np.abs(released.grid).max()
+        rounding = self.releases * UNIT * (len(released.grid) + 16 + 2 * (shift - logs[np.isfinite(logs)].min()))
+        moment = float(self.counts @ _log_sum(logs + tilt * released.width * released.grid)) + rounding
         line = moment - tilt * epsilon - math.log1p(tilt) - tilt * math.log1p(1 / tilt) + 1e-12 * (1 + tilt * epsilon)
-        return float(np.logaddexp(line, math.log(float(self.counts @ (one.beyond + 1e-290))))) <= log_delta
+        return float(np.logaddexp(line, math.log(float(self.counts @ (released.beyond + 1e-290))))) <= log_delta
 
     @cached_property
     def width(self) -> float:
@@ -203,11 +203,11 @@ class Losses:
         """delta's curve from the distribution composed at this level's tilt."""
         tilt, _ = self._rough.at(level)
         bottom, top, further = self._rough.window(level)
-        one = self.released(width)
-        outer = np.cumsum((self.counts @ one.masses)[::-1])[::-1]
+        released = self.released(width)
+        outer = np.cumsum((self.counts @ released.masses)[::-1])[::-1]
         kept = outer >= NEGLIGIBLE * math.exp(-_divergence(level))
-        loss, grid, masses = width * one.grid[kept], one.grid[kept], one.masses[:, kept]
-        beyond = one.beyond + one.masses[:, ~kept].sum(axis=1) + 1e-290  # what underflowed
+        loss, grid, masses = width * released.grid[kept], released.grid[kept], released.masses[:, kept]
+        beyond = released.beyond + released.masses[:, ~kept].sum(axis=1) + 1e-290  # what underflowed
         with np.errstate(divide="ignore"):
             logs = np.log(masses)
         log_k, log_further = (_log_sum(logs + now * loss) for now in (tilt, tilt + further))
@@ -257,12 +257,12 @@ class Curve(NamedTuple):
         place = self._place(log_delta)
         if place == len(self.log_delta_at):
             return math.inf, False
-        found, sure = self.width * (self.first + place), self._sure(place)
+        epsilon, sure = self.width * (self.first + place), self._sure(place)
         if place:
             before, after = np.exp(np.minimum(self.log_delta_at[place - 1 : place + 1] - log_delta, LARGEST)).tolist()
             share = (before - 1) / (before - after)
-            found += math.log1p(share * math.expm1(self.width)) - self.width
-        return max(0.0, found + 1e-13 * abs(found)), sure
+            epsilon += math.log1p(share * math.expm1(self.width)) - self.width
+        return max(0.0, epsilon + 1e-13 * abs(epsilon)), sure
 
     def added(self, log_delta: float, releases: float) -> float:
         """About what share of epsilon the grid has added there: w^2 / 12 (1 + delta'' / |delta'|) for each release."""

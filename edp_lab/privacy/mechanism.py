@@ -160,7 +160,7 @@ class Mechanism:
             object.__setattr__(self, name, _choice(choices, getattr(self, name)))
         positive, whole = f"greater than 0, at most {LARGEST:g}", f"a whole number, at least 1 and at most {MOST:,}"
         above_0 = math.ulp(0.0)
-        for name, told, kind, least, most, cure in (
+        for name, title, kind, least, most, cure in (
             ("clip_norm", "clip norm C", float, above_0, LARGEST, positive),
             ("z0", "noise multiplier z0", float, 0, LARGEST, f"0 or more, at most {LARGEST:g}"),
             ("tau", "decay rate tau", float, 0, math.inf, "0 or more"),
@@ -169,7 +169,7 @@ class Mechanism:
             ("micro_batch_size", "micro-batch size", int, 1, MOST, whole),
         ):
             value = getattr(self, name)
-            _check(told, value, (kind is float or isinstance(value, Integral)) and least <= value <= most, cure)
+            _check(title, value, (kind is float or isinstance(value, Integral)) and least <= value <= most, cure)
             object.__setattr__(self, name, kind(value))
         if self.alpha is Alpha.NONE and self.alpha_max != 1:
             raise UsageError(f"alpha 'none' means that every layer scale is 1, not {self.alpha_max}: choose 'public'")

@@ -18,7 +18,7 @@ IN_OWN_COLUMN = ("corpus", "model", "method", "epochs", "delta")
 NOT_FOR_SGD = (
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "as_printed", "alpha", "noise",
 )  # fmt: skip
-NEIGHBOURS = {one.value: one.name.lower().replace("_", "-") for one in Adjacency}
+NEIGHBOURS = {adjacency.value: adjacency.name.lower().replace("_", "-") for adjacency in Adjacency}
 Row = dict[str, Any]  # what a run came to, by the names in `_row`; None for what it does not have
 
 
@@ -45,7 +45,7 @@ def compare(folders: Sequence[str | Path]) -> Comparison:
     plain = [run for run in timed if run["method"] == "sgd"]
     reference = min(plain or timed, key=lambda run: run["seconds"] / run["epochs"], default=None)
     for run, name in zip(runs, _names(paths), strict=True):
-        run |= {"name": name, "settings": {key: one for key, one in _counting(run).items() if key in differing}}
+        run |= {"name": name, "settings": {key: value for key, value in _counting(run).items() if key in differing}}
         if reference is not None and run["seconds"] is not None:
             pace = reference["seconds"] / reference["epochs"]
             run["times_reference"] = run["seconds"] / run["epochs"] / pace
@@ -56,7 +56,7 @@ def _names(paths: Sequence[Path]) -> Iterator[str]:
     """Of each folder's path as much from its end as tells it from the others."""
     for path in paths:
         tails = (["/".join(other.parts[-parts:]) for other in [path, *paths]] for parts in count(1))
-        name = next(own for own, *every in tails if every.count(own) == 1)
+        name = next(tail for tail, *every in tails if every.count(tail) == 1)
         yield "".join(char if char.isprintable() else "?" for char in name)
 
 

@@ -85,7 +85,7 @@ def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
     reachable = np.sum([(low <= high).any(axis=0) for _, _, (low, _, high) in cells], axis=0)  # (T)
     chosen = np.flatnonzero(reachable == reachable.max()) + 1
     return Table1Epsilon(
-        tuple(_explain(row, decay, found, chosen) for row, decay, found in cells),
+        tuple(_explain(row, decay, log_z0, chosen) for row, decay, log_z0 in cells),
         tuple(Reach(epochs, int(count)) for epochs, count in enumerate(reachable, start=1)),
         tuple(int(epochs) for epochs in chosen if reachable[epochs - 1] == len(cells)),
         NUM_GPUS,
@@ -113,22 +113,22 @@ def log_rho(log10_epsilon: float, delta: float) -> float:
 
 
 def _explain(
-    row: Table1Row, decay: Decay, found: tuple[np.ndarray, np.ndarray, np.ndarray], epochs: np.ndarray
+    row: Table1Row, decay: Decay, log_z0: tuple[np.ndarray, np.ndarray, np.ndarray], epochs: np.ndarray
 ) -> ExplainedEpsilon:
     printed, tried = row.changes[decay].log10_epsilon, []
     for count in map(int, epochs):
         for k, tau in enumerate(TAUS.get(decay, (None,))):
-            low, exact, high = (10.0 ** float(log[k, count - 1]) for log in found)
+            low, exact, high = (10.0 ** float(log[k, count - 1]) for log in log_z0)
             z0 = min(max(exact, Z0_RANGE[0]), Z0_RANGE[1])
             claimed = math.log10(claimed_epsilon(_mechanism(decay, tau, z0), count, row.delta))
             tried.append(Setting(tau, count, z0, (low, high) if low <= high else None, claimed))
     settings = [setting for setting in tried if setting.z0_range]
     if settings:  # the one nearest to 1, 2 or 5 times a power of ten, by |log10 of the ratio|
-        closest = min(settings, key=lambda one: float(np.min(np.abs(ROUND - math.log10(one.z0) % 1))))
+        closest = min(settings, key=lambda setting: float(np.min(np.abs(ROUND - math.log10(setting.z0) % 1))))
     else:
-        closest = min(tried, key=lambda one: abs(one.log10_epsilon - printed))
+        closest = min(tried, key=lambda setting: abs(setting.log10_epsilon - printed))
     mechanism = _mechanism(decay, closest.tau, closest.z0)
-    fits = np.flatnonzero((found[0] <= found[2]).any(axis=0)) + 1
+    fits = np.flatnonzero((log_z0[0] <= log_z0[2]).any(axis=0)) + 1
     return ExplainedEpsilon(
         row.corpus,
         row.model,

@@ -18,10 +18,10 @@ def rows(path: Path, command: str) -> list[dict[str, Any]]:
     cure = f"run this in a clone of the project, or make it with `{command}`"
     if not path.exists():
         raise UsageError(f"{path} is not there: {cure}")
-    found = read_json(path)
-    if not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
+    content = read_json(path)
+    if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
         raise UsageError(f"{path} holds no rows: {cure}")
-    return found
+    return content
 
 
 def machine(device: str = "cpu") -> str:
@@ -37,7 +37,7 @@ def read_kept(path: Path, *parts: str) -> dict[str, Any]:
     """A JSON object by its parts; UsageError where the file is missing, damaged, or lacks one of the parts."""
     if not path.exists():
         raise UsageError(f"{path} is missing: restore it from the repository, or measure it anew")
-    told = read_json(path)
-    if not isinstance(told, dict) or not {*parts} <= told.keys():
+    content = read_json(path)
+    if not isinstance(content, dict) or not {*parts} <= content.keys():
         raise UsageError(f"{path} is damaged or of another version: restore it from the repository")
-    return told
+    return content

@@ -172,8 +172,8 @@ def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
     first = [replace(config, seed=seed) for config in (plain, half) for seed in range(scale.seeds)]
     sgd, tried = _tune(runs, scale, plain, first, f"{what}: SGD and tuning")
     arms: dict[tuple[str, Decay | None], TrainConfig] = {(SGD, None): plain, (HALF, None): half}
-    for variant, own in tried.items():
-        arms |= {(variant, decay): under(decay, _choose(own, sgd)) for decay in Decay}
+    for variant, trials in tried.items():
+        arms |= {(variant, decay): under(decay, _choose(trials, sgd)) for decay in Decay}
     every = [replace(config, seed=seed) for config in arms.values() for seed in range(scale.seeds)]
     done = runs.results(every, f"{what}: seeds")
     results = {arm: done[place * scale.seeds :][: scale.seeds] for place, arm in enumerate(arms)}
@@ -225,7 +225,7 @@ def _cell(
     variant: str,
     decay: Decay | None,
     config: TrainConfig,
-    own: Sequence[Result],
+    results: Sequence[Result],
     plain: Sequence[Result],
     trials: int,
 ) -> Cell:
@@ -235,14 +235,14 @@ def _cell(
         """Relative to SGD, in percent; negative is better. None for SGD."""
         if variant == SGD:
             return None
-        return estimate([100 * (new[name] / old[name] - 1) for new, old in zip(own, plain, strict=True)])
+        return estimate([100 * (new[name] / old[name] - 1) for new, old in zip(results, plain, strict=True)])
 
     def largest(name: str) -> float | None:
         """Of the seeds; None where one has no guarantee."""
-        values = [one[name] for one in own]
+        values = [result[name] for result in results]
         return None if None in values else max(values)
 
-    first = own[0]
+    first = results[0]
     printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (config.model, CORPORA[config.corpus]))
     mechanism, claimed = config.mechanism(first["examples"]), None
     if mechanism is not None:
@@ -257,9 +257,9 @@ def _cell(
         "stands_for": printed.corpus,  # the paper's name of the corpus, in whose place ours may stand
         "variant": variant,
         "decay": None if decay is None else str(decay),
-        "seeds": len(own),
+        "seeds": len(results),
         # In percent. The attack by the loss alone has no shadow model that might suit one target better than another.
-        **{name: estimate([100 * one[name] for one in own]) for name in SCORES},
+        **{name: estimate([100 * result[name] for result in results]) for name in SCORES},
         **{f"{name}_change": change(name) for name in SCORES},
         "log10_claimed": math.log10(claimed) if claimed else None,  # by the paper's accounting, at its delta
         "epsilon": largest("epsilon"),  # these two hold at `delta` were the seed secret
@@ -270,12 +270,12 @@ def _cell(
         "trials": trials,
         "within_tolerance": None if decay is None else _usable(first, plain[0]),  # the first seed keeps the error there
         "paper": paper,
-        "runs": tuple(one["run"] for one in own),  # their keys
+        "runs": tuple(result["run"] for result in results),  # their keys
         "about": {
-            **{name: ", ".join(sorted({one[name] for one in own})) for name in ("device", "machine")},
+            **{name: ", ".join(sorted({result[name] for result in results})) for name in ("device", "machine")},
             **{name: first[name] for name in ("threads", "versions", "examples", "shadow_corpora")},
             **{name: getattr(config, name) for name in ("size", "batch_size", "epochs")},
-            "seconds": sum(one["seconds"] for one in own),  # of training
+            "seconds": sum(result["seconds"] for result in results),  # of training
         },
     }
 
@@ -320,7 +320,7 @@ class TableRuns:
         self._made = read_lines(out / "cells.jsonl")
         self._numerics = {area: NUMERICS[area] for area in AREAS}
         self._examples = {line["config"]["corpus"]: line["result"]["examples"] for line in committed}
-        self._known = {name: found for line in committed for name, found in line["contents"].items()}
+        self._known = {name: content for line in committed for name, content in line["contents"].items()}
         if encoder != ENCODER:
             self._known.pop("encoder", None)
         self._results: dict[str, list[Result]] = {}
@@ -350,7 +350,7 @@ class TableRuns:
     def known(self, config: TrainConfig) -> Result | None:
         """The result of a run that has been done with these settings, data and numerics."""
         for line in self._results.get(_text(settings(config)), []):
-            agree = all(self._content(name) == found for name, found in line["contents"].items())
+            agree = all(self._content(name) == content for name, content in line["contents"].items())
             if agree and line["numerics"] == self._numerics:
                 return dict(line["result"])
         return None
@@ -476,7 +476,7 @@ def make_start(start: str, encoder: str, texts: Sequence[str], folder: Path) -> 
 
     if start == VECTORS:
         corpora = [generate(TEXT, TEXT_SEED), *map(load_corpus, texts)]
-        pretrain_vectors([u.tokens for one in corpora for u in one.utterances], folder)
+        pretrain_vectors([u.tokens for corpus in corpora for u in corpus.utterances], folder)
         return
     with _blamed(encoder):
         if start.startswith(LAYERS):

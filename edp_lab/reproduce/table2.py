@@ -157,9 +157,9 @@ def _row(
     task: Task, contestant: Contestant, number: int, turns: Sequence[dict[str, Any]], memory_mb: float
 ) -> dict[str, Any]:
     """The result of the contestant with this number in `turns`; SGD has a step beside every other's."""
-    own = [turn for turn in turns if number in (0, turn["number"])]
-    seconds = [turn["seconds" if number else "sgd"] for turn in own]
-    ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, own, strict=True)]
+    matching = [turn for turn in turns if number in (0, turn["number"])]
+    seconds = [turn["seconds" if number else "sgd"] for turn in matching]
+    ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, matching, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     paper = [r for r in TABLE_2 if r.model.lower() == task.model and r.corpus.lower() == task.corpus.lower()]
     factors = {"sgd": 1.0, "edp-sgd": paper[0].edp_sgd_factor, "dp-sgd-naive": paper[0].dp_sgd_factor} if paper else {}
@@ -222,8 +222,10 @@ def _measured(
 
 def main(job: str) -> None:
     """One rank of the benchmark; the first prints a line of JSON after each turn."""
-    told, given, pretrained, memory = json.loads(job)
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    values, given, pretrained, memory = json.loads(job)
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
     task = Task(**fields)
     contestants = [Contestant(*each) for each in given]
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -240,9 +242,9 @@ def turns(
     accelerator = start_accelerator(contestants[0].processes, task.device)
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
-    runs = [Trainer(task.config(one, pretrained), corpus, data, accelerator) for one in contestants]
-    take = [_taker(run, one.method) for run, one in zip(runs, contestants, strict=True)]
-    firsts = [one(0) for one in take]  # allocates memory; not counted
+    runs = [Trainer(task.config(contestant, pretrained), corpus, data, accelerator) for contestant in contestants]
+    take = [_taker(run, contestant.method) for run, contestant in zip(runs, contestants, strict=True)]
+    firsts = [step(0) for step in take]  # allocates memory; not counted
     if memory:
         take[0](1)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
@@ -257,7 +259,7 @@ def turns(
         for number in draw.sample(range(1, len(runs)), len(runs) - 1) or [0]:
             if place < FEW or firsts[number] < SLOW * firsts[0]:
                 pair = draw.sample([0, number], 2) if number else [0]
-                seconds = {one: take[one](place) for one in pair}
+                seconds = {index: take[index](place) for index in pair}
                 yield {"number": number, "round": place, "seconds": seconds[number], "sgd": seconds[0], **about}
 
 
@@ -276,7 +278,7 @@ def _taker(run: Trainer, method: str) -> Callable[[int], float]:
         if peer is None:
             run.step()
         else:
-            peer.step(np.concatenate([part for own in run.batches.devices(0, place, 0) for part in own]))
+            peer.step(np.concatenate([part for parts in run.batches.devices(0, place, 0) for part in parts]))
         wait()
         return time.perf_counter() - start
 
@@ -437,11 +439,12 @@ class _CRFLoss(nn.Module):
         with torch.no_grad():
             start, transitions, end = self.score.weight[0].split([k, k * k, k])
             parameters = start, transitions.view(k, k), end
-            found = forward_backward(emissions, mask, *parameters)
-            loss = (found.log_partition - path_score(emissions, tags, mask, *parameters)).to(kind)
-            at_token = found.marginals - F.one_hot(tags, k) * mask[..., None]  # (B, T, K)
+            recursion = forward_backward(emissions, mask, *parameters)
+            loss = (recursion.log_partition - path_score(emissions, tags, mask, *parameters)).to(kind)
+            at_token = recursion.marginals - F.one_hot(tags, k) * mask[..., None]  # (B, T, K)
             last = at_token[torch.arange(len(tags), device=tags.device), mask.sum(1) - 1]
-            moves = (transitions.double() - found.highest).exp() * (found.before.mT @ found.after).flatten(1)
+            moves = (transitions.double() - recursion.highest).exp()
+            moves = moves * (recursion.before.mT @ recursion.after).flatten(1)
             moves.scatter_add_(1, tags[:, :-1] * k + tags[:, 1:], -mask[:, 1:].double())
             features = torch.cat([at_token[:, 0], moves, last], dim=1)
         linear = self.score(features.to(kind))[:, 0] + (emissions * at_token.to(kind)).sum((1, 2))

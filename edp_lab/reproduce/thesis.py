@@ -264,8 +264,8 @@ class Lab:
         data = self.images(repeat, SIGMA)
         order = stream(self._key(repeat, "parts"), Purpose.SHUFFLE).permutation(len(data.train))
         jobs = []
-        for k, own in enumerate(np.array_split(order, self.scale.instructors), 1):
-            part = replace(data, train=data.train[own], train_labels=data.train_labels[own])
+        for k, indices in enumerate(np.array_split(order, self.scale.instructors), 1):
+            part = replace(data, train=data.train[indices], train_labels=data.train_labels[indices])
             named = f"{name}, noise {SIGMA:g} on the images, instructor {k} of {self.scale.instructors}"
             jobs.append(self.job(named, repeat, part, True, **given))
         return self.train(jobs)
@@ -312,35 +312,37 @@ class Lab:
             if missing:
                 self.tell(f"{jobs[0].name}: {done} of {len(jobs)} networks are trained", True)
 
-        found = kept_results(self.cells, keys, jobs, _trained, usable_workers(missing), progress)
-        return [Network(**{**one, "predicted": np.array(one["predicted"])}) for one in found]
+        results = kept_results(self.cells, keys, jobs, _trained, usable_workers(missing), progress)
+        return [Network(**{**result, "predicted": np.array(result["predicted"])}) for result in results]
 
     # ---- Rows
 
     def scores(self, networks: Repeats, start: int = 0) -> Scores:
         """Over all repeats' test images from `start` on."""
         truth = np.concatenate([self.images(repeat).test_labels[start:] for repeat in self.repeats])
-        return score_labels(truth, np.concatenate([one.predicted for one in networks]), self.images(0).classes)
+        return score_labels(truth, np.concatenate([network.predicted for network in networks]), self.images(0).classes)
 
     def vote_scores(self, ensembles: Sequence[Sequence[Network]]) -> Scores:
         """Scores of a vote without noise among each repeat's networks."""
         classes = self.images(0).classes
-        votes = [vote_counts([one.predicted for one in ensemble], classes).argmax(axis=1) for ensemble in ensembles]
+        votes = [
+            vote_counts([network.predicted for network in ensemble], classes).argmax(axis=1) for ensemble in ensembles
+        ]
         truth = np.concatenate([self.images(repeat).test_labels for repeat in self.repeats])
         return score_labels(truth, np.concatenate(votes), classes)
 
 
 def _trained(job: Job) -> dict[str, Any]:
     """The fields of `Network`, trained."""
-    one = job.train()
-    record = {name: value for name, value in one.record.items() if name != "rows"}
-    predicted = one.model.predict(job.test_x).tolist()
-    return {"predicted": predicted, "rows": one.rows, "epsilon": one.guarantee.epsilon, "record": record}
+    trained = job.train()
+    record = {name: value for name, value in trained.record.items() if name != "rows"}
+    predicted = trained.model.predict(job.test_x).tolist()
+    return {"predicted": predicted, "rows": trained.rows, "epsilon": trained.guarantee.epsilon, "record": record}
 
 
 def largest(networks: Sequence[Network]) -> float:
     """Epsilon of networks on disjoint parts, or of each of several: the largest; inf if one has none."""
-    return max(math.inf if one.epsilon is None else one.epsilon for one in networks)
+    return max(math.inf if network.epsilon is None else network.epsilon for network in networks)
 
 
 def row(table: str, name: str, ours: Sequence[float], **more: Any) -> Row:
@@ -434,8 +436,8 @@ def phase_one(table: str, lab: Lab) -> Iterator[Row]:
         ten = lab.ensembles(name, kind, private=False)
         note = f"hard vote of {len(ten[0])} instructors; labels are bare"
         yield score_row(table, name, lab.vote_scores(ten), list(chain(*ten)), note, image=image)
-        one, note = lab.networks(name, SIGMA, model=kind), "on all images; labels are bare"
-        yield score_row(table, f"{name}, one network", lab.scores(one), one, note, image=image)
+        networks, note = lab.networks(name, SIGMA, model=kind), "on all images; labels are bare"
+        yield score_row(table, f"{name}, one network", lab.scores(networks), networks, note, image=image)
 
 
 def phase_two(table: str, lab: Lab) -> Iterator[Row]:
@@ -492,10 +494,10 @@ def beside_abadi(table: str, lab: Lab) -> Iterator[Row]:
 
 def times(table: str, lab: Lab) -> Iterator[Row]:
     """The CNN on noised images: the networks of table 4.5, in the first repeat."""
-    one = lab.networks(CNN, SIGMA, model="cnn")[:1]
+    single = lab.networks(CNN, SIGMA, model="cnn")[:1]
     ten = lab.instructors(f"{CNN}, adam", 0, model="cnn", method="adam")
-    note = f"CNN, {one[0].record['epochs']} epochs, and {ten[0].record['epochs']} of each of {len(ten)}; one by one"
-    for name, networks in zip(TABLES[table].rows, (one, ten), strict=True):
+    note = f"CNN, {single[0].record['epochs']} epochs, and {ten[0].record['epochs']} of each of {len(ten)}; one by one"
+    for name, networks in zip(TABLES[table].rows, (single, ten), strict=True):
         seconds = sum(network.seconds for network in networks)
         yield row(table, name, [seconds], note=note, seconds=seconds)
 

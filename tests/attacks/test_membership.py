@@ -118,10 +118,10 @@ def test_the_paper_s_attack_and_lira_find_members_of_an_overfitted_model(overfit
     assert low > 0.5
     assert "membership leaks" in attacked.verdict
     assert attacked.result.bound is None
-    told: list[str] = []
-    attacked = attack_lira(overfitted, shadows=4, epochs=8, cache=tmp_path, told=told.append)
+    messages: list[str] = []
+    attacked = attack_lira(overfitted, shadows=4, epochs=8, cache=tmp_path, progress=messages.append)
     assert attacked.result.auc_interval[0] > 0.5
-    assert told[-1] == "shadow model 4 of 4"
+    assert messages[-1] == "shadow model 4 of 4"
     assert attacked.to_json()["shadow_epochs"] == 8
     assert attack_loss(overfitted).result.auc_interval[0] > 0.5
 

@@ -68,7 +68,7 @@ def build(kind: str):
         size = CLCSize(hidden=5, layers=2, word=4, character=3, filters=4, dropout=0.5)
         model = CLC(labels, WordFeatures(WORDS[:5], buckets=3), size, torch.randn(5, 6) if frozen else None)
         if "heads" in kind:
-            model = CLC(labels, WordFeatures(WORDS[:5], 7), size, torch.randn(5, 4), whitened=True, said=True)
+            model = CLC(labels, WordFeatures(WORDS[:5], 7), size, torch.randn(5, 4), whitened=True, use_said_words=True)
     else:
         size = BertSize(layers=3, heads=2, hidden=8, intermediate=12, positions=40)
         encoder = new_bert(size.architecture(len(PIECES)))

@@ -255,7 +255,7 @@ def test_a_result_counts_for_its_settings_data_and_numerics_alone(stubs, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(study, "corpus_content", lambda name: "changed")
         assert TableRuns(tmp_path / "out").known(CONFIG) is None
-    monkeypatch.setattr(study, "default_shadow", lambda own, has: "smart-home-video")
+    monkeypatch.setattr(study, "default_shadow", lambda target_corpus, has: "smart-home-video")
     new = TableRuns(tmp_path / "new")
     new.results([CONFIG], "test")
     assert "smart-home-video" in read_lines(tmp_path / "new" / "cells.jsonl")[0]["contents"]
@@ -291,7 +291,7 @@ def test_committed_results_of_other_data_do_not_count(committed, tmp_path, monke
     for at_hand, content, known in ((True, "its sha256", True), (True, "another", False), (False, "another", True)):
         monkeypatch.setattr(study, "corpus_at_hand", lambda name, at_hand=at_hand: at_hand)
         monkeypatch.setattr(study, "corpus_content", lambda name, content=content: content)
-        monkeypatch.setattr(study, "default_shadow", lambda own, has: "generated")
+        monkeypatch.setattr(study, "default_shadow", lambda target_corpus, has: "generated")
         assert (TableRuns(tmp_path / "out").known(committed) is not None) == known
     monkeypatch.setattr(study, "encoder_at_hand", lambda name: True)
     monkeypatch.setattr(study, "encoder_content", lambda name: "another")

@@ -54,8 +54,8 @@ class Block(NamedTuple):
         """Products of a micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T), float64."""
         self._check(x)
         if x.device.type != "cpu":
-            own = self.gather(x if x.dim() == 2 else x[:, part])
-            return own @ own.mT
+            gathered = self.gather(x if x.dim() == 2 else x[:, part])
+            return gathered @ gathered.mT
         from edp_lab.models.ghost_clipping.gram_numba import gram  # its compiler takes a third of a second to load
 
         out = torch.zeros(*self.rows.shape, self.rows.shape[1], dtype=torch.float64)
@@ -124,20 +124,20 @@ class MicroBatches:
         length = len(pairs[0][0]) / len(self.sizes)
         if 2 * length * sum(outputs + inputs for outputs, inputs in shapes) < sum(map(math.prod, shapes)):
             return None
-        found = []
+        gradients = []
         for (d, x), shape in zip(pairs, shapes, strict=True):
             if (out := self.memory.take(d, len(self.sizes), math.prod(shape))) is None:
                 return None
-            for gradient, own in zip(out, self.slices(rows), strict=True):
-                torch.mm(d[own].T, x[own], out=gradient.view(shape))
-            found.append(out)
-        return found
+            for gradient, selection in zip(out, self.slices(rows), strict=True):
+                torch.mm(d[selection].T, x[selection], out=gradient.view(shape))
+            gradients.append(out)
+        return gradients
 
     def sums(self, rows: Tensor | None, d: Tensor) -> Tensor:
         """Sum of the rows of each micro-batch: (R, ...) -> (M, ...)."""
         if len(d) < LONG * len(self.sizes):
             return d.new_zeros(len(self.sizes), *d.shape[1:]).index_add_(0, self.numbers(rows), d)
-        return torch.stack([d[own].sum(0) for own in self.slices(rows)])
+        return torch.stack([d[selection].sum(0) for selection in self.slices(rows)])
 
     def slices(self, rows: Tensor | None) -> list[slice]:
         """The rows of each micro-batch."""
@@ -163,12 +163,12 @@ class MicroBatches:
         known = self._blocks.get(id(rows))
         if known is None:
             known = self._blocks[id(rows)] = rows, self._cut(self.row_counts(rows))
-        found = []
+        blocks = []
         for numbers, places, total in known[1]:
             most = max(1, LARGEST // (places.shape[1] * width))
             parts = zip(numbers.split(most), places.split(most), strict=True)
-            found += [Block(*part, total) for part in parts]
-        return found
+            blocks += [Block(*part, total) for part in parts]
+        return blocks
 
     def _cut(self, counts: Tensor) -> list[Block]:
         first = counts.cumsum(0) - counts
@@ -250,15 +250,15 @@ class LinearUse:
         if weights is not None:
             self.formed = [*weights, cut.sums(self.rows, self.d)][: len(self.parameters)]
             return tuple(row_norms(gradients).square() for gradients in self.formed)
-        found = torch.zeros(2, len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        squares = torch.zeros(2, len(cut.sizes), dtype=torch.float64, device=self.d.device)
         inputs, outputs = self.x.shape[1], self.d.shape[1]
         for block in cut.blocks(self.rows, inputs + outputs):
             if block.short(inputs, outputs):
                 weight = (block.gram(self.d) * block.gram(self.x)).sum((1, 2))
             else:
                 weight = block.squares_of_products(self.d, self.x)
-            found[:, block.numbers] = torch.stack([weight, block.squares_of_sums(self.d)])
-        return tuple(found)[: len(self.parameters)]
+            squares[:, block.numbers] = torch.stack([weight, block.squares_of_sums(self.d)])
+        return tuple(squares)[: len(self.parameters)]
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         outs = [target(parameter) for parameter in self.parameters]
@@ -292,7 +292,7 @@ class LSTMUse:
             self.formed = [*weights, cut.sums(self.rows, flat)]
             w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.formed)
             return w_ih, forward + backward, bias
-        found = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        squares = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=self.d.device)
         for block in cut.blocks(self.rows, self.d[0].numel() + self.h[0].numel() + self.x.shape[1]):
             if block.short(self.h.shape[2], self.d.shape[2]):
                 d, h = ([block.gram(factor, k) for k in (0, 1)] for factor in (self.d, self.h))
@@ -300,8 +300,8 @@ class LSTMUse:
             else:
                 w_ih, forward, backward = (block.squares_of_products(d, x) for d, x in pairs)
                 w_hh = forward + backward
-            found[:, block.numbers] = torch.stack([w_ih, w_hh, block.squares_of_sums(flat)])
-        return tuple(found)
+            squares[:, block.numbers] = torch.stack([w_ih, w_hh, block.squares_of_sums(flat)])
+        return tuple(squares)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         w_ih, w_hh, bias = (target(parameter) for parameter in self.parameters)
@@ -331,8 +331,8 @@ class LookupUse:
         each, height = self.ids[0].numel() if self.ids.dim() > 1 else 1, len(self.parameters[0])
         number = cut.numbers(self.rows).repeat_interleave(each)
         read, summed = summed_by(number * height + self.ids.flatten(), self.d.flatten(0, -2).double())
-        found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.d.device)
-        return (found.index_add_(0, read // height, summed.square().sum(1)),)
+        squares = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        return (squares.index_add_(0, read // height, summed.square().sum(1)),)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         if (table := target(self.parameters[0])) is not None:
@@ -388,14 +388,14 @@ class TransitionUse:
     rows: Tensor
 
     def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        found = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.before.device)
+        squares = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.before.device)
         before, after = padding_row(self.before), padding_row(self.after * self.weight[:, None])
         path, weight = padding_row(self.path[:, None], torch.long)[:, 0], padding_row(self.weight[:, None])[:, 0]
         for block in cut.blocks(self.rows, self.weights.numel()):
             gradient = (before[block.rows].mT @ after[block.rows]).mul_(self.weights).flatten(1)
             gradient.scatter_add_(1, path[block.rows], -weight[block.rows])
-            found[block.numbers] = gradient.square_().sum(1)
-        return (found,)
+            squares[block.numbers] = gradient.square_().sum(1)
+        return (squares,)
 
     def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
         if (out := target(self.parameters[0])) is not None:

@@ -18,11 +18,12 @@ def gram(x: np.ndarray, part: int, rows: np.ndarray, out: np.ndarray) -> None:
     padded and widened, for a library's product. Where rows point beyond the last one, out stays as it is.
     """
     for u in range(len(rows)):
-        own = rows[u, : (rows[u] < len(x)).sum()]
-        for s in range(0, len(own), 2):
+        valid = rows[u, : (rows[u] < len(x)).sum()]
+        for s in range(0, len(valid), 2):
             for t in range(0, s + 1, 2):
-                s1, t1 = min(s + 1, len(own) - 1), min(t + 1, len(own) - 1)  # an odd last row meets the others twice
-                a, b, c, d = own[s], own[s1], own[t], own[t1]
+                # An odd last row meets the others twice.
+                s1, t1 = min(s + 1, len(valid) - 1), min(t + 1, len(valid) - 1)
+                a, b, c, d = valid[s], valid[s1], valid[t], valid[t1]
                 ac = ad = bc = bd = 0.0
                 for j in range(x.shape[2]):
                     xa, xb = np.float64(x[a, part, j]), np.float64(x[b, part, j])

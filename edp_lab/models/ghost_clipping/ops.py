@@ -106,12 +106,12 @@ class MicroBatchOps(PlainOps):
         """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
         self.cut.memory.restart()
         shape = len(self.parameters), len(self.cut.sizes)
-        found = torch.zeros(shape, dtype=torch.float64, device=self.cut.sizes.device)
+        all_squares = torch.zeros(shape, dtype=torch.float64, device=self.cut.sizes.device)
         for use in self._uses:
             for parameter, squares in zip(use.parameters, use.squared_norms(self.cut), strict=True):
                 if (place := self._place.get(id(parameter))) is not None:
-                    found[place] = squares.clamp_min(0)
-        return found.sqrt_().T
+                    all_squares[place] = squares.clamp_min(0)
+        return all_squares.sqrt_().T
 
     def add_weighted_sum(self, out: Tensor, factors: Tensor | None = None) -> None:
         """out (P) += sum_m factors_m gradient_m, parameters end to end; factors (M), None: all 1."""
@@ -200,28 +200,28 @@ class _CRF(torch.autograd.Function):
     def forward(ctx: Any, emissions: Tensor, tags: Tensor, mask: Tensor, keep: Any, *scores: Tensor) -> Tensor:
         """`scores`: of the start, of transitions and of the end."""
         tags = tags.masked_fill(~mask, 0)
-        ctx.found = found = forward_backward(emissions, mask, *scores)
+        ctx.recursion = recursion = forward_backward(emissions, mask, *scores)
         ctx.save_for_backward(tags, mask, scores[1])
         ctx.keep, ctx.transitions, ctx.dtype = keep, scores[1], emissions.dtype
-        return found.log_partition - path_score(emissions, tags, mask, *scores)
+        return recursion.log_partition - path_score(emissions, tags, mask, *scores)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, weight: Tensor) -> Any:
         tags, mask, transitions = ctx.saved_tensors
-        found, dtype = ctx.found, ctx.dtype
-        gold = torch.zeros_like(found.marginals).scatter_(2, tags[..., None], mask[..., None].double())
-        d = (found.marginals - gold) * weight.double()[:, None, None]
+        recursion, dtype = ctx.recursion, ctx.dtype
+        gold = torch.zeros_like(recursion.marginals).scatter_(2, tags[..., None], mask[..., None].double())
+        d = (recursion.marginals - gold) * weight.double()[:, None, None]
         last = (mask.sum(1) - 1).clamp_min(0)
         d_start, d_end = d[:, 0].to(dtype), d[torch.arange(len(d), device=d.device), last].to(dtype)
         moved = mask[:, 1:]
         use = books.TransitionUse(
             (ctx.transitions,),
-            found.before[moved],
-            found.after[moved],
+            recursion.before[moved],
+            recursion.after[moved],
             (tags[:, :-1] * len(transitions) + tags[:, 1:])[moved],
             weight.double()[:, None].expand(moved.shape)[moved],
-            (transitions.double() - found.highest).exp(),
+            (transitions.double() - recursion.highest).exp(),
             moved.sum(1),
         )
         if ctx.keep is not None:
