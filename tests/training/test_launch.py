@@ -73,7 +73,10 @@ def processes(folder, count=2):
     return [int(file.read_text()) for file in files]
 
 
-def gone(ranks, seconds=5.0):
+ORPHANS = 5.0 if os.environ.get("EDP_LAB_LONG") else 30.0  # seconds until none is left; 30 on a machine with much to do
+
+
+def gone(ranks, seconds=ORPHANS):
     return wait_for(lambda: not any(map(runs, ranks)), seconds)
 
 
@@ -177,7 +180,6 @@ VICTIMS = ["parent", "torchrun", "rank 0", "rank 1"]
 KILLS = 20 if os.environ.get("EDP_LAB_LONG") else 1
 SETTINGS = f"--z0 0.03 --size small --gpus 4 --batch-size 10 --processes 2 --epochs {5 * (KILLS + 1)}"
 PATIENCE = 120.0  # seconds, for a machine with much else to do
-ORPHANS = 5.0  # seconds until none is left
 SENTENCES = {  # of the parent
     "torchrun": "torchrun was killed by signal SIGKILL (out of memory?)",
     "rank 0": "rank 0 of 2 was killed by signal SIGKILL (out of memory?)",
