@@ -522,7 +522,7 @@ def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
     bars = fig.error_bars(accuracies, [score.interval for score in scores], color=HOLDS, thickness=1.5)
     on: dict[str, Any] = {"x": paid, "y": accuracies, "error_y": bars, "marker": EDGE}
     on |= {"mode": "markers+text", "text": numbers, "textposition": "middle right"}
-    on |= {"hovertext": [words.told(run.settings) for run in runs], "hoverinfo": "text"}
+    on |= {"hovertext": [words.described(run.settings) for run in runs], "hoverinfo": "text"}
     here: dict[str, Any] = {"x": [bill.account.epsilon], "y": [bill.accuracy], "hover": "ε ≈ %{x:.3g}: %{y:.0%}"}
     reach = fig.error_bars(here["y"], [bill.interval], color=NOISE, thickness=1.5)
     cost = log_axis("ε of the labels", [0.5, 2000.0, *paid, *here["x"]], margin=0.05)
