@@ -17,7 +17,8 @@ import torch
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.jobs import NUMERICS, content_key, content_of, kept_results, parallel, read_result, write_result
-from edp_lab.training import TrainConfig, train
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.session import train
 from tests.training.own_corpus import runs, wait_for
 from tests.workers import add
 

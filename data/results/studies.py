@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edp_lab.reproduce.table1 import ENCODER, LAYERS, make_start
-from edp_lab.training import TrainConfig, train
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.recipe import plan
+from edp_lab.training.session import train
 
 
 def configs(name: str, row: dict[str, Any], corpus: str, shared: dict[str, Any], folder: Path) -> Iterator[TrainConfig]:

@@ -39,8 +39,8 @@ from edp_lab.models import IntentSlotModel
 from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training import TrainConfig
-from edp_lab.training.inference import evaluate_model
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.evaluate import evaluate_model
 from edp_lab.training.trainer import Event, Trainer
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ from edp_lab.corpora import Corpus, Utterance
 from edp_lab.corpora.corpus import group_ids
 from edp_lab.errors import UsageError
 from edp_lab.jobs import content_key, kept_results, usable_cores
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 
 MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
 MANY = 64  # shadow models, from which on an utterance's own variance is known well enough (Carlini et al., ablation)

@@ -44,8 +44,8 @@ from edp_lab.models.factory import model_checksum
 from edp_lab.models.intent_slot import to_padded
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.privacy.guarantee import upward
-from edp_lab.training import TrainConfig
-from edp_lab.training.run_folder import MODEL, read_record, run_config, run_ledger
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_files import MODEL, read_record, run_ledger
 
 Floats = NDArray[np.float64]
 FOLDS = 5
@@ -125,7 +125,7 @@ def load_target(run: str | Path) -> Target:
     folder, record = Path(run), read_record(run)
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
-    config = run_config(record)
+    config = TrainConfig.from_record(record)
     corpus = load_corpus(config.corpus)
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(
@@ -216,7 +216,7 @@ def same_pool(before: str | Path, after: str | Path) -> None:
     """Raise UsageError unless the two runs have the same members: equal corpora and splits."""
     pools = []
     for record in (read_record(before), read_record(after)):
-        config = run_config(record)
+        config = TrainConfig.from_record(record)
         pools.append((record["corpus"]["sha256"], config.seed, config.split))
     if pools[0] != pools[1]:
         raise UsageError(f"{before} has other members than {after}: compare runs of one corpus and seed")

@@ -43,11 +43,12 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.training import TrainConfig
+from edp_lab.training.batches import Batches, Devices, shard
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, MicroGradients, StackedGradients, model_gradients, stacked_gradients
-from edp_lab.training.noise import Share, part, standard_noise
-from edp_lab.training.trainer import Batches, Devices, Trainer
+from edp_lab.training.noise import float_noise
+from edp_lab.training.trainer import Trainer
 
 MOST_CANARIES = 10**6
 DELTA = 1e-5
@@ -87,7 +88,7 @@ class Placement(NamedTuple):
         for place in range(first, first + self.micro_batches):
             examples = np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)
             parts.append(np.concatenate(examples))
-        own_parts = (part(self.micro_batches, device, self.num_devices) for device in range(self.num_devices))
+        own_parts = (shard(self.micro_batches, device, self.num_devices) for device in range(self.num_devices))
         return [parts[numbers.start : numbers.stop] for numbers in own_parts]
 
 
@@ -171,7 +172,7 @@ class OneLayer:
 
     def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
         """Release the gradients (P), and learn from them."""
-        noise = standard_noise(self.key, step, self.layout.size, Share())
+        noise = float_noise(self.key, step, self.layout.size)
         released = release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
         self.moved -= released
         return released
@@ -201,7 +202,7 @@ class RealModel:
 
     def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
         assert self.run.private is not None
-        released = self.run.private.release(self.run.private.clip(gradients), epoch, step).gradient
+        released = self.run.private.release(gradients, epoch, step).gradient
         self.run.optimizer.step()
         return released
 

@@ -32,7 +32,7 @@ from edp_lab.errors import UsageError
 from edp_lab.files import user_cache, writable
 from edp_lab.jobs import content_key, content_of
 from edp_lab.models import IntentSlotModel, load_model, save_model
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 
 INTENT_WIDTH, SLOT_WIDTH = 8, 16  # sorted scores used: more are zero, or as good as zero, in most utterances

@@ -33,7 +33,7 @@ from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
-from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.noise import float_noise
 
 LAYOUT = Layout(("large", "small"), (slice(0, 4), slice(4, 8)))
 ALPHA = torch.tensor([1.0, 0.5])
@@ -240,7 +240,7 @@ class StepNoise:
         if seed < 0:
             raise UsageError(f"seed is {seed}: it must be 0 or more")
         key, self.seed = key_from_seed(seed), seed
-        steps = torch.stack([standard_noise(key, step, LAYOUT.size, Share()) for step in range(2 * draws)])
+        steps = torch.stack([float_noise(key, step, LAYOUT.size) for step in range(2 * draws)])
         self._along = {variant: (steps.double() @ e.double()).numpy() for variant, e in DIRECTIONS.items()}
 
     def audit(self, mechanism: Mechanism, delta: float, draws: int, confidence: float = 0.95) -> StepAudit:
@@ -293,7 +293,7 @@ def draw_statistics(
         for step in steps:
             if progress is not None and step % 100 == 0:
                 progress(step)
-            yield standard_noise(key, step, LAYOUT.size, Share())
+            yield float_noise(key, step, LAYOUT.size)
 
     absent = _project(run, pair, pair.absent, noise(range(draws)))
     present = _project(run, pair, pair.present, noise(range(draws, 2 * draws)))

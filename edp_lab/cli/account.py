@@ -96,8 +96,8 @@ def account(
         return _judge_claim(ctx, named, file, as_json)
     _refuse_contradictions(named, decay, sampling_rate)
     if run is not None:
-        from edp_lab.training import read_record, run_ledger
         from edp_lab.training.certificate import check_certificate
+        from edp_lab.training.run_files import read_record, run_ledger
 
         ledger, record, certified = run_ledger(run), read_record(run), check_certificate(run)
         mechanism, bill = ledger.mechanism, ledger.bill()

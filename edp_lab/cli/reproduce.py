@@ -200,7 +200,7 @@ def surroundings() -> Row:
     from datetime import UTC, datetime
 
     from edp_lab.reproduce.results_io import machine
-    from edp_lab.training.run_folder import versions
+    from edp_lab.training.run_files import versions
 
     return {
         "date": datetime.now(UTC).date().isoformat(),

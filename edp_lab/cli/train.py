@@ -113,10 +113,9 @@ def train(
 
     Ctrl-C ends the run after the step in hand, with a usable model and record; --resume goes on with it.
     """
-    from edp_lab.training import read_record
-    from edp_lab.training import resume as take_up
-    from edp_lab.training import train as run
-    from edp_lab.training.run_folder import new_run_folder
+    from edp_lab.training.run_files import new_run_folder, read_record
+    from edp_lab.training.session import resume as take_up
+    from edp_lab.training.session import train as run
 
     start: Callable[..., dict[str, Any]]
     if resume is not None:
@@ -267,7 +266,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
 
 
 def _tell_of_secret(folder: Path) -> None:
-    from edp_lab.training.run_folder import SECRET
+    from edp_lab.training.run_files import SECRET
 
     if (folder / SECRET).exists():
         echo(f"until it is finished, {folder} holds secret.key: delete that before you share it", error=True)
@@ -278,7 +277,7 @@ def _tell_of_secret(folder: Path) -> None:
 
 def evaluate(run: RunFolder, as_json: Json = False) -> None:
     """Score a run's model again on the test split it was never trained on."""
-    from edp_lab.training import evaluate_run
+    from edp_lab.training.evaluate import evaluate_run
 
     scores = evaluate_run(run)
     answer(as_json, scores, reports.evaluated(scores))
@@ -292,7 +291,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Intent and slots of a sentence, with the model's probabilities."""
-    from edp_lab.training import predict_texts
+    from edp_lab.training.evaluate import predict_texts
 
     answers = predict_texts(run, text)
     if len(text) > 1 and not any(" " in sentence for sentence in text):

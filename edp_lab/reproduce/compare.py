@@ -12,7 +12,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency
 from edp_lab.privacy.guarantee import HOLDS, IDEAL, VOID, upward
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.run_folder import bill, read_record, run_config, run_ledger
+from edp_lab.training.run_files import bill, read_record, run_ledger
 
 IN_OWN_COLUMN = ("corpus", "model", "method", "epochs", "delta")
 NOT_FOR_SGD = (
@@ -124,7 +124,7 @@ def _read(folder: Path) -> Row:
 
 
 def _row(folder: Path, record: dict[str, Any], billed: Mapping[str, Any] | None) -> Row:
-    config, guarantee, epochs = run_config(record), record["guarantee"], record["epochs"]
+    config, guarantee, epochs = TrainConfig.from_record(record), record["guarantee"], record["epochs"]
     final = record["final"] or {}
     bill = billed or final or (epochs[-1] if epochs else {})
     status, epsilon, if_public = guarantee["status"], bill.get("epsilon"), bill.get("epsilon_if_alpha_public")

@@ -45,11 +45,11 @@ from edp_lab.models.clc import CLC, BiLSTM
 from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.reproduce.printed import TABLE_2
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import trainable
 from edp_lab.training.launch import end_rank
 from edp_lab.training.optimizers import make_optimizer
-from edp_lab.training.run_session import start_accelerator
+from edp_lab.training.session import start_accelerator
 from edp_lab.training.trainer import Trainer
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd", "opacus")

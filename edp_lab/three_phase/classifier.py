@@ -30,11 +30,11 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.perturbation import printed_sigma
 from edp_lab.three_phase.settings import ClassifierSettings
-from edp_lab.training.dp_step import PrivateStep
+from edp_lab.training.batches import Batches
 from edp_lab.training.gradients import ghost_gradients, plain_gradient, trainable
 from edp_lab.training.optimizers import make_optimizer
-from edp_lab.training.run_folder import versions
-from edp_lab.training.trainer import Batches
+from edp_lab.training.private_step import PrivateStep
+from edp_lab.training.run_files import versions
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -170,7 +170,7 @@ class ClassifierTraining:
             loss = float(plain_gradient(model, data, parts[0], None, 1.0))
         else:
             gradients = ghost_gradients(model, data, parts, None, self.private.layout, self.memory)
-            self.private.release(self.private.clip(gradients), epoch, self.step)
+            self.private.release(gradients, epoch, self.step)
             loss = float(sum(some.loss for some in gradients))
         if not math.isfinite(loss):
             raise UsageError("the loss is not finite: lower the learning rate")

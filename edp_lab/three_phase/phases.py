@@ -36,7 +36,7 @@ from edp_lab.three_phase.classifier import Trained, train_classifier
 from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
 from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, Classes, ClassifierSettings, ThreePhaseSettings
 from edp_lab.three_phase.votes import VoteAccount, account_votes, vote_counts
-from edp_lab.training.run_folder import versions
+from edp_lab.training.run_files import versions
 
 Rows = list[dict[str, Any]]
 

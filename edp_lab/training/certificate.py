@@ -22,7 +22,7 @@ from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
 from edp_lab.privacy.mechanism import Alpha, Mechanism, of_training
-from edp_lab.training.run_folder import MODEL, go_on, read_record, run_ledger
+from edp_lab.training.run_files import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
 OTHER_RUNS = "other runs on the same corpus: their epsilons add up"

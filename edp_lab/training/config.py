@@ -1,4 +1,4 @@
-"""Everything a training run is told, checked before anything is written.
+"""Training configuration, validated before anything is written.
 
 Importing this brings neither torch nor scipy: ``edp-lab --help`` reads the fields of `TrainConfig`.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 
 from edp_lab.errors import UsageError, check_types, check_whole
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Alpha, Mechanism
-    from edp_lab.training.trainer import Batches
+    from edp_lab.training.batches import Batches
 
 
 class Bounds(TypedDict):
-    """Of a number: the least and the largest."""
+    """Inclusive bounds of a number."""
 
     min: float
     max: float
@@ -201,6 +201,19 @@ class TrainConfig:
             )
         self._mechanism(1.0 if self.poisson else None)
 
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> TrainConfig:
+        """The configuration of a recorded run; UsageError if the record is of another version."""
+        config, kinds = record["config"], get_type_hints(cls)
+        try:
+            for name, value in config.items():
+                kind = kinds.get(name, object)
+                if not isinstance(value, kind) and not (type(value) is int and isinstance(float(value), kind)):
+                    raise TypeError(f"{name} is {value!r}")
+            return cls(**config)
+        except (TypeError, OverflowError) as error:
+            raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
+
     @property
     def per_example(self) -> bool:
         return self.method in ("dp-sgd", "dp-sgd-naive")
@@ -262,16 +275,13 @@ class TrainConfig:
         return self._mechanism(min(1.0, self.batch_size / examples) if self.poisson and examples else None)
 
     def batches(self, key: int, examples: int) -> Batches:
-        """Who takes part in which step; plain training just spreads each batch over its processes.
-
-        `members`: see `Batches`.
-        """
-        from edp_lab.training.trainer import Batches
+        """The batches of a run on n `examples`; plain training just spreads each batch over its processes."""
+        from edp_lab.training.batches import Batches
 
         plain, sampling = self.method == "sgd", "poisson" if self.poisson else "shuffle"
         devices, micro_batches = (self.processes,) * 2 if plain else (self.num_devices, self.micro_batches)
-        alone = not plain and self.largest_micro_batch == 1
-        shape = (devices, micro_batches, sampling, alone)
+        per_example = not plain and self.largest_micro_batch == 1
+        shape = (devices, micro_batches, sampling, per_example)
         return Batches(key, examples, self.batch_size, *shape, secret=self.private_seed)
 
     def _mechanism(self, sampling_rate: float | None) -> Mechanism:

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
-from edp_lab.models.ghost_clipping.ops import PLAIN, LookupOps, MicroBatchOps, PlainOps, column_slices
+from edp_lab.models.ghost_clipping.ops import MicroBatchOps, column_slices
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.training.noise import Rows, Span
 
 MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
 
@@ -173,10 +172,7 @@ class LoopGradient:
 
 @dataclass
 class SingleMicroBatch:
-    """The gradient of one micro-batch of our models, by plain autograd, which leaves it in ``.grad``.
-
-    Of an embedding table only the rows that were read are kept; the rest of its gradient is zero.
-    """
+    """The gradient of one micro-batch of our models, by plain autograd, used where it leaves it: in ``.grad``."""
 
     model: IntentSlotModel
     data: Dataset
@@ -184,39 +180,20 @@ class SingleMicroBatch:
     dropout_key: int | None
     layout: Layout
     loss: Tensor = field(init=False)
-    _rows: list[Rows | None] = field(init=False)  # by layer
 
     def norms(self) -> Tensor:
-        ops, norms = LookupOps(), []
-        self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, 1.0, ops)
-        self._rows = [Rows(*ops.lookups[id(p)]) if id(p) in ops.lookups else None for _, p in trainable(self.model)]
-        for (_, p), rows in zip(trainable(self.model), self._rows, strict=True):
-            if rows is not None and p.grad is not None:
-                raise RuntimeError("a table was used past the lookups")
-            numbers = p.grad if rows is None else rows.rows
-            norms.append(row_norms(p.new_zeros(1, 1) if numbers is None else numbers.reshape(1, -1)))
-        return torch.stack(norms, dim=1)
+        self.loss = plain_gradient(self.model, self.data, self.part, self.dropout_key, 1.0)
+        return torch.stack([row_norms(layer[None]) for layer in self.layers()], dim=1)
+
+    def layers(self) -> list[Tensor]:
+        """The gradient of each layer (n), as it lies in memory; once the norms are computed."""
+        gradients = (p.grad if p.grad is not None else torch.zeros_like(p) for _, p in trainable(self.model))
+        return [gradient.view(-1) for gradient in gradients]
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        factor = float(factors[0])
-        for (_, p), columns, rows in zip(trainable(self.model), self.layout.columns, self._rows, strict=True):
-            if factor and rows is not None:
-                table = total[columns].view(p.shape)
-                table.index_add_(0, rows.numbers, rows.rows.to(total.dtype), alpha=factor)
-            elif factor and p.grad is not None:
-                total[columns].add_(p.grad.view(-1), alpha=factor)
-
-    def in_place(self, factor: float, out: Tensor) -> list[Span]:
-        """factor times the gradient, as it lies in memory; what is not in ``.grad`` yet goes to its columns of out."""
-        spans = []
-        for (_, p), columns, rows in zip(trainable(self.model), self.layout.columns, self._rows, strict=True):
-            if p.grad is None:
-                p.grad = out[columns].view_as(p)
-                if rows is None:
-                    p.grad.zero_()
-            span = Span(columns, p.grad.view(-1), factor, rows)
-            spans.append(span if factor else Span(columns, span.numbers.zero_()))  # whatever the gradient is
-        return spans
+        if factors[0]:
+            for layer, columns in zip(self.layers(), self.layout.columns, strict=True):
+                total[columns].add_(layer, alpha=float(factors[0]))
 
 
 @dataclass
@@ -266,7 +243,6 @@ def plain_gradient(
     part: np.ndarray,
     dropout_key: int | None,
     weight: float,
-    ops: PlainOps = PLAIN,
 ) -> Tensor:
     """Leave weight times the mean gradient of one batch in ``.grad``, by plain autograd; returns the summed loss.
 
@@ -275,7 +251,7 @@ def plain_gradient(
     model.zero_grad(set_to_none=True)
     if not len(part):
         return torch.zeros(())
-    losses = model.losses(data.batch(part).to(next(model.parameters()).device), ops, dropout_key)
+    losses = model.losses(data.batch(part).to(next(model.parameters()).device), dropout_key=dropout_key)
     (losses.sum() * (weight / len(part))).backward()
     return losses.detach().sum()
 

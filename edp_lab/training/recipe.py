@@ -16,7 +16,7 @@ from edp_lab.models.public_start import check_unseen, is_start, made_of, start_f
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.inference import evaluate_model
+from edp_lab.training.evaluate import evaluate_model
 from edp_lab.training.trainer import Trainer
 
 

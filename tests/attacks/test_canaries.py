@@ -25,7 +25,7 @@ from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
 from edp_lab.privacy import gdp_epsilon
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 
 REFERENCES = 999

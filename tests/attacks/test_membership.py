@@ -22,8 +22,9 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
-from edp_lab.training import TrainConfig, train
-from edp_lab.training.run_folder import read_record, run_ledger, write_record
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_files import read_record, run_ledger, write_record
+from edp_lab.training.session import train
 
 TINY = {"size": "small", "batch_size": 32, "dropout": 0.0, "num_devices": 4, "delta": 1e-4}
 Trains = Callable[..., Path]

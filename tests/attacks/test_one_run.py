@@ -26,7 +26,7 @@ from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon, judge
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 
 DELTA = 1e-5

@@ -25,7 +25,8 @@ from edp_lab.errors import UsageError
 from edp_lab.jobs import NUMERICS
 from edp_lab.models import load_model
 from edp_lab.models.clc import CLC, CLCSize
-from edp_lab.training import TrainConfig, train
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.session import train
 from tests.models.test_clc import enumerate_paths
 
 SIZE = CLCSize(hidden=5, layers=1, word=4, character=3, filters=3)

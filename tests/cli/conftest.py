@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.training import TrainConfig, train
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.session import train
 
 
 def write_rows(path: Path, count: int = 60) -> Path:

@@ -18,8 +18,7 @@ from edp_lab.cli import output
 from edp_lab.cli.options import App, chosen, options_of
 from edp_lab.cli.reproduce import three_phase
 from edp_lab.corpora import load_corpus
-from edp_lab.training import TrainConfig
-from edp_lab.training.config import option_name
+from edp_lab.training.config import TrainConfig, option_name
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
 ALL_OF_PRIVACY = (

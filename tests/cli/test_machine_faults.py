@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from edp_lab import corpora
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, write_whole
-from edp_lab.training import checkpoint, read_record, resume
+from edp_lab.training import run_files
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER
 from edp_lab.training.optimizers import make_optimizer
-from edp_lab.training.run_folder import RECORD, STATE
-from edp_lab.training.run_session import run_config
+from edp_lab.training.run_files import RECORD, STATE, read_record
+from edp_lab.training.session import resume
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more than Python makes a number of
@@ -176,10 +177,10 @@ def test_a_record_that_was_changed_or_cannot_be_read_is_refused(cli, run, monkey
 def test_a_setting_of_another_kind_is_refused(run, setting, value):
     told = json.loads((run / RECORD).read_text())
     told["config"]["lr"] = 1
-    assert run_config(told).lr == 1
+    assert TrainConfig.from_record(told).lr == 1
     told["config"][setting] = value
     with pytest.raises(UsageError, match="the run is of another version of edp_lab"):
-        run_config(told)
+        TrainConfig.from_record(told)
 
 
 def test_every_changed_bit_of_a_record_shows_or_means_nothing(run):
@@ -222,15 +223,15 @@ def test_a_state_that_no_run_can_have_is_refused(tmp_path, position, tensors):
     layer(torch.ones(3)).sum().backward()
     optimizer.step()
     rows = [{"loss": 1.0, "seconds": 1.0}]
-    reached = checkpoint.RunPosition(1, 2, 7, rows=rows)
-    checkpoint.save_state(tmp_path, reached, parameters, optimizer, torch.ones(2))
-    assert checkpoint.load_state(tmp_path, parameters, optimizer, 5)[0] == reached
+    reached = run_files.RunPosition(1, 2, 7, rows=rows)
+    run_files.save_state(tmp_path, reached, parameters, optimizer, torch.ones(2))
+    assert run_files.load_state(tmp_path, parameters, optimizer, 5)[0] == reached
     told = json.dumps({**vars(reached), **position})
     content = {**load_file(tmp_path / STATE), **tensors}
-    sha256 = "" if "bfloat16" in str(tensors) else checkpoint.digest(content, told.encode())
+    sha256 = "" if "bfloat16" in str(tensors) else run_files.digest(content, told.encode())
     save_file(content, tmp_path / STATE, {"progress": told, "sha256": sha256})
     with pytest.raises(UsageError, match="does not belong to this run or version: start a new run"):
-        checkpoint.load_state(tmp_path, parameters, optimizer, 5)
+        run_files.load_state(tmp_path, parameters, optimizer, 5)
 
 
 # ---- Disks that are full ---------------------------------------------------------------------------------------------

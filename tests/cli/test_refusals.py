@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.training import TrainConfig, train
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.session import train
 
 SENTENCES = Path(__file__).with_name("refusals.txt")
 LINES = SENTENCES.read_text(encoding="utf-8").splitlines()

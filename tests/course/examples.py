@@ -29,7 +29,8 @@ from edp_lab.course.nb07_membership.panels import measured, target_config
 from edp_lab.course.nb08_audit.panels import StepNoise
 from edp_lab.course.nb10_phases.panels import Sketch
 from edp_lab.three_phase.settings import ThreePhaseSettings
-from edp_lab.training import TrainConfig, train
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.session import train
 
 
 class Wrong(NamedTuple):

@@ -19,7 +19,7 @@ from edp_lab.course.kit.figure import LiveFigure, error_bars, figure, gaps, line
 from edp_lab.course.kit.panel import Panel, RunPanel, Tile
 from edp_lab.course.kit.text import Html, at_least, at_most, digits, plain, short, train_command
 from edp_lab.errors import UsageError
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 
 # ---- Panels ----------------------------------------------------------------------------------------------------------
 

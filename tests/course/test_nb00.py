@@ -17,7 +17,7 @@ from edp_lab.course.nb00_start import panels
 from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.errors import UsageError
 from edp_lab.privacy import claimed_epsilon, true_epsilon
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
 from tests.course.examples import SMALL, Wrong, drawn, panel_of, small_model

@@ -16,10 +16,10 @@ from edp_lab.course.nb02_dp_sgd.panels import CLIPS, DELTA, clip_batch, per_exam
 from edp_lab.privacy import Mechanism, gdp_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.classifier import as_printed, by_norm, by_value, clipped_mean, normalising
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients
-from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.noise import float_noise
 from tests.course.examples import Wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,7 +46,7 @@ def test_a_cloud_clipped_by_norm_is_what_the_private_step_releases(monkeypatch: 
     monkeypatch.setattr("edp_lab.training.dp_step.headroom", lambda *steps: 0.0)  # which clips by 2^-11 more
     result = clip_batch(0.7, 1.3, 40, 0.2, "by norm", seed=3)
     layout = Layout(("w",), (slice(0, 2),))
-    noise = standard_noise(key_from_seed(3), 0, 2, Share(), torch.float64)
+    noise = float_noise(key_from_seed(3), 0, 2, dtype=torch.float64)
     rows, mechanism = [StackedGradients(torch.from_numpy(result.gradients), layout)], Mechanism.sound(0.7, 1.3, 1, 1)
     released = release(mechanism, 0, rows, layout, None, noise, divisor=40)
     assert result.released == pytest.approx(released.gradient.numpy(), rel=1e-4)
@@ -73,7 +73,7 @@ def test_without_noise_and_with_a_loose_clip_all_walkers_go_the_same_way(optimiz
 
 def test_first_step_of_sgd_is_the_learning_rate_times_what_is_released() -> None:
     result = trained(lr=0.5, seed=4)
-    draw = standard_noise(key_from_seed(4), 0, 2, Share(), torch.float64).numpy()
+    draw = float_noise(key_from_seed(4), 0, 2, dtype=torch.float64).numpy()
     assert result.paths["private"][1] - result.paths["clipped"][1] == pytest.approx(-0.5 * 2.0 / 20 * draw)
     assert (result.paths["private"][0] == panels.START).all()
 

@@ -18,7 +18,7 @@ from edp_lab.course.nb06_tradeoff.panels import BASE, Grid, Point, climb, explor
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.reproduce.results_io import RESULTS, rows
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn
 from tests.course.test_contract import assert_readable

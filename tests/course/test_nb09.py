@@ -21,7 +21,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb09_devices import panels
 from edp_lab.course.nb09_devices.panels import extrapolate, ring_bytes, shares
 from edp_lab.reproduce.printed import TABLE_2
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn

@@ -13,8 +13,9 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, PrivacyLossDistribution, Schedule, gdp_epsilon
 from edp_lab.privacy.claimed import check_claim, read_settings, shuffled_at_least
 from edp_lab.three_phase.settings import ClassifierSettings, ThreePhaseSettings
-from edp_lab.training import PrivateStep, TrainConfig
-from edp_lab.training.noise import Share
+from edp_lab.training.batches import shard
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.private_step import PrivateStep
 
 
 def step_of(model: nn.Module, micro_batch_size: int = 8, **options) -> PrivateStep:
@@ -182,7 +183,7 @@ def before(losses):
 def test_a_process_gets_its_share_of_however_many_micro_batches():
     step = PrivateStep(nn.Linear(4, 2), Mechanism.sound(1.0, 1.0, 8, 1), key=1, epochs=1, micro_batches=64)
     assert step.own(range(64)) == range(64)
-    step.share = Share("aggregate", 8, 1, 4)
+    step.devices = shard(8, 1, 4)
     assert step.own(range(64)) == range(16, 32)
     assert step.own(range(8)) == range(2, 4)
 

@@ -11,9 +11,9 @@ from edp_lab.cli.compare import properties
 from edp_lab.errors import UsageError
 from edp_lab.privacy.guarantee import upward
 from edp_lab.reproduce.compare import compare
-from edp_lab.training import train
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.run_folder import read_record, write_record
+from edp_lab.training.run_files import read_record, write_record
+from edp_lab.training.session import train
 from tests.cli.conftest import write_rows
 
 SCORES = {"ser": 0.5, "intent_accuracy": 0.25, "slot_f1": 0.125, "exact_match": 0.0625}

@@ -40,8 +40,10 @@ from edp_lab.reproduce.table1 import (
     table1,
     under,
 )
-from edp_lab.training import TrainConfig, pretraining, train
+from edp_lab.training import pretraining
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
+from edp_lab.training.session import train
 
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)

@@ -25,7 +25,7 @@ from edp_lab.reproduce.table2 import (
     table2,
     turns,
 )
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import model_gradients
 from edp_lab.training.trainer import Trainer
 

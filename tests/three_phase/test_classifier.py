@@ -31,7 +31,7 @@ from edp_lab.three_phase.classifier import (
     train_classifier,
 )
 from edp_lab.three_phase.settings import DEFAULTS, PRIVATE_METHODS, ClassifierSettings
-from edp_lab.training.trainer import Batches
+from edp_lab.training.batches import Batches
 
 
 @cache
@@ -76,7 +76,7 @@ def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch():
     x, y = data.train[:150], data.train_labels[:150]
     after = train_classifier(settings, x, y).model
     model = build_classifier("cnn", x.shape[1:], 10, seed=5, activation="tanh")
-    batches = Batches(key_from_seed(5), 150, 100, 1, 100, "poisson", alone=True)
+    batches = Batches(key_from_seed(5), 150, 100, 1, 100, "poisson", per_example=True)
     for step in range(batches.steps_per_epoch):
         drawn = np.concatenate(batches.devices(0, step, step)[0])
         assert len(drawn) != 100
@@ -100,7 +100,7 @@ def test_steps_that_draw_nobody_or_one_add_noise_all_the_same():
     trained = train_classifier(
         replace(DP_SGD, epochs=10, batch_size=1, noise_multiplier=1.0), data.train[:4], data.train_labels[:4]
     )
-    batches = Batches(key_from_seed(0), 4, 1, 1, 1, "poisson", alone=True)
+    batches = Batches(key_from_seed(0), 4, 1, 1, 1, "poisson", per_example=True)
     assert {0, 1} < {len(batches.devices(0, 0, step)[0]) for step in range(40)}
     assert trained.record["steps"] == 40
     start = build_classifier("cnn", (1, 8, 8), 10, activation="tanh")

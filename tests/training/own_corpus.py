@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edp_lab.training import TrainConfig, read_record, run_ledger
-from edp_lab.training.run_folder import MODEL
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_files import MODEL, read_record, run_ledger
 
 NAMES = ("anna", "bob", "carla", "dev", "eve", "fred")
 

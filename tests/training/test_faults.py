@@ -24,18 +24,19 @@ import torch
 from edp_lab.cli import main
 from edp_lab.files import PARTIAL
 from edp_lab.models import load_model
-from edp_lab.training import evaluate_run, noise, read_record, run_ledger
-from edp_lab.training import run_session as trainer
+from edp_lab.training import noise
+from edp_lab.training import session as trainer
 from edp_lab.training import trainer as run
+from edp_lab.training.evaluate import evaluate_run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
-from edp_lab.training.run_folder import MODEL, RECORD, SECRET, STATE
+from edp_lab.training.run_files import MODEL, RECORD, SECRET, STATE, read_record, run_ledger
 from tests.training.own_corpus import contents, result, wait_for, write_corpus
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and limits files of other processes")
 PATIENCE = 60.0  # seconds, for a machine with much else to do
 FORKS = get_context("forkserver")
-PRELOADED = ["pytest", "edp_lab.cli.train", "edp_lab.training.run_session", "torch._dynamo", "typer._adapters"]
+PRELOADED = ["pytest", "edp_lab.cli.train", "edp_lab.training.session", "torch._dynamo", "typer._adapters"]
 RELEASE = f"write {LEDGER}"
 KILLED = -signal.SIGKILL
 FAULTS: dict[str, Any] = {

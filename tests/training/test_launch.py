@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from edp_lab.errors import UsageError
-from edp_lab.training import launch, read_record
+from edp_lab.training import launch
 from edp_lab.training.launch import Ranks, launched
 from edp_lab.training.ledger import LEDGER
+from edp_lab.training.run_files import read_record
 from tests.training.own_corpus import result, runs, wait_for, write_corpus
 
 ROOT = Path(__file__).parents[2]

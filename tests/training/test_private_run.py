@@ -17,13 +17,14 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL
 from edp_lab.privacy import judge
-from edp_lab.training import StepDone, checkpoint, evaluate_run, noise, read_record, resume, run_ledger, train
+from edp_lab.training import noise, run_files
 from edp_lab.training import trainer as run
+from edp_lab.training.evaluate import evaluate_run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.pretraining import pretrain_vectors
-from edp_lab.training.run_folder import LOCK, MODEL, SECRET, STATE, may_begin, write_record
-from edp_lab.training.run_session import train_here
-from edp_lab.training.trainer import Trainer
+from edp_lab.training.run_files import LOCK, MODEL, SECRET, STATE, may_begin, read_record, run_ledger, write_record
+from edp_lab.training.session import resume, train, train_here
+from edp_lab.training.trainer import StepDone, Trainer
 from tests.training.own_corpus import config, write_corpus
 
 STEPS = 2  # per epoch
@@ -239,7 +240,7 @@ def test_a_resume_that_is_refused_leaves_the_key_as_it_is(corpus, tmp_path, monk
     folder = broken_off(corpus, tmp_path / "run")
     secret, key = folder / SECRET, (folder / SECRET).read_bytes()
     state = (folder / STATE).read_bytes()
-    monkeypatch.setattr(checkpoint, "surroundings", lambda *_: {"device": "cpu", "of": "another machine"})
+    monkeypatch.setattr(run_files, "surroundings", lambda *_: {"device": "cpu", "of": "another machine"})
     for damaged, of_key, says in (
         (state[:-99], key, "state"),
         (state, b"-1\n", "key is damaged"),

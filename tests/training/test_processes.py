@@ -20,8 +20,10 @@ from torch import Tensor
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.training import TrainConfig, read_record, run_ledger, train
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.launch import Ranks
+from edp_lab.training.run_files import read_record, run_ledger
+from edp_lab.training.session import train
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import write_corpus, write_encoder
 

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
-from edp_lab.training import TrainConfig
+from edp_lab.training.batches import Batches, Devices
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.optimizers import make_optimizer
-from edp_lab.training.trainer import Batches, Devices, Trainer
+from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_encoder
 
 KEY = 2**90 + 7
-SHUFFLED = Batches(KEY, 103, 20, 4, 4, "shuffle", alone=False)
-POISSON = Batches(KEY, 400, 32, 4, 8, "poisson", alone=False)
-ALONE = Batches(KEY, 400, 32, 4, 32, "poisson", alone=True)
+SHUFFLED = Batches(KEY, 103, 20, 4, 4, "shuffle", per_example=False)
+POISSON = Batches(KEY, 400, 32, 4, 8, "poisson", per_example=False)
+ALONE = Batches(KEY, 400, 32, 4, 32, "poisson", per_example=True)
 SECRET = [replace(one, secret=True) for one in (POISSON, ALONE)]
 
 
@@ -39,7 +40,7 @@ def places(devices: Devices) -> dict[int, tuple[int, int]]:
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 8), st.integers(1, 8))
 def test_a_shuffled_epoch_meets_every_utterance_once_in_even_parts(examples, batch_size, devices, per_device):
     shape = (examples, batch_size, devices, devices * per_device, "shuffle")
-    batches = Batches(KEY, *shape, alone=False, secret=examples % 2 == 0)
+    batches = Batches(KEY, *shape, per_example=False, secret=examples % 2 == 0)
     seen: list[int] = []
     for step in range(batches.steps_per_epoch):
         dealt = batches.devices(0, step, step)
@@ -79,7 +80,7 @@ def test_one_utterance_more_moves_no_other(batches):
     for step in range(100):
         few, many = batches.devices(0, 0, step), larger.devices(0, 0, step)
         with_it = {k: place for k, place in places(many).items() if k != 400}
-        if batches.alone:  # the number of the micro-batch is only a position then
+        if batches.per_example:  # the number of the micro-batch is only a position then
             assert {k: i for k, (i, _) in with_it.items()} == {k: i for k, (i, _) in places(few).items()}
         else:
             assert with_it == places(few)
@@ -90,7 +91,7 @@ def test_a_poisson_epoch_has_the_steps_that_are_accounted_for_in_which_nobody_ma
     assert replace(POISSON, examples=20).steps_per_epoch == 1
     for one in (POISSON, *SECRET):
         assert sorted(everyone(replace(one, examples=20).devices(0, 0, 3))) == list(range(20))  # q = 1
-    rare = Batches(KEY, 10, 1, 2, 2, "poisson", alone=False)
+    rare = Batches(KEY, 10, 1, 2, 2, "poisson", per_example=False)
     assert min(len(everyone(rare.devices(0, 0, step))) for step in range(50)) == 0
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from edp_lab.training import read_record, run_ledger
 from edp_lab.training.ledger import LEDGER
+from edp_lab.training.run_files import read_record, run_ledger
 from tests.training.own_corpus import result, runs, wait_for, write_corpus
 
 NAMES, ADDRESSES = ("one", "two"), ("10.77.0.1", "10.77.0.2")

@@ -362,7 +362,7 @@ class Runs(Frame):
 
     def progress_of(self, event: Event) -> None:
         """As `progress`, by the steps that a training run reports."""
-        from edp_lab.training import StepDone
+        from edp_lab.training.trainer import StepDone
 
         if isinstance(event, StepDone):
             done, of = event.epoch * event.steps + event.step, event.epochs * event.steps

@@ -19,7 +19,7 @@ from edp_lab.training.config import flag_of
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
     from edp_lab.attacks.step_audit import StepAudit
-    from edp_lab.training import TrainConfig
+    from edp_lab.training.config import TrainConfig
 
 # ---- Read-outs -----------------------------------------------------------------------------------------------------
 

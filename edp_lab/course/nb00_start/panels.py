@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab import training
 from edp_lab.attacks.canaries import AROUND, DIGITS, draw_canaries, filling_losses
 from edp_lab.attacks.step_audit import Finding, StepAudit, StepNoise
 from edp_lab.corpora import load_corpus, split
@@ -60,13 +59,14 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.reproduce.results_io import RESULTS, read_kept
-from edp_lab.training import TrainConfig
+from edp_lab.training import session
 from edp_lab.training.certificate import check_certificate
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import layer_scales, noise_stds, release
 from edp_lab.training.gradients import StackedGradients, stacked_gradients
-from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.noise import float_noise
 from edp_lab.training.recipe import Plan, plan
-from edp_lab.training.trainer import Event, Trainer
+from edp_lab.training.trainer import EpochDone, Event, Trainer
 
 words = Words(__file__)
 figure = partial(fig.figure, height=430)
@@ -129,7 +129,7 @@ class SmallModel:
             self._run.epoch()
         self.epochs: list[dict[str, Any]] = self._run.record["epochs"]
         self.secrets = self.read(self._run)
-        self.noise = standard_noise(self._run.key, self._run.progress.step, self.layout.size, Share())
+        self.noise = float_noise(self._run.key, self._run.progress.step, self.layout.size)
         self.on = cache(self._on)
 
     def trainer(self, config: TrainConfig) -> Trainer:
@@ -421,11 +421,11 @@ class Private(RunPanel):
     def _train(self, made: Plan, folder: Path) -> None:
         def listen(event: Event) -> None:
             self.progress_of(event)
-            if isinstance(event, training.EpochDone):
+            if isinstance(event, EpochDone):
                 self.rows.append(event.row)
                 self.figures[0].show(draw_errors(self._kept | {"edp-sgd": self.rows}))
 
-        record = training.train(made.config, folder, listen, self.stop_event)
+        record = session.train(made.config, folder, listen, self.stop_event)
         if record["status"] == "interrupted":
             self.words.value = "Stopped: no certificate, though what was released is spent."
             return

@@ -45,12 +45,13 @@ from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.three_phase.classifier import RULES
-from edp_lab.training import TrainConfig
+from edp_lab.training.batches import Batches
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients, model_gradients, plain_gradient
-from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.noise import float_noise
 from edp_lab.training.optimizers import BETAS, make_optimizer
-from edp_lab.training.trainer import Batches, Trainer
+from edp_lab.training.trainer import Trainer
 
 NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam"}
 words = Words(__file__, names=NAMES)
@@ -174,7 +175,7 @@ def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule:
     sensitivity = chosen.sensitivity(clip_norm, 2)
     bounded = math.isfinite(sensitivity)
     std = z * (sensitivity if bounded else clip_norm) / examples
-    noise = std * standard_noise(key_from_seed(seed), 0, 2, Share(), torch.float64)
+    noise = std * float_noise(key_from_seed(seed), 0, 2, dtype=torch.float64)
     means = torch.stack([chosen.clip(gradients, float(other)).mean(0) for other in CLIPS])
     sensitivities = np.array([chosen.sensitivity(float(other), 2) for other in CLIPS])
     return Cloud(
@@ -363,10 +364,10 @@ def _people() -> tuple[Tensor, Tensor]:
 def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Who takes part in each step, features (B, 2) and labels (B), and the standard normal draws of its noise (2)."""
     (features, labels), key = _people(), key_from_seed(seed)
-    drawn, steps = Batches(key, PEOPLE, batch_size, 1, 1, sampling, alone=False), []
+    drawn, steps = Batches(key, PEOPLE, batch_size, 1, 1, sampling, per_example=False), []
     for step in range(STEPS):
         part = drawn.devices(*divmod(step, drawn.steps_per_epoch), step)[0][0]
-        steps.append((features[part], labels[part], standard_noise(key, step, 2, Share(), torch.float64)))
+        steps.append((features[part], labels[part], float_noise(key, step, 2, dtype=torch.float64)))
     return steps
 
 

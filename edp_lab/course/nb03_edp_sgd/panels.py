@@ -42,10 +42,10 @@ from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, P
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, Variant, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import check_positive
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import clip_factors, layer_scales, noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, layer_norms, stacked_gradients
-from edp_lab.training.noise import Share, standard_noise
+from edp_lab.training.noise import float_noise
 from edp_lab.training.trainer import Trainer
 
 words = Words(__file__)
@@ -215,7 +215,7 @@ def algorithm1(
         unit = alpha / largest
     gradients = _device_gradients(num_devices, pull, seed)
     factors = clip_factors(mechanism, layer_norms(gradients, PLANE), PLANE, unit)
-    draws = standard_noise(key_from_seed(seed), 0, 2 * num_devices, Share(), torch.float64).view(num_devices, 2)
+    draws = float_noise(key_from_seed(seed), 0, 2 * num_devices, dtype=torch.float64).view(num_devices, 2)
     noise = mechanism.device_noise_std(0) * draws
 
     scaled = gradients / alpha

@@ -33,7 +33,7 @@ from edp_lab.models.crf import CRF, forward_backward
 from edp_lab.models.factory import Undrawn
 from edp_lab.models.ghost_clipping.ops import PLAIN as OPS
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 
 PAPER_DELTA = 5e-4  # table 1, public corpora

@@ -18,7 +18,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edp_lab import training
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, require
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
@@ -29,7 +28,8 @@ from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept
-from edp_lab.training import TrainConfig
+from edp_lab.training import session
+from edp_lab.training.config import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
@@ -252,7 +252,7 @@ class Explorer(Panel, Runs):
 
     def work(self, config: TrainConfig) -> None:
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            record = training.train(config, Path(folder) / "run", self.progress_of, self.stop_event)
+            record = session.train(config, Path(folder) / "run", self.progress_of, self.stop_event)
         if record["epochs"]:
             self.live.append(live_point(config, record))
             self.set()

@@ -42,7 +42,7 @@ from edp_lab.course.kit.text import Words, at_most, count, digits, percent, shor
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, Variant, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 
 POINTS = 90  # of a curve
 

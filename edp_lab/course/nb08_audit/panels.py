@@ -37,7 +37,7 @@ from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, 
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.privacy import Variant
-from edp_lab.training import TrainConfig
+from edp_lab.training.config import TrainConfig
 
 CONFIDENCE = 0.95
 MOST_DRAWS = 10_000  # a side

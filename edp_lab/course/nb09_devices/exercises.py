@@ -10,8 +10,8 @@ import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given, predicted
 from edp_lab.privacy import Mechanism, true_epsilon
-from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training.noise import Share, standard_noise
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.training.batches import shard
 
 SIZE = 4000  # coordinates: a deviation is then known to 1 %
 STEPS = (0, 1, 2)
@@ -32,18 +32,17 @@ def _aggregate(answer: Any, cases: np.random.Generator) -> Differences:
 
 
 def _processes(answer: Any, cases: np.random.Generator) -> Differences:
-    """The library's noise for 8 devices on one process and on two, and what they cost."""
-    import torch
-
+    """The noise of 8 devices, drawn by one process and by two, and what they cost."""
     key, step = key_from_seed(int(cases.integers(10**6))), int(cases.integers(100))
+    draws = np.array([stream(key, Purpose.DEVICE_NOISE, step, device).standard_normal(SIZE) for device in range(8)])
     mechanism = Mechanism.sound(1.0, round(float(cases.uniform(0.5, 2)), 1), 8, 8)
     each, total, lengths, gradient = [], [], [], cases.normal(size=SIZE)
     for world in (1, 2):
-        shares = [Share("per-device", 8, rank, world) for rank in range(world)]
-        drawn = sum(standard_noise(key, step, SIZE, share, torch.float64).numpy() for share in shares)
-        each.append(float(SIZE * len(shares[0].devices)))
-        total.append(float(sum(SIZE * len(share.devices) for share in shares)))
-        lengths.append(float(np.linalg.norm(gradient + mechanism.noise_std(0) / 8 * drawn)))
+        shards = [shard(8, rank, world) for rank in range(world)]
+        noise = sum(draws[list(devices)].sum(0) for devices in shards) / math.sqrt(8)
+        each.append(float(SIZE * len(shards[0])))
+        total.append(float(sum(SIZE * len(devices) for devices in shards)))
+        lengths.append(float(np.linalg.norm(gradient + mechanism.noise_std(0) / 8 * noise)))
     epsilon = true_epsilon(mechanism, 10, 1e-5)
     measured = {
         "numbers drawn by one process": (each[0], each[1]),

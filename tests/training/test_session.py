@@ -9,10 +9,13 @@ import torch
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.privacy import Mechanism, true_epsilon
-from edp_lab.training import EpochDone, StepDone, TrainConfig, dp_step, evaluate_run, predict_texts, read_record, train
 from edp_lab.training import trainer as run
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.evaluate import evaluate_run, predict_texts
 from edp_lab.training.gradients import ghost_gradients
-from edp_lab.training.trainer import Trainer
+from edp_lab.training.run_files import read_record
+from edp_lab.training.session import train
+from edp_lab.training.trainer import EpochDone, StepDone, Trainer
 from tests.training.own_corpus import config, write_corpus
 
 
@@ -111,16 +114,16 @@ def test_interrupt_while_the_test_split_is_scored_leaves_a_usable_run(corpus, tm
 
 def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
     """Fresh at every step, of the deviation that the mechanism describes for that epoch."""
-    loaded, noises, original = load_corpus(corpus), [], dp_step.add_noise
+    loaded, noises, original = load_corpus(corpus), [], run.add_noise
     settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
 
-    def spy(clipped, epoch, noise):
-        without = torch.cat([span.scale * span.numbers for span in clipped.spans])
-        released = original(clipped, epoch, noise)
+    def spy(clipped, epoch, step, noise):
+        without = clipped.scale * torch.cat(list(clipped.layers))
+        released = original(clipped, epoch, step, noise)
         noises.append((released.gradient - without).double())
         return released
 
-    monkeypatch.setattr(dp_step, "add_noise", spy)
+    monkeypatch.setattr(run, "add_noise", spy)
     here = Trainer(settings, loaded, split(loaded, 0))
     for epoch in range(3):
         begun = len(noises)

@@ -19,8 +19,9 @@ from edp_lab.corpora.metrics import Scores, Tally, spans
 from edp_lab.errors import UsageError
 from edp_lab.models import load_model
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.training.noise import part
-from edp_lab.training.run_folder import MODEL, read_record, run_config
+from edp_lab.training.batches import shard
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_files import MODEL, read_record
 
 AT_ONCE = 10_000  # utterances that are scored together
 
@@ -38,7 +39,7 @@ def evaluate_model(
     """
     model.eval()
     world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
-    local = part(len(utterances), rank, world)
+    local = shard(len(utterances), rank, world)
     tally = Tally()
     for start in range(local.start, local.stop, AT_ONCE):
         some = utterances[start : min(start + AT_ONCE, local.stop)]
@@ -60,7 +61,7 @@ def run_data(run: str | Path) -> tuple[dict[str, Any], Corpus, Split]:
     corpus = load_corpus(config["corpus"])
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(f"corpus {config['corpus']!r} is not the one of {run}: its content has changed since")
-    return record, corpus, split(corpus, config["seed"], **run_config(record).split)
+    return record, corpus, split(corpus, config["seed"], **TrainConfig.from_record(record).split)
 
 
 def evaluate_run(run: str | Path) -> dict[str, float | None]:

@@ -1,0 +1,326 @@
+"""eDP-SGD's step under Accelerate, for any module: what `edp_lab.training.dp_step` defines, on this rank's share.
+
+`PrivateStep` is what you use in a training loop of your own. It refuses modules that keep something of the examples
+beside the gradient, such as BatchNorm's running statistics.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from edp_lab.errors import UsageError, check_whole
+from edp_lab.models.ghost_clipping.bookkeeping import row_norms
+from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.privacy.csprng import Purpose
+from edp_lab.privacy.exact_noise import Piece
+from edp_lab.privacy.exact_noise import release as release_rounded
+from edp_lab.training.batches import shard
+from edp_lab.training.dp_step import Released, add_noise, clip, layer_scales, most_micro_batches, noise_stds
+from edp_lab.training.gradients import Layout, LoopGradient, MicroGradients, trainable
+from edp_lab.training.ledger import fingerprint
+from edp_lab.training.noise import ExactNoise, FloatNoise, NoiseSource
+
+CONTAINERS = ("_parameters", "_buffers", "_modules")  # torch's containers of what a module holds
+PLAIN = (bool, int, float, complex, str, bytes)
+NESTED = 4  # containers and objects within one another that are looked into
+THREADS = 4  # for exact noise: more share too little work
+T = TypeVar("T")
+
+
+class FlatGradient:
+    """One flat gradient (P), and a few more numbers, which ranks sum up in one message.
+
+    Args:
+        parameters: names and parameters to be trained, the same in every process.
+        accelerator: None for a single process.
+        more: how many further numbers.
+
+    Raises:
+        UsageError: parameters are neither float32 nor float64, in which alone noise is exact.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], accelerator: Accelerator | None = None, more: int = 0
+    ) -> None:
+        self.layout, self.parameters = Layout.of(parameters), [p for _, p in parameters]
+        if others := {str(p.dtype) for p in self.parameters} - {"torch.float32", "torch.float64"}:
+            raise UsageError(f"parameters of {others.pop()}: noise is exact in float32 and float64 alone; convert them")
+        self.rank, self.world = 0, 1
+        if accelerator is not None:
+            self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self._message = self.parameters[0].new_zeros(self.layout.size + more, requires_grad=False)
+        self.gradient, self._more = self._message[: self.layout.size], self._message[self.layout.size :]
+
+    def sum_over_ranks(self, *numbers: Tensor | float) -> list[float]:
+        """Sum `gradient` over ranks in place; returns the sums of these numbers."""
+        for k, number in enumerate(numbers):
+            self._more[k] = number
+        if self.world > 1:
+            torch.distributed.all_reduce(self._message)
+        return self._more.tolist()  # type: ignore[no-any-return]
+
+    def use(self, layers: Sequence[Tensor]) -> None:
+        """Leave a gradient in every ``.grad``, also where ``optimizer.zero_grad()`` has set it to None."""
+        for p, layer in zip(self.parameters, layers, strict=True):
+            p.grad = layer.view_as(p)
+
+    def take(self) -> None:
+        """With several ranks, copy what every ``.grad`` holds into `gradient`, and let each be a view of it."""
+        if self.world > 1:
+            for p, columns in zip(self.parameters, self.layout.columns, strict=True):
+                layer = self.gradient[columns].view_as(p)
+                p.grad = layer.zero_() if p.grad is None else layer.copy_(p.grad)
+
+
+class PrivateStep(FlatGradient):
+    """eDP-SGD's step: clip, average, add noise, and leave the result in every ``.grad``.
+
+    Args:
+        model: its parameters with ``requires_grad`` are trained.
+        epochs: how many are billed; a step of a later one is refused.
+        key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
+        noise: "per-device" draws as many float noises as there are devices; "aggregate" and "shared" draw once.
+        micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
+
+    Attributes:
+        alpha: (K) layer scales; to be set from public data (see `scales`), or None for all 1. With `Alpha.PRIVATE` they
+            come from the first gradient, with `Alpha.NOISED` they are to be set by `noised_scales` before that.
+
+    Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
+    of one process (with disjoint batches: once an epoch), and `step` numbers never repeat under one key.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mechanism: Mechanism,
+        key: int,
+        epochs: int,
+        accelerator: Accelerator | None = None,
+        noise: str = "aggregate",
+        micro_batches: int | None = None,
+        more: int = 0,
+    ) -> None:
+        super().__init__(trainable(model), accelerator, more)
+        check_whole("number of epochs", epochs, 1)
+        self.model, self.mechanism, self.epochs = model, mechanism, epochs
+        self.alpha: Tensor | None = None
+        self._steps: Counter[int] = Counter()  # by epoch, of this process
+        self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
+        self.divisor = micro_batches or mechanism.num_devices
+        self.devices = shard(mechanism.num_devices, self.rank, self.world)
+        if mechanism.exact_noise and noise == "per-device":
+            raise UsageError(
+                "noise of each device is a float, and this mechanism promises exact noise: drop one of them"
+            )
+        self.noise: NoiseSource = FloatNoise(key, mechanism.num_devices if noise == "per-device" else 0)
+        if mechanism.exact_noise:
+            self.noise = ExactNoise(key, min(THREADS, torch.get_num_threads()))
+
+    def release(self, gradients: Sequence[MicroGradients], epoch: int, step: int) -> Released:
+        """Clip this process's gradients, sum up over processes, add the noise, and leave the result in ``.grad``."""
+        if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
+            self.alpha = self.scales(gradients)
+        clipped = clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)
+        self.sum_over_ranks()
+        released = add_noise(clipped, epoch, step, self.noise)
+        self.use(released.layers)
+        return released
+
+    def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
+        """One whole step of any module, in a loop over this process's micro-batches; then the optimizer may step.
+
+        `losses`: for each micro-batch, what computes the losses of its examples, one number each.
+
+        Raises:
+            UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; micro-batches
+                of several under Poisson sampling; a module keeps something beside the gradient, see `unchanged`; as
+                `clip`.
+        """
+        self._count(epoch)
+        declared, most = self.mechanism, math.ceil(self.divisor / self.mechanism.num_devices) * len(self.devices)
+        if declared.sampling_rate is not None:
+            if declared.micro_batch_size > 1:
+                raise UsageError(
+                    f"Poisson sampling with micro_batch_size={declared.micro_batch_size}: one example more would move "
+                    "others to other micro-batches, which no epsilon covers; declare micro_batch_size=1"
+                )
+            most = most_micro_batches(most)  # as many as are drawn
+        if len(losses) > most:
+            raise UsageError(
+                f"this process got {len(losses)} micro-batches: of {self.divisor} in a step on {declared.num_devices} "
+                f"devices it may have {most}; give each process its own ones, as step.own(...) does"
+            )
+        checked = [partial(self._losses, compute) for compute in losses]
+        with unchanged(self.model):
+            gradients = [LoopGradient(self.parameters, compute, self.layout) for compute in checked]
+            return self.release(gradients, epoch, step)
+
+    def _count(self, epoch: int) -> None:
+        """UsageError for a step that is not among those billed."""
+        check_whole("epoch", epoch, max(self._steps, default=0))
+        self._steps[epoch] += 1
+        if epoch >= self.epochs:
+            raise UsageError(f"a step of epoch {epoch}, but {self.epochs} epochs are billed, from 0: bill more of them")
+        if self.mechanism.sampling_rate and self._steps[epoch] > (most := self.mechanism.releases_per_epoch):
+            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: {most} steps of an epoch are billed")
+
+    def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
+        """The losses of a micro-batch, if they are of as many examples as the mechanism declares."""
+        losses, most = computed_now(compute), self.mechanism.micro_batch_size
+        if losses.ndim != 1:
+            raise UsageError(
+                f"the losses of a micro-batch have the shape {tuple(losses.shape)}: give one number for each example, "
+                'such as those of reduction="none"; with fewer, nobody can tell how many examples share a clip'
+            )
+        if len(losses) > most:
+            raise UsageError(
+                f"a micro-batch has {len(losses)} losses, and the mechanism declares micro_batch_size={most}: the "
+                "noise would be too small for it; declare the larger size, or hand over smaller micro-batches"
+            )
+        return losses
+
+    def noise_stds(self, epoch: int) -> list[float]:
+        """Standard deviation of the noise on the released gradient, for each parameter."""
+        return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.parameters))
+
+    def scales(self, gradients: Sequence[MicroGradients]) -> Tensor:
+        """alpha (K) from the mean of these gradients, without clipping or noise."""
+        self.gradient.zero_()
+        for some in gradients:
+            some.add_weighted_sum(torch.ones(len(some.norms()), device=self.gradient.device), self.gradient)
+        self.sum_over_ranks()
+        return layer_scales(self.gradient.div_(self.divisor), self.layout)
+
+    def noised_scales(self, gradients: Sequence[MicroGradients], key: int) -> Tensor:
+        """alpha (K): layer norms of the mean of these gradients, clipped as a step's are, with noise; largest 1.
+
+        Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to
+        be in the ledger before. What cannot be told from noise counts as one standard deviation of it.
+        """
+        clipped = clip(gradients, self.mechanism, self.layout, None, self.divisor, self.gradient, self.world)
+        self.sum_over_ranks()
+        norms = clipped.scale * torch.cat([row_norms(layer[None].double()) for layer in clipped.layers])
+        std, noised = self.mechanism.scales_noise_std() / self.divisor, norms.cpu()
+        release_rounded([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
+        noised = noised.to(norms.device).clamp_min(std)
+        return (noised / noised.max()).to(self.gradient.dtype)
+
+    def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
+        """The micro-batches of this process, out of all that a step has: equally many for each device, or nearly so."""
+        devices, count = self.devices, len(micro_batches)
+        start, stop = (place * count // self.mechanism.num_devices for place in (devices.start, devices.stop))
+        return micro_batches[start:stop]
+
+    def _agree(self, *settings: object) -> None:
+        """UsageError on every rank, if these are not the same on all: each would release noise of its own."""
+        if self.world > 1 and any(other != settings for other in gather_object([settings])):
+            raise UsageError("the processes have different keys, mechanisms or models: give all of them the same")
+
+
+# ---- What a module keeps ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """UsageError if the block changes what a module keeps: it would be released, or steer later steps, without noise.
+
+    Watched are the modules of the model and any other one that is called in the block: their parameters, their buffers,
+    and numbers, text, arrays and tensors in their attributes and those of their classes, also within containers and
+    plain objects. A weight that a hook makes again before each call, as `torch.nn.utils.weight_norm` does, is not.
+    Global variables and what a closure holds are out of sight.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    before = {module: _state(module) for module in names}
+
+    def called(module: nn.Module, _: object) -> None:
+        if module not in before:
+            before[module] = _state(module)
+
+    hook = nn.modules.module.register_module_forward_pre_hook(called)
+    try:
+        yield
+    finally:
+        hook.remove()
+    for module, earlier in before.items():
+        now = _state(module)
+        changed = sorted(name for name in earlier.keys() | now.keys() if earlier.get(name) != now.get(name))
+        if changed:
+            raise UsageError(
+                f"the losses change {', '.join(changed)} of layer {names.get(module, '')!r} ({type(module).__name__}): "
+                "what a layer keeps of the examples is not covered by any noise; put the layer into eval mode, or use "
+                "one that keeps nothing, such as GroupNorm or LayerNorm"
+            )
+
+
+def computed_now(compute: Callable[[], Tensor]) -> Tensor:
+    """What `compute` returns; UsageError if part of it was computed before, when nobody watched the modules."""
+    first = _number((torch.zeros((), requires_grad=True) + 0).grad_fn)
+    losses = compute()
+    left, seen = [losses.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if _number(node) < first:
+            raise UsageError(
+                "the losses of a micro-batch were computed before the step, which could not watch what layers keep: "
+                "hand over functions that compute them"
+            )
+        left += [further for further, _ in node.next_functions]
+    return losses
+
+
+def _number(node: Any) -> int:
+    """When autograd recorded it: later ones have larger numbers, parameters the largest."""
+    return int(node._sequence_nr())
+
+
+def _state(module: nn.Module) -> dict[str, object]:
+    """What the module itself and its class hold, by name, without what its children do."""
+    remade = {getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()}
+    shared = {name: value for name, value in vars(type(module)).items() if not name.startswith("__")}
+    attributes = {name: value for name, value in vars(module).items() if name not in CONTAINERS}
+    kept = {**shared, **attributes, **module._parameters, **module._buffers}
+    return {name: mark for name, value in kept.items() if name not in remade and (mark := _mark(value)) is not None}
+
+
+def _mark(value: Any, depth: int = NESTED) -> object:
+    """Something that differs if what is held differs; None for what holds nothing that could."""
+    if isinstance(value, Tensor):
+        return _digest(value)
+    if isinstance(value, np.ndarray):
+        return value.shape, zlib.crc32(np.ascontiguousarray(value).tobytes())
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if value is None or isinstance(value, nn.Module | ModuleType | type) or callable(value) or depth == 0:
+        return None
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    elif not isinstance(value, Collection):
+        value = list(getattr(value, "__dict__", {}).items())
+    marks = [_mark(item, depth - 1) for item in value]
+    return marks if any(mark is not None for mark in marks) else None
+
+
+def _digest(tensor: Tensor) -> object:
+    """Shape and checksum of the numbers: unlike a version counter, it sees what was written through ``.data``."""
+    try:
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError):  # sparse, quantised or on no device
+        return id(tensor), tensor._version
+    return tuple(tensor.shape), zlib.crc32(numbers.data)

@@ -1,0 +1,452 @@
+"""A run's folder: the record, one JSON file from which every figure can be traced, and the files around it.
+
+DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256" is of all the rest
+DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
+DIR/secret.key      the key of a run with a private seed, while it lasts
+DIR/state.safetensors   where to resume the run, while it lasts
+DIR/certificate.json, .html   what the run promises (see `edp_lab.training.certificate`), where something holds
+DIR/model/          the model (see `edp_lab.models.factory`)
+
+A reader finds an old file or a new one, never a part; what is damaged or cannot be written is a UsageError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+import edp_lab
+from edp_lab.corpora import Corpus, Split, list_corpora, load_corpus
+from edp_lab.errors import UsageError, writing
+from edp_lab.files import PARTIAL, parse_tensors, read_bytes, sealed, unsealed, write_whole
+from edp_lab.models.factory import shapes
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.public_start import made_of
+from edp_lab.models.wordpiece import PieceFeatures
+from edp_lab.privacy import Alpha, Mechanism, judge
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.ledger import LEDGER, PrivacyLedger
+
+RECORD = "record.json"
+MODEL = "model"
+SECRET = "secret.key"
+STATE = "state.safetensors"
+LOCK = ".lock"
+BEFORE_A_RECORD = {LOCK, SECRET, LEDGER}
+PACKAGES = (
+    "edp-lab", "torch", "numpy", "numba", "llvmlite", "scipy", "accelerate", "transformers", "gensim", "dp-accounting",
+)  # fmt: skip
+
+NOT_PRIVATE = (
+    "training loss", "validation scores", "training time", "corpus checksum", "what was mended in the corpus",
+    "split counts", "choice of hyper-parameters", "whether and where a run failed",
+)  # fmt: skip
+
+
+# Environment variables that choose how products are summed, and which code is compiled or loaded for this processor.
+LIBRARIES = (
+    "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "NUMBA_", "KMP_", "GOMP_", "OMP_DYNAMIC", "GLIBC_TUNABLES",
+)  # fmt: skip
+SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # when it is imported; they change no result
+
+
+# ---- The folder ------------------------------------------------------------------------------------------------------
+
+
+def new_run_folder(out: str | Path) -> Path:
+    """The folder for a new run, not yet created."""
+    folder = Path(out)
+    parent = next(p for p in (*folder.absolute().parents, folder.absolute()) if p.exists())  # / has no parents
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"output folder {folder} cannot be made in {parent}: choose another --out")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"output folder {folder} is a file: choose another --out")
+    if folder.exists() and not may_begin(folder):
+        unfinished = (folder / RECORD).exists() and read_record(folder)["status"] != "finished"
+        cure = f"go on with edp-lab train --resume {folder}, or " if unfinished else ""
+        raise UsageError(f"output folder {folder} is not empty: {cure}choose another --out")
+    return folder
+
+
+def may_begin(folder: Path) -> bool:
+    """Whether the folder is empty but for what a run leaves that is killed before its record, and so its first step."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(PARTIAL)}
+    entries = (folder / LEDGER).read_bytes().count(b"\n") if LEDGER in names else 0  # the first names the mechanism
+    return not names or (LOCK in names and names <= BEFORE_A_RECORD and entries <= 1)
+
+
+def go_on(folder: Path) -> str:
+    """The cure where a run cannot be written that has a record."""
+    return f"make room, then go on with edp-lab train --resume {folder}"
+
+
+@contextmanager
+def open_folder(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
+    """A new run that fails before its first state leaves nothing in the folder.
+
+    Unless its ledger bills a release before the step that failed, which the failure tells of; or there is a record, and
+    it was cut off from a rank or the disk was full: then it can be taken up.
+    """
+    with locked(folder):
+        if not resuming:
+            if not may_begin(folder):
+                raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
+            tidy(folder, LEDGER)
+        try:
+            yield
+        except BaseException as error:
+            cut_off = processes > 1 and not isinstance(error, UsageError)
+            full = isinstance(error.__cause__, OSError)
+            kept = resuming or (folder / STATE).exists() or ((cut_off or full) and (folder / RECORD).exists())
+            if not (kept or _has_released(folder)):
+                tidy(folder, RECORD, LEDGER)
+            raise
+
+
+def _has_released(folder: Path) -> bool:
+    """Whether a step under a secret key was ended there: each is billed before it begins."""
+    with suppress(UsageError):
+        return (folder / SECRET).exists() and len(PrivacyLedger.open(folder / LEDGER).releases) > 1
+    return False
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
+    lock = FileLock(folder / LOCK)
+    with writing(folder, "make room there and mend its permissions, or begin a run in another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"another process is training in {folder}: wait until it has ended; a new run needs another --out"
+            ) from None
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def tidy(folder: Path, *more: str) -> None:
+    """Remove what a finished run needs no more, and half-written files."""
+    half = [path for path in folder.rglob(f"{PARTIAL}*") if not path.is_dir()]
+    for path in (*(folder / name for name in (SECRET, STATE, *more)), *half):
+        path.unlink(missing_ok=True)
+
+
+# ---- The record ------------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def settled(config: TrainConfig, delta: float) -> dict[str, Any]:
+    """The configuration as it is recorded: defaults filled in, paths absolute."""
+    settings = {**asdict(config), "delta": delta, "lr": config.learning_rate}
+    settings |= {"corpus": _absolute(config.corpus), "pretrained": _absolute(config.pretrained)}
+    if config.alpha_corpus:
+        settings["alpha"] = f"public:{_absolute(config.alpha_corpus)}"
+    return settings
+
+
+def _absolute(given: str | None) -> str | None:
+    """An absolute path; the name of a corpus, or on a hub, stays as it is."""
+    if given is None or given in {corpus.name for corpus in list_corpora()} or not Path(given).exists():
+        return given
+    return str(Path(given).resolve())
+
+
+def initial_record(
+    config: TrainConfig, settings: dict[str, Any], corpus: Corpus, data: Split, accelerator: Accelerator
+) -> dict[str, Any]:
+    """Initial record fields, but for what only the trainer knows."""
+    world, devices = accelerator.num_processes, config.num_devices
+    shared = f"{world} process" + ("es" if world > 1 else "")  # "8 devices: 2 processes, 6 simulated"
+    if config.method != "sgd":
+        shared = f"{devices} device{'s' if devices > 1 else ''}: {shared}, {devices - world} simulated"
+    return {
+        "status": "running",
+        "config": settings,
+        "versions": versions(),
+        "device": str(accelerator.device),
+        "threads": torch.get_num_threads(),
+        "world_size": world,
+        "devices": shared,
+        "corpus": {
+            "sha256": corpus.sha256,
+            "splits": data.counts,
+            "has_tags": corpus.has_tags,
+            "warnings": list(corpus.warnings),
+        },
+        "started_from": made_of(config.pretrained),
+        "final": None,
+        "guarantee": {},
+    }
+
+
+def not_private(
+    config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None, delta: float
+) -> list[str]:
+    """What the record and the model tell of the corpus without noise."""
+    flags = [*NOT_PRIVATE]
+    if not corpus.labels_declared:
+        flags.append("label sets (read off the corpus; public if listed in intents.txt and slots.txt)")
+    if mechanism is not None and mechanism.alpha is Alpha.PRIVATE:
+        flags.append("layer scales alpha (from private gradients)")
+    if delta * len(data.train) >= 1:
+        flags.append("delta: not below 1/n, so epsilon promises nothing")
+    return flags
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """``record.json``, with a checksum; the folder is made if need be."""
+    content = json.loads(json.dumps(record, allow_nan=False))
+    path, text = folder / RECORD, json.dumps(sealed(content), indent=2)
+    cure = go_on(folder) if path.exists() else "make room there, or choose another --out"
+    write_whole(path, f"{text}\n".encode(), cure)
+
+
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """The record of a finished, interrupted or running run."""
+    path = Path(folder) / RECORD
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
+    content = read_bytes(path)
+    try:
+        return unsealed(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        cure = "train again, or restore it from a copy"
+        raise UsageError(f"{path} is damaged or was edited ({error}): {cure}") from None
+
+
+def run_ledger(run: str | Path) -> PrivacyLedger:
+    """The ledger of a run, checked against its record, and against its state if it is not finished."""
+    record, state = read_record(run), Path(run) / STATE
+    if record.get("ledger") is None:
+        raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
+    position: dict[str, Any] = {}
+    with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError), safe_open(state, framework="np") as file:
+        position = json.loads(file.metadata()["progress"])  # a damaged one is refused where the run goes on
+    return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), position.get("chain"))
+
+
+def bill(
+    record: dict[str, Any],
+    mechanism: Mechanism | None,
+    ledger: PrivacyLedger | None,
+    epochs: int,
+) -> dict[str, float | None]:
+    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
+
+    Returns epsilons, and the noise of the last of `epochs` epochs.
+    """
+    config, releases = record["config"], epochs if ledger is None else ledger.bill()
+    published = config["private_seed"] is not True
+    verdict = asdict(judge(mechanism, releases, config["delta"], published))
+    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+    epsilons = {name: verdict.pop(name) for name in names}
+    record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
+    settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
+    if mechanism is not None:
+        settings["z_t"] = mechanism.noise_multiplier_setting(epochs - 1)
+        settings["noise_multiplier"] = mechanism.noise_multiplier(epochs - 1)
+    return {**settings, **epsilons}
+
+
+def write_secret(folder: Path, key: int, cure: str) -> None:
+    """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends."""
+    write_whole(folder / SECRET, f"{key:032x}\n".encode(), cure, 0o600)
+
+
+def read_secret(folder: Path) -> int | None:
+    """The noise key of a run that can be taken up again; None if it is lost. UsageError: it is there, but no key."""
+    path = folder / SECRET
+    if not os.path.lexists(path):
+        return None
+    text = read_bytes(path).strip()
+    if not re.fullmatch(rb"[0-9a-f]{32}", text):
+        raise UsageError(f"{path} is damaged: restore it, or remove it to go on with a fresh key")
+    return int(text, 16)
+
+
+# ---- Where to resume -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RunPosition:
+    """How far a run has come."""
+
+    epoch: int = 0
+    step_in_epoch: int = 0  # the next one
+    step: int = 0  # how many were taken in all
+    loss: float = 0.0  # of this epoch so far, summed, and so are
+    examples: int = 0
+    seconds: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one for each whole epoch, for the record
+    chain: str | None = None  # the ledger's, see `edp_lab.training.ledger`
+
+    def count(self, loss: float, examples: int) -> None:
+        """After a step; one whose loss is not finite counts for nothing in the mean."""
+        if math.isfinite(loss):
+            self.loss += loss
+            self.examples += examples
+        self.step_in_epoch += 1
+
+    def end_epoch(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self.epoch, self.step_in_epoch, self.loss, self.examples, self.seconds = self.epoch + 1, 0, 0.0, 0, 0.0
+
+
+def save_state(
+    folder: Path,
+    position: RunPosition,
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    optimizer: torch.optim.Optimizer,
+    alpha: Tensor | None,
+) -> None:
+    """Where `load_state` takes the run up again."""
+    tensors = {f"parameter/{name}": p.detach() for name, p in parameters}
+    for number, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}
+    if alpha is not None:
+        tensors["alpha"] = alpha
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    progress = json.dumps(asdict(position))
+    content = save(tensors, {"progress": progress, "sha256": digest(tensors, progress.encode())})
+    write_whole(folder / STATE, content, go_on(folder))
+
+
+def load_state(
+    folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, steps: int
+) -> tuple[RunPosition, Tensor | None] | None:
+    """Position and alpha, after parameters and moments were set; None if the run never came to a first state.
+
+    Args:
+        steps: in an epoch.
+
+    Raises:
+        UsageError: the state is damaged, or that of another run.
+    """
+    path = folder / STATE
+    if not os.path.lexists(path):
+        return None
+    tensors = parse_tensors(read_bytes(path), path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    try:
+        if metadata.get("sha256") != digest(tensors, metadata.get("progress", "").encode()):
+            raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
+        position, alpha = _position(json.loads(metadata["progress"]), steps), tensors.pop("alpha", None)
+        if alpha is not None and (alpha.shape != (len(parameters),) or not alpha.is_floating_point()):
+            raise ValueError("no layer scales of this run's")
+        moments = _moments(tensors, parameters, optimizer)
+        with torch.no_grad():
+            for name, p in parameters:
+                p.copy_(tensors[f"parameter/{name}"])
+        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    except UsageError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
+        raise UsageError(
+            f"{path} does not belong to this run or version: start a new run with the same options"
+        ) from error
+    return position, alpha
+
+
+def _position(fields: Any, steps: int) -> RunPosition:
+    """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
+    position = RunPosition(**fields)
+    whole = (position.epoch, position.step_in_epoch, position.step, position.examples)
+    sums = [position.loss, position.seconds, *(row[name] for row in position.rows for name in ("loss", "seconds"))]
+    if any(type(number) is not int or number < 0 for number in whole) or not all(
+        math.isfinite(number) for number in sums
+    ):
+        raise ValueError("a number that no run has")
+    if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
+        raise ValueError("another number of steps")
+    if len(position.rows) != position.epoch or not isinstance(position.chain, str | None):
+        raise ValueError("other epochs, or no chain")
+    return position
+
+
+def _moments(
+    tensors: Mapping[str, Tensor], parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> dict[int, dict[str, Tensor]]:
+    """The optimizer's tensors by parameter; ValueError or KeyError where they or the parameters have other shapes."""
+    moments: dict[int, dict[str, Tensor]] = {}
+    named = {f"parameter/{name}": p for name, p in parameters}
+    for name in tensors.keys() - named.keys():
+        _, number, key = name.split("/")
+        moments.setdefault(int(number), {})[key] = tensors[name]
+    pairs = [(named, {name: tensors[name] for name in named})]
+    numbered = dict(enumerate(named.values()))
+    for place, saved in moments.items():
+        p = numbered[place]
+        # Adam makes its own with the first step.
+        pairs.append((optimizer.state.get(p) or {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}, saved))
+    if any(shapes(wanted) != shapes(saved) for wanted, saved in pairs):
+        raise ValueError("other tensors than this run's")
+    return moments
+
+
+def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
+    """What a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
+    from llvmlite.binding import get_host_cpu_name  # slow to import
+
+    processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
+    processor += [torch.get_float32_matmul_precision()]
+    named = (name for name in sorted(os.environ) if name.startswith(LIBRARIES) and name not in SET_BY_SKLEARN)
+    processor += [f"{name}={os.environ[name]}" for name in named]
+    processes = accelerator.num_processes
+    return {
+        "inputs": inputs,
+        "device": accelerator.device.type,
+        "processors": gather_object([processor]) if processes > 1 else [processor],
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "versions": versions(),
+    }
+
+
+def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:
+    """Digest of the code, the settings, the corpora, the initial weights (also frozen ones) and the vocabulary."""
+    code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
+    features, (source, _, name) = model.features, (settings["alpha"] or "").partition(":")
+    words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
+    alpha = load_corpus(name).sha256 if source == "public" else settings["alpha"]
+    contents = json.dumps({**settings, "corpus": corpus.sha256, "alpha": alpha}, sort_keys=True)
+    return digest(model.state_dict(), contents.encode(), words.encode(), *code)
+
+
+def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
+    """SHA-256 of named tensors and whatever else."""
+    sha256 = hashlib.sha256()
+    for part in more:
+        sha256.update(part)
+    for name, tensor in sorted(tensors.items()):
+        sha256.update(name.encode())
+        sha256.update(tensor.detach().cpu().contiguous().numpy().data)
+    return sha256.hexdigest()
