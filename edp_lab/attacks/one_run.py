@@ -202,7 +202,7 @@ class RealModel:
 
     def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
         assert self.run.private is not None
-        released = self.run.private.release(gradients, epoch, step).gradient
+        released = self.run.private.release(self.run.private.clip(gradients), epoch, step).gradient
         self.run.optimizer.step()
         return released
 

@@ -229,14 +229,3 @@ def round_closely(
             unsure[left] = places[i]
             left += 1
     return left
-
-
-@compiled(*(f"void({of}[::1], int64, int64[::1], {of}[:, ::1])" for of in ("float32", "float64")))
-def fill_rows(numbers: np.ndarray, start: int, places: np.ndarray, rows: np.ndarray) -> None:
-    """Numbers (n), of a flat table from `start` on, become its rows (r, D) at their places (r), and else 0."""
-    numbers[:] = 0
-    width = rows.shape[1]
-    for i in range(len(places)):
-        first = places[i] * width - start
-        for j in range(max(0, -first), min(width, len(numbers) - first)):
-            numbers[first + j] = rows[i, j]

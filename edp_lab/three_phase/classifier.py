@@ -170,7 +170,7 @@ class ClassifierTraining:
             loss = float(plain_gradient(model, data, parts[0], None, 1.0))
         else:
             gradients = ghost_gradients(model, data, parts, None, self.private.layout, self.memory)
-            self.private.release(gradients, epoch, self.step)
+            self.private.release(self.private.clip(gradients), epoch, self.step)
             loss = float(sum(some.loss for some in gradients))
         if not math.isfinite(loss):
             raise UsageError("the loss is not finite: lower the learning rate")

@@ -28,7 +28,7 @@ from edp_lab.privacy.csprng import Purpose
 from edp_lab.privacy.exact_noise import Piece
 from edp_lab.privacy.exact_noise import release as release_rounded
 from edp_lab.training.batches import shard
-from edp_lab.training.dp_step import Released, add_noise, clip, layer_scales, most_micro_batches, noise_stds
+from edp_lab.training.dp_step import Clipped, Released, add_noise, clip, layer_scales, most_micro_batches, noise_stds
 from edp_lab.training.gradients import Layout, LoopGradient, MicroGradients, trainable
 from edp_lab.training.ledger import fingerprint
 from edp_lab.training.noise import ExactNoise, FloatNoise, NoiseSource
@@ -130,11 +130,14 @@ class PrivateStep(FlatGradient):
         if mechanism.exact_noise:
             self.noise = ExactNoise(key, min(THREADS, torch.get_num_threads()))
 
-    def release(self, gradients: Sequence[MicroGradients], epoch: int, step: int) -> Released:
-        """Clip this process's gradients, sum up over processes, add the noise, and leave the result in ``.grad``."""
+    def clip(self, gradients: Sequence[MicroGradients]) -> Clipped:
+        """Clip and average this process's gradients; the first ones of a run may first give the layer scales."""
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = self.scales(gradients)
-        clipped = clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)
+        return clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)
+
+    def release(self, clipped: Clipped, epoch: int, step: int) -> Released:
+        """Sum up over processes, add the noise, and leave the result in every ``.grad``."""
         self.sum_over_ranks()
         released = add_noise(clipped, epoch, step, self.noise)
         self.use(released.layers)
@@ -166,8 +169,8 @@ class PrivateStep(FlatGradient):
             )
         checked = [partial(self._losses, compute) for compute in losses]
         with unchanged(self.model):
-            gradients = [LoopGradient(self.parameters, compute, self.layout) for compute in checked]
-            return self.release(gradients, epoch, step)
+            clipped = self.clip([LoopGradient(self.parameters, compute, self.layout) for compute in checked])
+        return self.release(clipped, epoch, step)
 
     def _count(self, epoch: int) -> None:
         """UsageError for a step that is not among those billed."""

@@ -25,11 +25,10 @@ from edp_lab.cli import main
 from edp_lab.files import PARTIAL
 from edp_lab.models import load_model
 from edp_lab.training import noise
-from edp_lab.training import session as trainer
 from edp_lab.training import trainer as run
 from edp_lab.training.evaluate import evaluate_run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
-from edp_lab.training.run_files import MODEL, RECORD, SECRET, STATE, read_record, run_ledger
+from edp_lab.training.run_files import LOCK, MODEL, RECORD, SECRET, STATE, read_record, run_ledger
 from tests.training.own_corpus import contents, result, wait_for, write_corpus
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
@@ -61,7 +60,7 @@ def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
     if FAULTS["die_before"] is not None:
         sys.addaudithook(partial(count_down, [FAULTS["die_before"]], str(home)))
     before(PrivacyLedger, "write", hold)
-    before(noise, "_round", note)
+    before(noise, "release", note)
     patch = pytest.MonkeyPatch()
     patch.setattr(run, "SAVE_EVERY", FAULTS["save_every"])
     patch.setattr(torch, "set_num_threads", lambda _: set_threads(FAULTS["threads"]))
@@ -99,7 +98,7 @@ def hold(ledger: PrivacyLedger, *entry: int) -> None:
         waited(lambda: not (FAULTS["home"] / "held").exists())
 
 
-def note(pieces: Any, key: int, step: int, *rest: Any) -> None:
+def note(pieces: Any, key: int, purpose: Any, step: int, block: int) -> None:
     with open(FAULTS["home"] / "drawn", "a") as file:
         file.write(json.dumps([step, fingerprint(key)]) + "\n")
 
@@ -203,7 +202,7 @@ def test_killed_at_any_change_before_there_is_a_record_a_run_may_begin_anew(corp
         left |= {*os.listdir(folder)}
         if (folder / RECORD).exists():
             break
-    assert {trainer.LOCK, SECRET, LEDGER} < left
+    assert {LOCK, SECRET, LEDGER} < left
     Job(folder, again(folder)).ends(0)
     assert (read_record(folder)["status"], run_ledger(folder).bill()) == ("finished", {0: 1, 1: 1, 2: 1})
 

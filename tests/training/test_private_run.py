@@ -80,15 +80,15 @@ def no_room_after(monkeypatch, tmp_path):
 
 
 def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, monkeypatch):
-    original, seen = noise._round, []
+    original, seen = noise.release, []
 
-    def look(pieces, key, step, *rest):
+    def look(pieces, key, purpose, step, block):
         seen.append(step)
         assert [line["step"] for line in lines(tmp_path / "run")] == list(range(step + 1))
         assert lines(tmp_path / "run")[-1]["key"] == fingerprint(key)
-        original(pieces, key, step, *rest)
+        original(pieces, key, purpose, step, block)
 
-    monkeypatch.setattr(noise, "_round", look)
+    monkeypatch.setattr(noise, "release", look)
     train(config(corpus), tmp_path / "run")
     assert sorted(set(seen)) == list(range(2 * STEPS))
     assert [line["epoch"] for line in lines(tmp_path / "run")] == [0] * STEPS + [1] * STEPS
@@ -127,8 +127,8 @@ def test_a_folder_with_a_billed_step_or_with_files_of_somebody_else_is_not_empty
 
 
 def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch, no_room_after):
-    original, drawn = noise._round, set()
-    monkeypatch.setattr(noise, "_round", lambda *a: drawn.add(a[2]) or original(*a))
+    original, drawn = noise.release, set()
+    monkeypatch.setattr(noise, "release", lambda *a: drawn.add(a[3]) or original(*a))
     no_room_after(1 + STEPS + 1)  # the mechanism, one epoch, one step
     with pytest.raises(UsageError, match=r"ledger .* cannot be written .*No space left"):
         train(config(corpus, private_seed=True), tmp_path / "run")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.ghost_clipping import bookkeeping as books
-from edp_lab.models.ghost_clipping.bookkeeping import Memory, MicroBatches, Use, summed_by
+from edp_lab.models.ghost_clipping.bookkeeping import Memory, MicroBatches, Use
 
 
 class PlainOps:
@@ -47,29 +47,6 @@ class PlainOps:
 
 
 PLAIN = PlainOps()
-
-
-class LookupOps(PlainOps):
-    """Plain autograd, but of the gradients of embedding tables only the rows that were read are kept, not in ``.grad``.
-
-    Attributes:
-        lookups: by ``id`` of a table, the rows that were read, each once (n), and their gradient (n, D). A table that
-            is used a second time raises ValueError in the backward pass.
-    """
-
-    def __init__(self) -> None:
-        self.lookups: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
-        if not table.requires_grad:
-            return F.embedding(ids, table)
-
-        def keep(d: Tensor, wanted: bool) -> None:
-            if id(table) in self.lookups:
-                raise ValueError("a table is used twice in one pass: use plain autograd")
-            self.lookups[id(table)] = summed_by(ids.flatten(), d.flatten(0, -2))
-
-        return Kept.apply(lambda: (F.embedding(ids, table),), keep, ids, table)  # type: ignore[no-any-return]
 
 
 class MicroBatchOps(PlainOps):
