@@ -39,9 +39,10 @@ from edp_lab.models import IntentSlotModel
 from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.training import Event
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_model
-from edp_lab.training.trainer import Event, Trainer
+from edp_lab.training.trainer import Trainer
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd"},

@@ -35,7 +35,7 @@ from edp_lab.training.config import SEED, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.attacks.loss import Attacked
-    from edp_lab.training.trainer import Event
+    from edp_lab.training import Event
 
 attack_app = App(
     no_args_is_help=True,

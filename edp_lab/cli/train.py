@@ -27,9 +27,9 @@ from edp_lab.training.config import SEED, SIZES, TrainConfig, flag_of, option_na
 from edp_lab.training.launch import end_rank, launched, rank
 
 if TYPE_CHECKING:
+    from edp_lab.training import Event
     from edp_lab.training.pretraining import PretrainingEpoch
     from edp_lab.training.recipe import Plan
-    from edp_lab.training.trainer import Event
 
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
@@ -213,7 +213,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
     `quiet`: nothing, because another rank speaks.
     """
     from edp_lab.privacy.guarantee import CONDITIONS, upward
-    from edp_lab.training.trainer import StepDone
+    from edp_lab.training import StepDone
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
     noises: list[float] = []

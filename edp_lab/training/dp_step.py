@@ -56,7 +56,7 @@ from torch import Tensor
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Alpha, Mechanism, Variant
-from edp_lab.training.gradients import Layout, MicroGradients, SingleMicroBatch, layer_norms
+from edp_lab.training.gradients import Layout, MicroGradients, SingleMicroBatch
 from edp_lab.training.noise import GivenNoise, NoiseSource
 
 U = 2.0**-24  # largest relative rounding error of a float32 operation
@@ -231,20 +231,6 @@ def headroom(micro_batches: int, ranks: int = 1) -> float:
 def most_micro_batches(divisor: int) -> int:
     """How many micro-batches a step may have, see above, where the mean is taken over `divisor`."""
     return 2 * divisor + 100
-
-
-def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
-    """alpha_k (K): norm of the devices' mean gradient (P) per layer, largest 1; a layer without gradient gets 1.
-
-    The paper only says "proportional to the norm of gradient calculated on the first iteration". The constant is no
-    further knob: step(s alpha, C, z) = step(alpha, s C, z / s).
-    """
-    norms = layer_norms(gradient[None], layout)
-    check_finite(norms, layout)
-    if norms.max() == 0:
-        return torch.ones_like(norms[0])
-    scales = norms[0] / norms.max()
-    return torch.where(scales > 0, scales.clamp_min(SMALLEST_ALPHA), torch.ones_like(scales))
 
 
 def check_finite(norms: Tensor, layout: Layout) -> None:

@@ -6,7 +6,7 @@
     StackedGradients    given as rows: for panels and audits
 
 Each of them computes norms, and then any weighted sum: `edp_lab.training.dp_step.clip` chooses the weights. A step has
-a list of them. `plain_gradient` is what training without clipping uses.
+a list of them, which it adds up in a `FlatGradient`. `plain_gradient` is what training without clipping uses.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Dataset
+from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.ghost_clipping.ops import MicroBatchOps, column_slices
 from edp_lab.models.intent_slot import IntentSlotModel
@@ -71,6 +73,51 @@ def layer_norms(gradients: Tensor, layout: Layout) -> Tensor:
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Names and parameters that training changes, in a fixed order."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+class FlatGradient:
+    """One flat gradient (P), and a few more numbers, which ranks sum up in one message.
+
+    Args:
+        parameters: names and parameters to be trained, the same in every process.
+        accelerator: None for a single process.
+        more: how many further numbers.
+
+    Raises:
+        UsageError: parameters are neither float32 nor float64, in which alone noise is exact.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], accelerator: Accelerator | None = None, more: int = 0
+    ) -> None:
+        self.layout, self.parameters = Layout.of(parameters), [p for _, p in parameters]
+        if others := {str(p.dtype) for p in self.parameters} - {"torch.float32", "torch.float64"}:
+            raise UsageError(f"parameters of {others.pop()}: noise is exact in float32 and float64 alone; convert them")
+        self.rank, self.world = 0, 1
+        if accelerator is not None:
+            self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self._message = self.parameters[0].new_zeros(self.layout.size + more, requires_grad=False)
+        self.gradient, self._more = self._message[: self.layout.size], self._message[self.layout.size :]
+
+    def sum_over_ranks(self, *numbers: Tensor | float) -> list[float]:
+        """Sum `gradient` over ranks in place; returns the sums of these numbers."""
+        for k, number in enumerate(numbers):
+            self._more[k] = number
+        if self.world > 1:
+            torch.distributed.all_reduce(self._message)
+        return self._more.tolist()  # type: ignore[no-any-return]
+
+    def use(self, layers: Sequence[Tensor]) -> None:
+        """Leave a gradient in every ``.grad``, also where ``optimizer.zero_grad()`` has set it to None."""
+        for p, layer in zip(self.parameters, layers, strict=True):
+            p.grad = layer.view_as(p)
+
+    def take(self) -> None:
+        """With several ranks, copy what every ``.grad`` holds into `gradient`, and let each be a view of it."""
+        if self.world > 1:
+            for p, columns in zip(self.parameters, self.layout.columns, strict=True):
+                layer = self.gradient[columns].view_as(p)
+                p.grad = layer.zero_() if p.grad is None else layer.copy_(p.grad)
 
 
 @dataclass

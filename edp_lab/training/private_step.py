@@ -22,14 +22,11 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from edp_lab.errors import UsageError, check_whole
-from edp_lab.models.ghost_clipping.bookkeeping import row_norms
 from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.privacy.csprng import Purpose
-from edp_lab.privacy.exact_noise import Piece
-from edp_lab.privacy.exact_noise import release as release_rounded
 from edp_lab.training.batches import shard
-from edp_lab.training.dp_step import Clipped, Released, add_noise, clip, layer_scales, most_micro_batches, noise_stds
-from edp_lab.training.gradients import Layout, LoopGradient, MicroGradients, trainable
+from edp_lab.training.dp_step import Clipped, Released, add_noise, clip, most_micro_batches, noise_stds
+from edp_lab.training.gradients import FlatGradient, LoopGradient, MicroGradients, trainable
+from edp_lab.training.layer_scales import mean_scales
 from edp_lab.training.ledger import fingerprint
 from edp_lab.training.noise import ExactNoise, FloatNoise, NoiseSource
 
@@ -38,51 +35,6 @@ PLAIN = (bool, int, float, complex, str, bytes)
 NESTED = 4  # containers and objects within one another that are looked into
 THREADS = 4  # for exact noise: more share too little work
 T = TypeVar("T")
-
-
-class FlatGradient:
-    """One flat gradient (P), and a few more numbers, which ranks sum up in one message.
-
-    Args:
-        parameters: names and parameters to be trained, the same in every process.
-        accelerator: None for a single process.
-        more: how many further numbers.
-
-    Raises:
-        UsageError: parameters are neither float32 nor float64, in which alone noise is exact.
-    """
-
-    def __init__(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], accelerator: Accelerator | None = None, more: int = 0
-    ) -> None:
-        self.layout, self.parameters = Layout.of(parameters), [p for _, p in parameters]
-        if others := {str(p.dtype) for p in self.parameters} - {"torch.float32", "torch.float64"}:
-            raise UsageError(f"parameters of {others.pop()}: noise is exact in float32 and float64 alone; convert them")
-        self.rank, self.world = 0, 1
-        if accelerator is not None:
-            self.rank, self.world = accelerator.process_index, accelerator.num_processes
-        self._message = self.parameters[0].new_zeros(self.layout.size + more, requires_grad=False)
-        self.gradient, self._more = self._message[: self.layout.size], self._message[self.layout.size :]
-
-    def sum_over_ranks(self, *numbers: Tensor | float) -> list[float]:
-        """Sum `gradient` over ranks in place; returns the sums of these numbers."""
-        for k, number in enumerate(numbers):
-            self._more[k] = number
-        if self.world > 1:
-            torch.distributed.all_reduce(self._message)
-        return self._more.tolist()  # type: ignore[no-any-return]
-
-    def use(self, layers: Sequence[Tensor]) -> None:
-        """Leave a gradient in every ``.grad``, also where ``optimizer.zero_grad()`` has set it to None."""
-        for p, layer in zip(self.parameters, layers, strict=True):
-            p.grad = layer.view_as(p)
-
-    def take(self) -> None:
-        """With several ranks, copy what every ``.grad`` holds into `gradient`, and let each be a view of it."""
-        if self.world > 1:
-            for p, columns in zip(self.parameters, self.layout.columns, strict=True):
-                layer = self.gradient[columns].view_as(p)
-                p.grad = layer.zero_() if p.grad is None else layer.copy_(p.grad)
 
 
 class PrivateStep(FlatGradient):
@@ -96,8 +48,8 @@ class PrivateStep(FlatGradient):
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
 
     Attributes:
-        alpha: (K) layer scales; to be set from public data (see `scales`), or None for all 1. With `Alpha.PRIVATE` they
-            come from the first gradient, with `Alpha.NOISED` they are to be set by `noised_scales` before that.
+        alpha: (K) layer scales, see `edp_lab.training.layer_scales`, or None for all 1. From private gradients they are
+            set by the first step; public and noised ones are to be set before it.
 
     Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
     of one process (with disjoint batches: once an epoch), and `step` numbers never repeat under one key.
@@ -133,7 +85,7 @@ class PrivateStep(FlatGradient):
     def clip(self, gradients: Sequence[MicroGradients]) -> Clipped:
         """Clip and average this process's gradients; the first ones of a run may first give the layer scales."""
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
-            self.alpha = self.scales(gradients)
+            self.alpha = mean_scales(self, self.divisor, gradients)
         return clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)
 
     def release(self, clipped: Clipped, epoch: int, step: int) -> Released:
@@ -199,28 +151,6 @@ class PrivateStep(FlatGradient):
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""
         return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.parameters))
-
-    def scales(self, gradients: Sequence[MicroGradients]) -> Tensor:
-        """alpha (K) from the mean of these gradients, without clipping or noise."""
-        self.gradient.zero_()
-        for some in gradients:
-            some.add_weighted_sum(torch.ones(len(some.norms()), device=self.gradient.device), self.gradient)
-        self.sum_over_ranks()
-        return layer_scales(self.gradient.div_(self.divisor), self.layout)
-
-    def noised_scales(self, gradients: Sequence[MicroGradients], key: int) -> Tensor:
-        """alpha (K): layer norms of the mean of these gradients, clipped as a step's are, with noise; largest 1.
-
-        Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to
-        be in the ledger before. What cannot be told from noise counts as one standard deviation of it.
-        """
-        clipped = clip(gradients, self.mechanism, self.layout, None, self.divisor, self.gradient, self.world)
-        self.sum_over_ranks()
-        norms = clipped.scale * torch.cat([row_norms(layer[None].double()) for layer in clipped.layers])
-        std, noised = self.mechanism.scales_noise_std() / self.divisor, norms.cpu()
-        release_rounded([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
-        noised = noised.to(norms.device).clamp_min(std)
-        return (noised / noised.max()).to(self.gradient.dtype)
 
     def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
         """The micro-batches of this process, out of all that a step has: equally many for each device, or nearly so."""

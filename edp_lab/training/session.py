@@ -28,12 +28,12 @@ from edp_lab.models import load_model
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.guarantee import HOLDS
-from edp_lab.training import run_files
+from edp_lab.training import EpochDone, Event, Listener, StepDone, run_files
 from edp_lab.training.certificate import CERTIFICATE, meaningful, write_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.launch import PATIENCE, Ranks, launched, leave_group, lost, rank, watch_launcher
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
-from edp_lab.training.trainer import EpochDone, Event, Listener, StepDone, Trainer
+from edp_lab.training.trainer import Trainer
 
 
 def train(

@@ -16,16 +16,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from edp_lab.corpora import Corpus, Split, load_corpus
+from edp_lab.corpora import Corpus, Split
 from edp_lab.corpora.encoding import Dataset, Labels
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, save_model
@@ -36,40 +36,19 @@ from edp_lab.models.public_start import check_unseen
 from edp_lab.privacy import Alpha, Mechanism, Variant
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream
 from edp_lab.privacy.mechanism import SCALES
-from edp_lab.training import run_files
+from edp_lab.training import EpochDone, Listener, StepDone, run_files
 from edp_lab.training.batches import Devices, shard
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import add_noise, check_finite, clip
 from edp_lab.training.evaluate import evaluate_model
-from edp_lab.training.gradients import MicroGradients, model_gradients, plain_gradient, trainable
+from edp_lab.training.gradients import FlatGradient, MicroGradients, model_gradients, plain_gradient, trainable
+from edp_lab.training.layer_scales import mean_scales, noised_scales, public_scales
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.optimizers import make_optimizer
-from edp_lab.training.private_step import FlatGradient, PrivateStep
+from edp_lab.training.private_step import PrivateStep
 
-MOST_SHARED = 0.1  # share of "public" utterances that may also be in the training set: short commands coincide
 SCALES_SAMPLE = 2**32 - 1  # the "step" whose Poisson sample noised layer scales come from: no run has so many
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """After each step: `step` of `steps` in this epoch, mean loss of its batch (not private)."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-
-
-@dataclass(frozen=True)
-class EpochDone:
-    """After each epoch: its row of the run record, and the status of the guarantee so far."""
-
-    epoch: int
-    epochs: int
-    row: dict[str, Any]
-    status: str
 
 
 class StepSums(NamedTuple):
@@ -80,8 +59,6 @@ class StepSums(NamedTuple):
     stopped: float
 
 
-Event = StepDone | EpochDone
-Listener = Callable[[Event], None]
 Key = int | Callable[[str], tuple[int, int]] | None
 
 
@@ -113,30 +90,6 @@ def model_for(config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mecha
     )
     model.intent_weight = config.intent_weight
     return model
-
-
-def public_scales(
-    private: PrivateStep, model: IntentSlotModel, config: TrainConfig, training: Sequence[tuple[str, ...]]
-) -> Tensor:
-    """alpha (K) from the first utterances of a public corpus that carry labels the model knows.
-
-    `training`: the tokens of each utterance to be protected, which a public corpus does not contain.
-    """
-    corpus = load_corpus(config.alpha_corpus)
-    usable = [u for u in corpus.utterances if model.labels.covers(u)][: config.batch_size]
-    if len(usable) < config.num_devices:
-        raise UsageError(
-            f"alpha corpus {config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
-            f"{config.corpus!r}: give public text annotated with the same labels"
-        )
-    protected = set(training)
-    if sum(u.tokens in protected for u in usable) > MOST_SHARED * len(usable):
-        raise UsageError(
-            f"alpha corpus {config.alpha_corpus!r} shares utterances with the training set, so it is not "
-            "public: give separate text"
-        )
-    micro_batches = private.own(np.array_split(np.arange(len(usable)), config.num_devices))
-    return private.scales(model_gradients(model, model.dataset(usable), micro_batches, None, private.layout))
 
 
 # ---- The loop --------------------------------------------------------------------------------------------------------
@@ -180,7 +133,7 @@ class Trainer:
             self.flat = self.private = PrivateStep(self.model, self.mechanism, self.key, config.epochs, *private)
             if self.mechanism.alpha is Alpha.PUBLIC:
                 tokens = [u.tokens for u in self.train_data.utterances]
-                self.private.alpha = public_scales(self.private, self.model, config, tokens)
+                self.private.alpha = public_scales(self.private, self.private.divisor, self.model, config, tokens)
         self.layout = self.flat.layout
         flags = run_files.not_private(config, corpus, data, self.mechanism, self.delta)
         if reads_words(config, self.mechanism):
@@ -288,19 +241,22 @@ class Trainer:
         local = shard(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
         return [micro_batch for device in devices[local.start : local.stop] for micro_batch in device]
 
-    def _scales(self, private: PrivateStep, parts: Sequence[np.ndarray], dropout_key: int | None) -> Tensor | None:
+    def _scales(
+        self, private: PrivateStep, micro_batches: Sequence[np.ndarray], dropout_key: int | None
+    ) -> Tensor | None:
         """alpha (K) before the first step, where it comes from private gradients.
 
         Noised, it is a release of its own, from a batch of its own (the first, if batches are disjoint).
         """
         if private.mechanism.alpha is Alpha.PRIVATE:
-            return private.scales(self._gradients(parts, dropout_key))
+            return mean_scales(private, private.divisor, self._gradients(micro_batches, dropout_key))
         if private.mechanism.alpha is not Alpha.NOISED:
             return None
         if self.ledger is not None:
             self.ledger.write(SCALES, SCALES, self.key)
-        parts = self._shard(self.batches.devices(0, 0, SCALES_SAMPLE))
-        return private.noised_scales(self._gradients(parts, None), self.key)
+        micro_batches = self._shard(self.batches.devices(0, 0, SCALES_SAMPLE))
+        gradients = self._gradients(micro_batches, None)
+        return noised_scales(private, private.divisor, gradients, private.mechanism, self.key)
 
     def _gradients(self, parts: Sequence[np.ndarray], dropout_key: int | None) -> Sequence[MicroGradients]:
         """Lazy gradients of this rank's micro-batches."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.training import StepDone
 from edp_lab.training.certificate import CERTIFICATE
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.session import train
-from edp_lab.training.trainer import StepDone
 
 
 @pytest.fixture

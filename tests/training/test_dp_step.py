@@ -26,7 +26,7 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.privacy.mechanism import SCALES, SCALES_NOISE
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import Clipped, U, add_noise, clip, clip_factors, headroom, layer_scales, release
+from edp_lab.training.dp_step import Clipped, U, add_noise, clip, clip_factors, headroom, release
 from edp_lab.training.gradients import (
     Layout,
     LoopGradient,
@@ -36,6 +36,7 @@ from edp_lab.training.gradients import (
     stacked_gradients,
     trainable,
 )
+from edp_lab.training.layer_scales import layer_scales, noised_scales
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import GivenNoise, float_noise
 from edp_lab.training.private_step import PrivateStep
@@ -478,6 +479,11 @@ def step_of(micro_batch_size: int, z0: float = 1e-9) -> PrivateStep:
     return PrivateStep(LAYERS, mechanism, key=7, epochs=1)
 
 
+def noised(step: PrivateStep, rows: torch.Tensor, key: int) -> torch.Tensor:
+    """Layer scales from gradients (M, P)."""
+    return noised_scales(step, step.divisor, [StackedGradients(rows, step.layout)], step.mechanism, key)
+
+
 @pytest.mark.parametrize("micro_batch_size", [1, 2])
 def test_one_utterance_moves_the_layer_norms_by_at_most_the_sensitivity(micro_batch_size: int) -> None:
     step, rng, moved = step_of(micro_batch_size), torch.Generator().manual_seed(0), []
@@ -488,7 +494,7 @@ def test_one_utterance_moves_the_layer_norms_by_at_most_the_sensitivity(micro_ba
         other[0] = 0.0 if micro_batch_size == 1 else -100 * rows[0] * torch.rand(9, generator=rng)
         norms = []
         for gradients in (rows, other):
-            step.noised_scales([StackedGradients(gradients, step.layout)], 7)
+            noised(step, gradients, 7)
             norms.append(layer_norms(step.gradient[None], step.layout)[0])  # before their noise
         moved.append(float(torch.linalg.vector_norm(norms[0] - norms[1])))
     assert 0.2 * bound < max(moved) <= bound
@@ -497,14 +503,14 @@ def test_one_utterance_moves_the_layer_norms_by_at_most_the_sensitivity(micro_ba
 def test_scales_are_the_norms_with_the_noise_of_their_bill_and_never_too_small() -> None:
     rows = torch.zeros(4, 9, dtype=torch.float64)
     rows[:, 0], rows[:, 3] = 0.3, 0.1  # the third layer has no gradient
-    silent = step_of(1).noised_scales([StackedGradients(rows, step_of(1).layout)], 7)
+    silent = noised(step_of(1), rows, 7)
     assert silent[:2].tolist() == pytest.approx([1.0, 1 / 3])
     step = step_of(1, z0=0.02)
-    drawn = torch.stack([step.noised_scales([StackedGradients(rows, step.layout)], key) for key in range(2000)])
+    drawn = torch.stack([noised(step, rows, key) for key in range(2000)])
     std = SCALES_NOISE * 0.02 * 0.5 / 4
     assert float((drawn[:, 1] / drawn[:, 0]).std()) == pytest.approx(std / 0.3 * math.sqrt(1 + 1 / 9), rel=0.1)
     assert 0 < float(drawn[:, 2].min()) <= std / 0.25
-    assert torch.equal(drawn[3], step.noised_scales([StackedGradients(rows, step.layout)], 3))
+    assert torch.equal(drawn[3], noised(step, rows, 3))
 
 
 def test_sixty_bills_are_those_of_a_peer() -> None:

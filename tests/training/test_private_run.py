@@ -17,14 +17,14 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL
 from edp_lab.privacy import judge
-from edp_lab.training import noise, run_files
+from edp_lab.training import StepDone, noise, run_files
 from edp_lab.training import trainer as run
 from edp_lab.training.evaluate import evaluate_run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.pretraining import pretrain_vectors
 from edp_lab.training.run_files import LOCK, MODEL, SECRET, STATE, may_begin, read_record, run_ledger, write_record
 from edp_lab.training.session import resume, train, train_here
-from edp_lab.training.trainer import StepDone, Trainer
+from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus
 
 STEPS = 2  # per epoch

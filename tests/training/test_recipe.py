@@ -14,11 +14,11 @@ from edp_lab.errors import UsageError
 from edp_lab.models import public_start
 from edp_lab.models.factory import load_model, save_model
 from edp_lab.privacy import judge
+from edp_lab.training import EpochDone
 from edp_lab.training.certificate import CERTIFICATE, PAGE, certificate, check_certificate
 from edp_lab.training.recipe import plan, recipe
 from edp_lab.training.run_files import SECRET, read_record, run_ledger
 from edp_lab.training.session import resume, train
-from edp_lab.training.trainer import EpochDone
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,14 @@ import torch
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.training import EpochDone, StepDone
 from edp_lab.training import trainer as run
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_run, predict_texts
 from edp_lab.training.gradients import ghost_gradients
 from edp_lab.training.run_files import read_record
 from edp_lab.training.session import train
-from edp_lab.training.trainer import EpochDone, StepDone, Trainer
+from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus
 
 

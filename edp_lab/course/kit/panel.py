@@ -43,7 +43,7 @@ from edp_lab.privacy import Guarantee
 from edp_lab.training.config import flag_of
 
 if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
-    from edp_lab.training.trainer import Event
+    from edp_lab.training import Event
 
 Draw = Callable[[Any], Figure]
 
@@ -362,7 +362,7 @@ class Runs(Frame):
 
     def progress_of(self, event: Event) -> None:
         """As `progress`, by the steps that a training run reports."""
-        from edp_lab.training.trainer import StepDone
+        from edp_lab.training import StepDone
 
         if isinstance(event, StepDone):
             done, of = event.epoch * event.steps + event.step, event.epochs * event.steps

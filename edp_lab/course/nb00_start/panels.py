@@ -59,14 +59,15 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.reproduce.results_io import RESULTS, read_kept
-from edp_lab.training import session
+from edp_lab.training import EpochDone, Event, session
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import layer_scales, noise_stds, release
+from edp_lab.training.dp_step import noise_stds, release
 from edp_lab.training.gradients import StackedGradients, stacked_gradients
+from edp_lab.training.layer_scales import layer_scales
 from edp_lab.training.noise import float_noise
 from edp_lab.training.recipe import Plan, plan
-from edp_lab.training.trainer import EpochDone, Event, Trainer
+from edp_lab.training.trainer import Trainer
 
 words = Words(__file__)
 figure = partial(fig.figure, height=430)

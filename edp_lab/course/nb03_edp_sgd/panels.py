@@ -43,8 +43,9 @@ from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, Varian
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import clip_factors, layer_scales, noise_stds, release
+from edp_lab.training.dp_step import clip_factors, noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, layer_norms, stacked_gradients
+from edp_lab.training.layer_scales import layer_scales
 from edp_lab.training.noise import float_noise
 from edp_lab.training.trainer import Trainer
 

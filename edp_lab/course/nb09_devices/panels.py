@@ -35,10 +35,10 @@ from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.models import load_model
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
 from edp_lab.reproduce.results_io import RESULTS, rows
+from edp_lab.training import Event, StepDone
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_files import MODEL
 from edp_lab.training.session import train
-from edp_lab.training.trainer import Event, StepDone
 
 Row = dict[str, Any]  # of the benchmark of steps
 
