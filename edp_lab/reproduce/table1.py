@@ -58,8 +58,9 @@ from edp_lab.models.vectors import WordVectors
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1
 from edp_lab.reproduce.results_io import RESULTS, machine
+from edp_lab.training.checkpoint import digest
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.run_files import RECORD, digest
+from edp_lab.training.run_files import RECORD
 from edp_lab.training.session import resume, train
 
 TOLERANCE = 1.15  # of SGD's error on the validation split

@@ -12,35 +12,23 @@ A reader finds an old file or a new one, never a part; what is damaged or cannot
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
 
-import edp_lab
-from edp_lab.corpora import Corpus, Split, list_corpora, load_corpus
+from edp_lab.corpora import Corpus, Split, list_corpora
 from edp_lab.errors import UsageError, writing
-from edp_lab.files import PARTIAL, parse_tensors, read_bytes, sealed, unsealed, write_whole
-from edp_lab.models.factory import shapes
-from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.public_start import made_of
-from edp_lab.models.wordpiece import PieceFeatures
+from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
@@ -59,13 +47,6 @@ NOT_PRIVATE = (
     "training loss", "validation scores", "training time", "corpus checksum", "what was mended in the corpus",
     "split counts", "choice of hyper-parameters", "whether and where a run failed",
 )  # fmt: skip
-
-
-# Environment variables that choose how products are summed, and which code is compiled or loaded for this processor.
-LIBRARIES = (
-    "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "NUMBA_", "KMP_", "GOMP_", "OMP_DYNAMIC", "GLIBC_TUNABLES",
-)  # fmt: skip
-SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # when it is imported; they change no result
 
 
 # ---- The folder ------------------------------------------------------------------------------------------------------
@@ -180,10 +161,10 @@ def _absolute(given: str | None) -> str | None:
 
 
 def initial_record(
-    config: TrainConfig, settings: dict[str, Any], corpus: Corpus, data: Split, accelerator: Accelerator
+    config: TrainConfig, settings: dict[str, Any], corpus: Corpus, data: Split, world: int
 ) -> dict[str, Any]:
-    """Initial record fields, but for what only the trainer knows."""
-    world, devices = accelerator.num_processes, config.num_devices
+    """Initial record fields, but for what only the trainer knows; `world`: how many ranks there are."""
+    devices = config.num_devices
     shared = f"{world} process" + ("es" if world > 1 else "")  # "8 devices: 2 processes, 6 simulated"
     if config.method != "sgd":
         shared = f"{devices} device{'s' if devices > 1 else ''}: {shared}, {devices - world} simulated"
@@ -191,8 +172,6 @@ def initial_record(
         "status": "running",
         "config": settings,
         "versions": versions(),
-        "device": str(accelerator.device),
-        "threads": torch.get_num_threads(),
         "world_size": world,
         "devices": shared,
         "corpus": {
@@ -201,7 +180,6 @@ def initial_record(
             "has_tags": corpus.has_tags,
             "warnings": list(corpus.warnings),
         },
-        "started_from": made_of(config.pretrained),
         "final": None,
         "guarantee": {},
     }
@@ -290,163 +268,3 @@ def read_secret(folder: Path) -> int | None:
     if not re.fullmatch(rb"[0-9a-f]{32}", text):
         raise UsageError(f"{path} is damaged: restore it, or remove it to go on with a fresh key")
     return int(text, 16)
-
-
-# ---- Where to resume -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class RunPosition:
-    """How far a run has come."""
-
-    epoch: int = 0
-    step_in_epoch: int = 0  # the next one
-    step: int = 0  # how many were taken in all
-    loss: float = 0.0  # of this epoch so far, summed, and so are
-    examples: int = 0
-    seconds: float = 0.0
-    rows: list[dict[str, Any]] = field(default_factory=list)  # one for each whole epoch, for the record
-    chain: str | None = None  # the ledger's, see `edp_lab.training.ledger`
-
-    def count(self, loss: float, examples: int) -> None:
-        """After a step; one whose loss is not finite counts for nothing in the mean."""
-        if math.isfinite(loss):
-            self.loss += loss
-            self.examples += examples
-        self.step_in_epoch += 1
-
-    def end_epoch(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        self.epoch, self.step_in_epoch, self.loss, self.examples, self.seconds = self.epoch + 1, 0, 0.0, 0, 0.0
-
-
-def save_state(
-    folder: Path,
-    position: RunPosition,
-    parameters: Sequence[tuple[str, nn.Parameter]],
-    optimizer: torch.optim.Optimizer,
-    alpha: Tensor | None,
-) -> None:
-    """Where `load_state` takes the run up again."""
-    tensors = {f"parameter/{name}": p.detach() for name, p in parameters}
-    for number, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}
-    if alpha is not None:
-        tensors["alpha"] = alpha
-    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    progress = json.dumps(asdict(position))
-    content = save(tensors, {"progress": progress, "sha256": digest(tensors, progress.encode())})
-    write_whole(folder / STATE, content, go_on(folder))
-
-
-def load_state(
-    folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, steps: int
-) -> tuple[RunPosition, Tensor | None] | None:
-    """Position and alpha, after parameters and moments were set; None if the run never came to a first state.
-
-    Args:
-        steps: in an epoch.
-
-    Raises:
-        UsageError: the state is damaged, or that of another run.
-    """
-    path = folder / STATE
-    if not os.path.lexists(path):
-        return None
-    tensors = parse_tensors(read_bytes(path), path)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-    try:
-        if metadata.get("sha256") != digest(tensors, metadata.get("progress", "").encode()):
-            raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
-        position, alpha = _position(json.loads(metadata["progress"]), steps), tensors.pop("alpha", None)
-        if alpha is not None and (alpha.shape != (len(parameters),) or not alpha.is_floating_point()):
-            raise ValueError("no layer scales of this run's")
-        moments = _moments(tensors, parameters, optimizer)
-        with torch.no_grad():
-            for name, p in parameters:
-                p.copy_(tensors[f"parameter/{name}"])
-        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-    except UsageError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
-        raise UsageError(
-            f"{path} does not belong to this run or version: start a new run with the same options"
-        ) from error
-    return position, alpha
-
-
-def _position(fields: Any, steps: int) -> RunPosition:
-    """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
-    position = RunPosition(**fields)
-    whole = (position.epoch, position.step_in_epoch, position.step, position.examples)
-    sums = [position.loss, position.seconds, *(row[name] for row in position.rows for name in ("loss", "seconds"))]
-    if any(type(number) is not int or number < 0 for number in whole) or not all(
-        math.isfinite(number) for number in sums
-    ):
-        raise ValueError("a number that no run has")
-    if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
-        raise ValueError("another number of steps")
-    if len(position.rows) != position.epoch or not isinstance(position.chain, str | None):
-        raise ValueError("other epochs, or no chain")
-    return position
-
-
-def _moments(
-    tensors: Mapping[str, Tensor], parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
-) -> dict[int, dict[str, Tensor]]:
-    """The optimizer's tensors by parameter; ValueError or KeyError where they or the parameters have other shapes."""
-    moments: dict[int, dict[str, Tensor]] = {}
-    named = {f"parameter/{name}": p for name, p in parameters}
-    for name in tensors.keys() - named.keys():
-        _, number, key = name.split("/")
-        moments.setdefault(int(number), {})[key] = tensors[name]
-    pairs = [(named, {name: tensors[name] for name in named})]
-    numbered = dict(enumerate(named.values()))
-    for place, saved in moments.items():
-        p = numbered[place]
-        # Adam makes its own with the first step.
-        pairs.append((optimizer.state.get(p) or {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}, saved))
-    if any(shapes(wanted) != shapes(saved) for wanted, saved in pairs):
-        raise ValueError("other tensors than this run's")
-    return moments
-
-
-def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
-    """What a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
-    from llvmlite.binding import get_host_cpu_name  # slow to import
-
-    processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
-    processor += [torch.get_float32_matmul_precision()]
-    named = (name for name in sorted(os.environ) if name.startswith(LIBRARIES) and name not in SET_BY_SKLEARN)
-    processor += [f"{name}={os.environ[name]}" for name in named]
-    processes = accelerator.num_processes
-    return {
-        "inputs": inputs,
-        "device": accelerator.device.type,
-        "processors": gather_object([processor]) if processes > 1 else [processor],
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-        "versions": versions(),
-    }
-
-
-def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:
-    """Digest of the code, the settings, the corpora, the initial weights (also frozen ones) and the vocabulary."""
-    code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
-    features, (source, _, name) = model.features, (settings["alpha"] or "").partition(":")
-    words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
-    alpha = load_corpus(name).sha256 if source == "public" else settings["alpha"]
-    contents = json.dumps({**settings, "corpus": corpus.sha256, "alpha": alpha}, sort_keys=True)
-    return digest(model.state_dict(), contents.encode(), words.encode(), *code)
-
-
-def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
-    """SHA-256 of named tensors and whatever else."""
-    sha256 = hashlib.sha256()
-    for part in more:
-        sha256.update(part)
-    for name, tensor in sorted(tensors.items()):
-        sha256.update(name.encode())
-        sha256.update(tensor.detach().cpu().contiguous().numpy().data)
-    return sha256.hexdigest()

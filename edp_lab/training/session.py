@@ -28,7 +28,7 @@ from edp_lab.models import load_model
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.guarantee import HOLDS
-from edp_lab.training import EpochDone, Event, Listener, StepDone, run_files
+from edp_lab.training import EpochDone, Event, Listener, StepDone, checkpoint, run_files
 from edp_lab.training.certificate import CERTIFICATE, meaningful, write_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.launch import PATIENCE, Ranks, launched, leave_group, lost, rank, watch_launcher
@@ -88,7 +88,7 @@ def train_here(
         if resuming:
             trainer.resume(folder)
         if config.processes > 1:
-            state = [asdict(trainer.progress), run_files.digest(dict(trainer.parameters))]
+            state = [asdict(trainer.progress), checkpoint.digest(dict(trainer.parameters))]
             _agree(accelerator, state, "states: resume with one folder")
         if trainer.main:
             if trainer.mechanism is not None:
@@ -244,7 +244,7 @@ def _key(
     subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
     is lost, and one on a GPU, where sums have no fixed order.
     """
-    here = run_files.surroundings(accelerator, inputs)
+    here = checkpoint.surroundings(accelerator, inputs)
     _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
     key, keys = None, 0
     if accelerator.is_main_process:

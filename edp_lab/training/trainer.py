@@ -32,11 +32,11 @@ from edp_lab.models import build_model, save_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.public_start import check_unseen
+from edp_lab.models.public_start import check_unseen, made_of
 from edp_lab.privacy import Alpha, Mechanism, Variant
 from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream
 from edp_lab.privacy.mechanism import SCALES
-from edp_lab.training import EpochDone, Listener, StepDone, run_files
+from edp_lab.training import EpochDone, Listener, StepDone, checkpoint, run_files
 from edp_lab.training.batches import Devices, shard
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import add_noise, check_finite, clip
@@ -114,7 +114,7 @@ class Trainer:
         self.model: IntentSlotModel = model.to(self.accelerator.device, dtype)
         self.delta = config.delta or max(len(data.train), 2) ** -1.1
         settings = run_files.settled(config, self.delta)
-        self.inputs = run_files.inputs_digest(self.model, settings, corpus)
+        self.inputs = checkpoint.inputs_digest(self.model, settings, corpus)
         keys = 0
         if callable(key):
             key, keys = key(self.inputs)
@@ -124,7 +124,7 @@ class Trainer:
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.batches = config.batches(self.key, len(data.train))
-        self.progress, self.memory = run_files.RunPosition(), Memory()
+        self.progress, self.memory = checkpoint.RunPosition(), Memory()
         self.ledger: PrivacyLedger | None = None
         self.private: PrivateStep | None = None
         self.flat = FlatGradient(self.parameters, self.accelerator, len(StepSums._fields))
@@ -139,8 +139,11 @@ class Trainer:
         if reads_words(config, self.mechanism):
             flags.append("vocabulary (read off the training set)")
         self.record = {
-            **run_files.initial_record(config, settings, corpus, data, self.accelerator),
-            "surroundings": run_files.surroundings(self.accelerator, self.inputs),
+            **run_files.initial_record(config, settings, corpus, data, self.flat.world),
+            "device": str(self.accelerator.device),
+            "threads": torch.get_num_threads(),
+            "started_from": made_of(config.pretrained),
+            "surroundings": checkpoint.surroundings(self.accelerator, self.inputs),
             "keys": keys,
             "parameters": self.layout.size,
             "not_private": flags,
@@ -280,7 +283,7 @@ class Trainer:
 
     def resume(self, folder: Path) -> None:
         """Go on from the last state that was saved in `folder`, if there is one."""
-        earlier = run_files.load_state(folder, self.parameters, self.optimizer, self.batches.steps_per_epoch)
+        earlier = checkpoint.load_state(folder, self.parameters, self.optimizer, self.batches.steps_per_epoch)
         if earlier is not None:
             self.progress, alpha = earlier
             self.record["epochs"] = self.progress.rows
@@ -298,7 +301,7 @@ class Trainer:
         if self.main:
             self.progress.chain = None if self.ledger is None else self.ledger.chain
             alpha = None if self.private is None else self.private.alpha
-            run_files.save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
+            checkpoint.save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
 
     def save_model(self, folder: Path, status: str) -> None:
         """Write the record, then the model beside it."""

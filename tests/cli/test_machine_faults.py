@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from edp_lab import corpora
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, write_whole
-from edp_lab.training import run_files
+from edp_lab.training import checkpoint
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER
 from edp_lab.training.optimizers import make_optimizer
@@ -223,15 +223,15 @@ def test_a_state_that_no_run_can_have_is_refused(tmp_path, position, tensors):
     layer(torch.ones(3)).sum().backward()
     optimizer.step()
     rows = [{"loss": 1.0, "seconds": 1.0}]
-    reached = run_files.RunPosition(1, 2, 7, rows=rows)
-    run_files.save_state(tmp_path, reached, parameters, optimizer, torch.ones(2))
-    assert run_files.load_state(tmp_path, parameters, optimizer, 5)[0] == reached
+    reached = checkpoint.RunPosition(1, 2, 7, rows=rows)
+    checkpoint.save_state(tmp_path, reached, parameters, optimizer, torch.ones(2))
+    assert checkpoint.load_state(tmp_path, parameters, optimizer, 5)[0] == reached
     told = json.dumps({**vars(reached), **position})
     content = {**load_file(tmp_path / STATE), **tensors}
-    sha256 = "" if "bfloat16" in str(tensors) else run_files.digest(content, told.encode())
+    sha256 = "" if "bfloat16" in str(tensors) else checkpoint.digest(content, told.encode())
     save_file(content, tmp_path / STATE, {"progress": told, "sha256": sha256})
     with pytest.raises(UsageError, match="does not belong to this run or version: start a new run"):
-        run_files.load_state(tmp_path, parameters, optimizer, 5)
+        checkpoint.load_state(tmp_path, parameters, optimizer, 5)
 
 
 # ---- Disks that are full ---------------------------------------------------------------------------------------------

@@ -159,4 +159,4 @@ def given_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[Any,
 @pytest.fixture
 def trained(given_to: Callable[[str, str], tuple[Any, ...]]) -> Callable[[str], Any]:
     """From a call of `edp-lab train`, the configuration that it would train."""
-    return lambda line: given_to("training.train", line)[0]
+    return lambda line: given_to("training.session.train", line)[0]

@@ -17,7 +17,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL
 from edp_lab.privacy import judge
-from edp_lab.training import StepDone, noise, run_files
+from edp_lab.training import StepDone, checkpoint, noise
 from edp_lab.training import trainer as run
 from edp_lab.training.evaluate import evaluate_run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
@@ -240,7 +240,7 @@ def test_a_resume_that_is_refused_leaves_the_key_as_it_is(corpus, tmp_path, monk
     folder = broken_off(corpus, tmp_path / "run")
     secret, key = folder / SECRET, (folder / SECRET).read_bytes()
     state = (folder / STATE).read_bytes()
-    monkeypatch.setattr(run_files, "surroundings", lambda *_: {"device": "cpu", "of": "another machine"})
+    monkeypatch.setattr(checkpoint, "surroundings", lambda *_: {"device": "cpu", "of": "another machine"})
     for damaged, of_key, says in (
         (state[:-99], key, "state"),
         (state, b"-1\n", "key is damaged"),

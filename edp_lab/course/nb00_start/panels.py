@@ -59,7 +59,7 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.reproduce.results_io import RESULTS, read_kept
-from edp_lab.training import EpochDone, Event, session
+from edp_lab.training import EpochDone, Event
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import noise_stds, release
@@ -67,6 +67,7 @@ from edp_lab.training.gradients import StackedGradients, stacked_gradients
 from edp_lab.training.layer_scales import layer_scales
 from edp_lab.training.noise import float_noise
 from edp_lab.training.recipe import Plan, plan
+from edp_lab.training.session import train
 from edp_lab.training.trainer import Trainer
 
 words = Words(__file__)
@@ -426,7 +427,7 @@ class Private(RunPanel):
                 self.rows.append(event.row)
                 self.figures[0].show(draw_errors(self._kept | {"edp-sgd": self.rows}))
 
-        record = session.train(made.config, folder, listen, self.stop_event)
+        record = train(made.config, folder, listen, self.stop_event)
         if record["status"] == "interrupted":
             self.words.value = "Stopped: no certificate, though what was released is spent."
             return

@@ -28,7 +28,6 @@ from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept
-from edp_lab.training import session
 from edp_lab.training.config import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
@@ -251,8 +250,10 @@ class Explorer(Panel, Runs):
         return configured(self._base, **self.values)
 
     def work(self, config: TrainConfig) -> None:
+        from edp_lab.training.session import train  # torch takes seconds
+
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            record = session.train(config, Path(folder) / "run", self.progress_of, self.stop_event)
+            record = train(config, Path(folder) / "run", self.progress_of, self.stop_event)
         if record["epochs"]:
             self.live.append(live_point(config, record))
             self.set()
