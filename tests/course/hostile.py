@@ -6,8 +6,9 @@ import numpy as np
 
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, number
-from edp_lab.course.kit.panel import Panel, Tile
+from edp_lab.course.kit.panel import Panel
 from edp_lab.course.kit.text import html_table
+from edp_lab.course.kit.tiles import Tile
 
 __all__ = ["EVIL", "TEX", "draw", "fig", "html_table", "show"]  # for the notebook
 

@@ -21,7 +21,8 @@ import typer
 from edp_lab.cli import app
 from edp_lab.course.kit.controls import SOUND
 from edp_lab.course.kit.figure import LiveFigure
-from edp_lab.course.kit.panel import Frame, Panel, RunPanel, Runs, all_panels
+from edp_lab.course.kit.panel import Frame, Panel, all_panels
+from edp_lab.course.kit.runs import RunPanel, Runs
 from edp_lab.course.nb01_coins.panels import GAUSSIAN
 from edp_lab.course.nb03_edp_sgd.panels import CLAIMED_NAME, PRINTED_NAME
 from edp_lab.course.nb03_edp_sgd.panels import SOUND_NAME as SOUND_VARIANT

@@ -20,7 +20,8 @@ import plotly.graph_objects as go
 from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import number
 from edp_lab.course.kit.figure import figure, line
-from edp_lab.course.kit.panel import Panel, claimed, holds
+from edp_lab.course.kit.panel import Panel
+from edp_lab.course.kit.tiles import claimed, holds
 theme.activate()
 draw = lambda n: figure("Main", line("of n", "#0072B2", y=[n, 2 * n]))
 panel = Panel("Tokens", "What is seen.", lambda n: 60 / n, [draw], lambda n: f"words of {n}", lambda _, n: f"do {n}",

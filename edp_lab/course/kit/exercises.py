@@ -29,9 +29,9 @@ import numpy as np
 
 import edp_lab
 from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.panel import Told
 from edp_lab.course.kit.text import Html, digits, html_table
 from edp_lab.course.kit.theme import Fit
+from edp_lab.course.kit.tiles import EscapedHTML
 from edp_lab.errors import UsageError
 
 STATUSES = ("solved", "wrong", "open")
@@ -293,7 +293,7 @@ class Predictions(widgets.VBox):
     def __init__(self, notebook: str) -> None:
         self._questions = texts(room(notebook), "predictions")
         self.controls = {name: _question_control(question) for name, question in self._questions.items()}
-        asked = [Told(question["ask"]) for question in self._questions.values()]
+        asked = [EscapedHTML(question["ask"]) for question in self._questions.values()]
         pairs = zip(asked, self.controls.values(), strict=True)
         super().__init__([Fit(), *(widget for pair in pairs for widget in pair)])
         self.add_class("edp-panel").add_class("edp-predictions")

@@ -20,111 +20,24 @@ callback raises; here each one is shown in a box, kept in ``panel.errors``, and 
 from __future__ import annotations
 
 import re
-import threading
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import anywidget
 import ipywidgets as widgets
-import traitlets
 from markupsafe import escape
-from traitlets import validate
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
-from edp_lab.course.kit.text import Html, at_most, digits, python, short
+from edp_lab.course.kit.text import Html, python
 from edp_lab.course.kit.theme import Fit
+from edp_lab.course.kit.tiles import EscapedHTML, Fold, Tile, Tiles
 from edp_lab.errors import UsageError, sentence
-from edp_lab.privacy import Guarantee
 from edp_lab.training.config import flag_of
 
-if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
-    from edp_lab.training import Event
-
 Draw = Callable[[Any], Figure]
-
-
-class Told(widgets.HTML):
-    """A place in a page for text, or for `Html`: whatever is not is escaped."""
-
-    @validate("value")
-    def _asked_for(self, proposal: dict[str, Any]) -> str:
-        return str(escape(proposal["value"]))
-
-
-# ---- Two numbers and a sentence -------------------------------------------------------------------------------------
-
-
-class Tile(NamedTuple):
-    """A number that a panel is about, as text: no markup.
-
-    Attributes:
-        label: what it is, in a word or two.
-        value: the number, "no guarantee".
-        unit: what it is a number of, in a few words.
-        role: "claimed", "holds", "printed" (what fails) or "plain": its colour, the same as in the figures.
-    """
-
-    label: str
-    value: str
-    unit: str = ""
-    role: str = "plain"
-
-
-def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
-    """The tile of what a source says."""
-    return Tile(label, value, unit, "claimed")
-
-
-def holds(value: str, unit: str = "", label: str = "holds") -> Tile:
-    """The tile of what is so."""
-    return Tile(label, value, unit, "holds")
-
-
-def proven(value: str, unit: str, refutes: bool) -> Tile:
-    """The tile of what an attack or draws prove, and whether that `refutes` an epsilon."""
-    return Tile("proven", value, unit, "printed" if refutes else "plain")
-
-
-def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
-    """The epsilon that the paper's accounting claims, and the one that holds."""
-    at = f"ε at δ = {short(held.delta)}"
-    claim = claimed("nothing" if held.epsilon_claimed is None else digits(held.epsilon_claimed), at)
-    if held.epsilon is not None:
-        return claim, holds(at_most(held.epsilon), f"{at}, {held.condition or 'with a secret seed'}")
-    public = held.epsilon_if_alpha_public
-    unit = at if public is None else f"with a public α: ε = {at_most(public)}"
-    return claim, Tile("holds", "no guarantee", unit, "printed")
-
-
-class Tiles(anywidget.AnyWidget):
-    """Two tiles and a sentence, which a screen reader speaks when it changes."""
-
-    _esm = Path(__file__).with_name("tiles.js")
-    tiles: Any = traitlets.List().tag(sync=True)
-    sentence = traitlets.Unicode("").tag(sync=True)
-
-    def show(self, first: Tile, second: Tile, sentence: str) -> None:
-        """Become these, in one message."""
-        with self.hold_sync():
-            self.tiles, self.sentence = [list(first), list(second)], sentence
-
-
-class Fold(anywidget.AnyWidget):
-    """What is one click away: text or `Html`, or a command with a button that copies it. It stays open once opened."""
-
-    _esm = Path(__file__).with_name("fold.js")
-    summary = traitlets.Unicode().tag(sync=True)
-    value = traitlets.Unicode("").tag(sync=True)
-    code = traitlets.Bool(False).tag(sync=True)
-
-    @validate("value")
-    def _asked_for(self, proposal: dict[str, Any]) -> str:
-        return proposal["value"] if self.code else str(escape(proposal["value"]))
 
 
 # ---- What all panels have -------------------------------------------------------------------------------------------
@@ -143,20 +56,20 @@ class Frame(widgets.VBox):
     """
 
     controls: Mapping[str, Control]
-    words: Told | Fold
+    words: EscapedHTML | Fold
 
     def __init__(
         self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
     ) -> None:
         self.errors: list[Exception] = []
         self.title = escape(title).striptags()
-        self.error_box = Told().add_class("edp-lab-error")
-        heading = Told(Html("<h3>{}</h3>{}").format(title, looking_at)).add_class("edp-heading")
+        self.error_box = EscapedHTML().add_class("edp-lab-error")
+        heading = EscapedHTML(Html("<h3>{}</h3>{}").format(title, looking_at)).add_class("edp-heading")
         super().__init__([Fit(), heading, *above, self.error_box, *below])
         self.add_class("edp-panel")
 
     @contextmanager
-    def guard(self, culprit: Control | None = None) -> Iterator[None]:
+    def show_errors(self, culprit: Control | None = None) -> Iterator[None]:
         """Keep and show an error of the block, and do not let it out; a block without one clears the place.
 
         Bad input stands under its `culprit`, a fault of the course above the figures; both turn grey what does not
@@ -290,7 +203,7 @@ class Panel(Frame):
             self._redraw(change["owner"])
 
     def _redraw(self, moved: Control | None) -> None:
-        with self.guard(moved):
+        with self.show_errors(moved):
             self.result = self._compute(**self.values)
             self._show()
 
@@ -306,117 +219,6 @@ class Panel(Frame):
         idle = self._idle(self.result)
         for name, control in self.controls.items():
             control.disabled = name in idle
-
-
-# ---- Work that takes a while ---------------------------------------------------------------------------------------
-
-
-class StoppedError(Exception):
-    """Stop was pressed: see `Runs.heed_stop`."""
-
-
-class Runs(Frame):
-    """Run and Stop for work that takes a while: it runs in the background, and a bar shows how far it is.
-
-    A subclass says what is to be done (`prepare`, in the kernel's thread, where UsageError becomes one sentence in
-    the error box) and does it (`work`, in the background thread), where it looks at `stopping`, or calls `heed_stop`,
-    now and then. With sliders over a pure function it is also a `Panel`: ``class Explorer(Panel, Runs)``.
-
-    Attributes:
-        stop_event: set when Stop is pressed: for what takes an event, such as `edp_lab.training.train`.
-    """
-
-    def __init__(
-        self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
-    ) -> None:
-        self.stop_event, self._thread = threading.Event(), threading.Thread()
-        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.run_button.on_click(lambda _: self.run())
-        self.stop_button.on_click(lambda _: self.stop())
-        self.bar, self.state = widgets.IntProgress(max=1, layout={"width": "10rem"}), widgets.Label()
-        row = widgets.Box([self.run_button, self.stop_button, self.bar, self.state]).add_class("edp-run")
-        inputs, *read_outs = above
-        super().__init__(title, looking_at, [inputs, row, *read_outs], below)
-
-    @abstractmethod
-    def prepare(self) -> Any:
-        """What is to be done, from the widgets as they stand. UsageError: it makes no sense."""
-
-    @abstractmethod
-    def work(self, task: Any) -> None:
-        """Do it, in the background thread; an error ends in the error box."""
-
-    @property
-    def stopping(self) -> bool:
-        return self.stop_event.is_set()
-
-    def heed_stop(self, message: str = "") -> None:
-        """End the work here if Stop was pressed, and show `message`: for what only tells how far it is."""
-        if self.stopping:
-            raise StoppedError(message)
-
-    def progress(self, done: int, of: int, text: str) -> None:
-        """Move the bar to `done` of `of` and say what is going on."""
-        self.bar.max, self.bar.value, self.state.value = of, done, text
-
-    def progress_of(self, event: Event) -> None:
-        """As `progress`, by the steps that a training run reports."""
-        from edp_lab.training import StepDone
-
-        if isinstance(event, StepDone):
-            done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
-            self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}")
-
-    def run(self, wait: bool = False) -> None:
-        """Start in the background; `wait` returns at the end. Bad settings go to the error box."""
-        task, ready = None, False
-        with self.guard():
-            if self._thread.is_alive():
-                raise UsageError("a run is going on: press Stop first")
-            task, ready = self.prepare(), True
-        if ready:
-            self.stop_event.clear()
-            self.run_button.disabled, self.stop_button.disabled = True, False
-            self._thread = threading.Thread(target=self._guarded, args=(task,), daemon=True)
-            self._thread.start()
-        if wait:
-            self.wait()
-
-    def stop(self) -> None:
-        """End the work at the next place where that is possible."""
-        self.stop_event.set()
-
-    def wait(self) -> None:
-        """Until the work has ended; interrupting the kernel stops it."""
-        try:
-            while self._thread.is_alive():
-                self._thread.join()
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-
-    def _guarded(self, task: Any) -> None:
-        with self.guard():
-            try:
-                self.work(task)
-            except StoppedError as stopped:
-                if str(stopped):
-                    self.words.value = str(stopped)
-        self.state.value = "stopped" if self.stopping else "done"
-        self.run_button.disabled, self.stop_button.disabled = False, True
-
-
-class RunPanel(Runs):
-    """A panel whose only work is what Run starts; `figures` are those before anything has run, then the live ones."""
-
-    def __init__(self, title: str, looking_at: str, figures: Sequence[Figure], **controls: Control) -> None:
-        self.controls, self.figures = controls, [LiveFigure(drawn) for drawn in figures]
-        pictures = [framed(live, HALF if self.figures[1:] else "1 1 auto") for live in self.figures]
-        self.tiles, self.words = Tiles(), Told()
-        self.command = Fold(summary="The last run as a command", code=True)
-        above = [box("edp-controls", *controls.values()), self.tiles]
-        super().__init__(title, looking_at, above, [box("edp-row", *pictures), self.words, self.command])
 
 
 # ---- The registry ---------------------------------------------------------------------------------------------------

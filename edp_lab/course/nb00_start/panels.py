@@ -40,7 +40,8 @@ from edp_lab.course.kit.controls import (
 )
 from edp_lab.course.kit.exercises import moved
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_range, logs, points, positive
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, claimed, epsilons, holds, panel, proven
+from edp_lab.course.kit.panel import Panel, panel
+from edp_lab.course.kit.runs import RunPanel
 from edp_lab.course.kit.text import (
     Html,
     Words,
@@ -54,6 +55,7 @@ from edp_lab.course.kit.text import (
     train_command,
 )
 from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN, PRINTED
+from edp_lab.course.kit.tiles import Tile, claimed, epsilons, holds, proven
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge

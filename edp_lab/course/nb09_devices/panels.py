@@ -28,10 +28,12 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
 from edp_lab.course.kit.controls import DEVICES, Array, check_whole, choice, decades, devices, number, require, variant
 from edp_lab.course.kit.figure import Figure, axis, figure, line, points
-from edp_lab.course.kit.panel import Panel, RunPanel, Tile, panel
+from edp_lab.course.kit.panel import Panel, panel
+from edp_lab.course.kit.runs import RunPanel
 from edp_lab.course.kit.text import Html, Words, count, duration, percent, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
+from edp_lab.course.kit.tiles import Tile
 from edp_lab.models import load_model
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
 from edp_lab.reproduce.results_io import RESULTS, rows
