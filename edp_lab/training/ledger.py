@@ -63,11 +63,11 @@ class PrivacyLedger:
         Raises:
             UsageError: the ledger is missing, damaged, edited, or lacks entries that are remembered.
         """
-        cure = "its releases can no longer be counted, so restore it from a copy"
+        hint = "its releases can no longer be counted, so restore it from a copy"
         try:
             lines = regular(path).read_bytes().split(b"\n")
         except OSError as error:
-            raise UsageError(f"ledger {path} cannot be read ({error.strerror}): {cure}") from None
+            raise UsageError(f"ledger {path} cannot be read ({error.strerror}): {hint}") from None
         ledger = cls.__new__(cls)
         ledger._begin_at(path, -1)
         seen = set()
@@ -80,13 +80,13 @@ class PrivacyLedger:
                     raise ValueError("it does not continue the chain")
                 ledger._take(entry)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise UsageError(f"ledger {path}, line {number}, is damaged or was edited: {cure}") from None
+                raise UsageError(f"ledger {path}, line {number}, is damaged or was edited: {hint}") from None
             seen.add(ledger.chain)
             ledger.size += len(line) + 1
         if not seen:
-            raise UsageError(f"ledger {path} holds no entry: {cure}")
+            raise UsageError(f"ledger {path} holds no entry: {hint}")
         if not seen.issuperset({*remembered} - {None}):
-            raise UsageError(f"ledger {path} lacks entries that the run remembers: {cure}")
+            raise UsageError(f"ledger {path} lacks entries that the run remembers: {hint}")
         return ledger
 
     def write(self, epoch: int, step: int, key: int) -> None:
@@ -130,8 +130,8 @@ class PrivacyLedger:
     def _append(self, entry: dict[str, Any]) -> None:
         line = _sealed(entry, self.chain)
         text = b"\n" + line if self.size else line
-        cure = f"then go on with edp-lab train --resume {self.path.parent}" if self.chain else "or choose another --out"
-        with writing(f"ledger {self.path}", f"mend the disk, {cure}"), self.path.open("r+b") as file:
+        hint = f"then go on with edp-lab train --resume {self.path.parent}" if self.chain else "or choose another --out"
+        with writing(f"ledger {self.path}", f"mend the disk, {hint}"), self.path.open("r+b") as file:
             file.seek(self.size)
             if b"}" in file.read(4096):
                 raise UsageError(f"ledger {self.path} holds entries of another process: let only one go on with it")

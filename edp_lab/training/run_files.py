@@ -62,8 +62,8 @@ def new_run_folder(out: str | Path) -> Path:
         raise UsageError(f"output folder {folder} is a file: choose another --out")
     if folder.exists() and not may_begin(folder):
         unfinished = (folder / RECORD).exists() and read_record(folder)["status"] != "finished"
-        cure = f"go on with edp-lab train --resume {folder}, or " if unfinished else ""
-        raise UsageError(f"output folder {folder} is not empty: {cure}choose another --out")
+        hint = f"go on with edp-lab train --resume {folder}, or " if unfinished else ""
+        raise UsageError(f"output folder {folder} is not empty: {hint}choose another --out")
     return folder
 
 
@@ -75,7 +75,7 @@ def may_begin(folder: Path) -> bool:
 
 
 def go_on(folder: Path) -> str:
-    """The cure where a run cannot be written that has a record."""
+    """The hint where a run cannot be written that has a record."""
     return f"make room, then go on with edp-lab train --resume {folder}"
 
 
@@ -203,8 +203,8 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """``record.json``, with a checksum; the folder is made if need be."""
     content = json.loads(json.dumps(record, allow_nan=False))
     path, text = folder / RECORD, json.dumps(sealed(content), indent=2)
-    cure = go_on(folder) if path.exists() else "make room there, or choose another --out"
-    write_whole(path, f"{text}\n".encode(), cure)
+    hint = go_on(folder) if path.exists() else "make room there, or choose another --out"
+    write_whole(path, f"{text}\n".encode(), hint)
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     try:
         return unsealed(json.loads(content))
     except (ValueError, RecursionError) as error:
-        cure = "train again, or restore it from a copy"
-        raise UsageError(f"{path} is damaged or was edited ({error}): {cure}") from None
+        hint = "train again, or restore it from a copy"
+        raise UsageError(f"{path} is damaged or was edited ({error}): {hint}") from None
 
 
 def run_ledger(run: str | Path) -> PrivacyLedger:
@@ -254,9 +254,9 @@ def bill(
     return {**settings, **epsilons}
 
 
-def write_secret(folder: Path, key: int, cure: str) -> None:
+def write_secret(folder: Path, key: int, hint: str) -> None:
     """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends."""
-    write_whole(folder / SECRET, f"{key:032x}\n".encode(), cure, 0o600)
+    write_whole(folder / SECRET, f"{key:032x}\n".encode(), hint, 0o600)
 
 
 def read_secret(folder: Path) -> int | None:

@@ -95,8 +95,8 @@ def train_here(
                 trainer.ledger = _ledger(folder, trainer.mechanism, trainer.progress.chain, earlier)
             if config.private_seed and trainer.key != run_files.read_secret(folder):
                 # Nothing can be refused any more, and the record does not say yet that it is in use.
-                cure = "remove what is there, and resume again" if resuming else "choose another --out"
-                run_files.write_secret(folder, trainer.key, cure)
+                hint = "remove what is there, and resume again" if resuming else "choose another --out"
+                run_files.write_secret(folder, trainer.key, hint)
             trainer.bill()
             run_files.write_record(folder, trainer.record)
         _train(trainer, folder, listener, stop)
