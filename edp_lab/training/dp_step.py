@@ -81,8 +81,11 @@ class Clipped:
     divisor: int  # the fixed number of micro-batches over which the mean is taken
     norms: Tensor  # (M, K), float64, of the gradients before clipping. Not private
     factors: Tensor  # (M) in [0, 1], what each gradient was multiplied by. Not private
-    layers: Sequence[Tensor]  # K flat tensors: `scale` times them is the mean; on one of several ranks, its share
-    scale: float = 1.0
+    layers: Sequence[
+        Tensor
+    ]  # K vectors, some sparse: `scale` times them is the mean; on one of several ranks, its share
+    scale: float
+    memory: Tensor  # (P), where sparse layers will lie once they have noise
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
         """As `Mechanism.sensitivity`, of the mean."""
@@ -154,7 +157,8 @@ def clip(
             some.add_weighted_sum(factors / divisor, total.zero_() if total is out else total)
     if total is not out:
         out.copy_(total)
-    return Clipped(mechanism, layout, alpha, divisor, torch.cat(all_norms), torch.cat(all_factors), layers, scale)
+    norms, factors = torch.cat(all_norms), torch.cat(all_factors)
+    return Clipped(mechanism, layout, alpha, divisor, norms, factors, layers, scale, out)
 
 
 def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Released:
@@ -166,8 +170,12 @@ def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Re
     if not isinstance(clipped, Clipped):
         raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")
     stds = noise_stds(clipped.mechanism, epoch, clipped.alpha, clipped.divisor, len(clipped.layers))
-    noise.add(step, clipped.layers, clipped.scale, stds)
-    return Released(clipped.layers, clipped.factors, clipped.norms)
+    dense = [
+        clipped.memory[columns] if layer.is_sparse else layer
+        for layer, columns in zip(clipped.layers, clipped.layout.columns, strict=True)
+    ]
+    noise.add(step, clipped.layers, dense, clipped.scale, stds)
+    return Released(dense, clipped.factors, clipped.norms)
 
 
 def release(

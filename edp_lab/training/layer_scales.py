@@ -63,7 +63,8 @@ def noised_scales(
     """
     clipped = clip(gradients, mechanism, flat.layout, None, divisor, flat.gradient, flat.world)
     flat.sum_over_ranks()
-    norms = clipped.scale * torch.cat([row_norms(layer[None].double()) for layer in clipped.layers])
+    dense = (layer.to_dense() if layer.is_sparse else layer for layer in clipped.layers)
+    norms = clipped.scale * torch.cat([row_norms(layer[None].double()) for layer in dense])
     std, noised = mechanism.scales_noise_std() / divisor, norms.cpu()
     release([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
     noised = noised.to(norms.device).clamp_min(std)

@@ -38,8 +38,12 @@ class NoiseSource(ABC):
 
     _last = -1
 
-    def add(self, step: int, layers: Sequence[Tensor], scale: float, stds: Sequence[float]) -> None:
-        """Add noise to a sum of P numbers in place: each layer (n) becomes scale * layer + std * noise.
+    def add(
+        self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
+    ) -> None:
+        """Make each of `out` (n) scale * layer + std * noise: a sum of P numbers, in K layers.
+
+        A layer that is dense is its own `out`; `out` of a sparse one may hold anything.
 
         Raises:
             UsageError: `step` is not above the last one; the same noise on two gradients could be subtracted.
@@ -47,10 +51,12 @@ class NoiseSource(ABC):
         if step <= self._last:
             raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
         self._last = step
-        self._add(step, layers, scale, stds)
+        self._add(step, layers, out, scale, stds)
 
     @abstractmethod
-    def _add(self, step: int, layers: Sequence[Tensor], scale: float, stds: Sequence[float]) -> None: ...
+    def _add(
+        self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
+    ) -> None: ...
 
 
 class GivenNoise(NoiseSource):
@@ -59,12 +65,16 @@ class GivenNoise(NoiseSource):
     def __init__(self, noise: Tensor) -> None:
         self.noise = noise
 
-    def _add(self, step: int, layers: Sequence[Tensor], scale: float, stds: Sequence[float]) -> None:
-        sizes = [len(layer) for layer in layers]
-        for layer, noise, std in zip(layers, self.noise.split(sizes), stds, strict=True):
+    def _add(
+        self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
+    ) -> None:
+        draws = self.noise.split([len(dense) for dense in out])
+        for layer, dense, noise, std in zip(layers, out, draws, stds, strict=True):
+            if layer.is_sparse:
+                dense.copy_(layer.to_dense())
             if scale != 1:
-                layer.mul_(scale)
-            layer.add_(noise, alpha=std)
+                dense.mul_(scale)
+            dense.add_(noise, alpha=std)
 
 
 class FloatNoise(NoiseSource):
@@ -73,9 +83,11 @@ class FloatNoise(NoiseSource):
     def __init__(self, key: int, devices: int = 0) -> None:
         self.key, self.devices = key, devices
 
-    def _add(self, step: int, layers: Sequence[Tensor], scale: float, stds: Sequence[float]) -> None:
-        noise = float_noise(self.key, step, sum(map(len, layers)), self.devices, layers[0].dtype)
-        GivenNoise(noise.to(layers[0].device)).add(step, layers, scale, stds)
+    def _add(
+        self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
+    ) -> None:
+        noise = float_noise(self.key, step, sum(map(len, out)), self.devices, out[0].dtype)
+        GivenNoise(noise.to(out[0].device)).add(step, layers, out, scale, stds)
 
 
 def float_noise(key: int, step: int, size: int, devices: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -91,27 +103,44 @@ class ExactNoise(NoiseSource):
     """Args: key, 128 secret bits (see `edp_lab.privacy.csprng`); threads, among which blocks of the sum are shared."""
 
     def __init__(self, key: int, threads: int = 1) -> None:
-        self.key = key
+        self.key, self.threads = key, threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="noise")
 
-    def _add(self, step: int, layers: Sequence[Tensor], scale: float, stds: Sequence[float]) -> None:
-        here = [layer.cpu() for layer in layers]  # a GPU's sum comes to the CPU and goes back
+    def _add(
+        self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
+    ) -> None:
+        here = [dense.cpu() for dense in out]  # a GPU's sum comes to the CPU and goes back
+        sparse = [layer.cpu().coalesce() if layer.is_sparse else None for layer in layers]
 
-        def release_block(start: int) -> None:
-            block = range(start, start + BLOCK)
-            release([*_pieces(here, scale, stds, block)], self.key, Purpose.NOISE, step, start // BLOCK)
+        blocks = iter(range(0, sum(map(len, here)), BLOCK))
 
-        for _ in self._pool.map(release_block, range(0, sum(map(len, here)), BLOCK)):
-            pass
-        for layer, numbers in zip(layers, here, strict=True):
-            if layer is not numbers:
-                layer.copy_(numbers)
+        def run_blocks() -> None:
+            for start in blocks:
+                pieces = _pieces(here, sparse, scale, stds, range(start, start + BLOCK))
+                release([*pieces], self.key, Purpose.NOISE, step, start // BLOCK)
+
+        helpers = [self._pool.submit(run_blocks) for _ in range(self.threads - 1)]
+        run_blocks()
+        for helper in helpers:
+            helper.result()
+        for dense, numbers in zip(out, here, strict=True):
+            if dense is not numbers:
+                dense.copy_(numbers)
 
 
-def _pieces(layers: Sequence[Tensor], scale: float, stds: Sequence[float], block: range) -> Iterator[Piece]:
-    """The numbers of all layers that lie in the columns `block`."""
+def _pieces(
+    layers: Sequence[Tensor], sparse: Sequence[Tensor | None], scale: float, stds: Sequence[float], block: range
+) -> Iterator[Piece]:
+    """The numbers of all layers in the columns `block`; sparse ones come to their places while in the cache."""
     starts = accumulate(map(len, layers), initial=0)
-    for start, layer, std in zip(starts, layers, stds, strict=False):
+    for start, layer, few, std in zip(starts, layers, sparse, stds, strict=False):
         columns = range(max(block.start - start, 0), min(block.stop - start, len(layer)))
-        if columns:
-            yield Piece(layer.numpy()[columns.start : columns.stop], scale, std)
+        if not columns:
+            continue
+        numbers = layer.numpy()[columns.start : columns.stop]
+        if few is not None:
+            places = few.indices()[0].numpy()
+            inside = slice(*np.searchsorted(places, [columns.start, columns.stop]).tolist())
+            numbers[:] = 0
+            numbers[places[inside] - columns.start] = few.values().numpy()[inside]
+        yield Piece(numbers, scale, std)

@@ -33,7 +33,7 @@ def test_float_noise_is_distributed_as_the_exact_noise_of_a_private_run(devices,
     total = float_noise(KEY, STEP, size, devices, dtype)
     assert total.dtype == dtype
     exact = torch.zeros(size)
-    ExactNoise(KEY).add(STEP, [exact], 1.0, [1.0])
+    ExactNoise(KEY).add(STEP, [exact], [exact], 1.0, [1.0])
     assert stats.kstest(total.double().numpy(), "norm").pvalue > 1e-3
     assert stats.ks_2samp(np.rint(total.double().numpy() / cell), np.rint(exact.numpy() / cell)).pvalue > 1e-3
     for draws in (total.double().numpy(), exact.double().numpy()):
@@ -79,28 +79,34 @@ def test_what_is_added_is_the_steps_noise(devices):
     """With several standard deviations, to layers that mean `scale` times themselves."""
     layers = [torch.arange(200.0).double(), torch.ones(100).double()]
     draws = float_noise(KEY, 4, 300, devices, torch.float64)
-    FloatNoise(KEY, devices).add(4, layers, 0.75, [2.0, 0.5])
+    FloatNoise(KEY, devices).add(4, layers, layers, 0.75, [2.0, 0.5])
     expected = [0.75 * torch.arange(200.0) + 2 * draws[:200], 0.75 + 0.5 * draws[200:]]
     torch.testing.assert_close(torch.cat(layers), torch.cat(expected))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_exact_noise_is_bit_for_bit_the_same_however_the_sum_lies_in_memory(threads, small_blocks):
-    """In one layer or several, on any number of threads."""
+@pytest.mark.parametrize("source", [FloatNoise(KEY), ExactNoise(KEY, 3)])
+def test_noise_is_bit_for_bit_the_same_however_the_sum_lies_in_memory(source, small_blocks):
+    """In one layer or several, also sparse ones whose memory holds anything; exact, on any number of threads."""
     size = 10 * small_blocks + 3
     sums = torch.randn(size)
-    whole, layers = sums.clone(), [part.clone() for part in sums.split([100, 400, size - 500])]
-    ExactNoise(KEY, threads).add(3, [whole], 0.5, [0.3])
-    ExactNoise(KEY).add(3, layers, 0.5, [0.3] * 3)
-    assert torch.equal(torch.cat(layers), whole)
-    cells = (whole.double() / grid(0.3)).numpy()
-    assert np.array_equal(cells, np.rint(cells))
+    sums[100:500] *= torch.rand(400) < 0.1
+    whole, out = sums.clone(), [part.clone() for part in sums.split([100, 400, size - 500])]
+    layers = [out[0], out[1].to_sparse(), out[2]]
+    out[1].fill_(torch.nan)
+    source.add(3, [whole], [whole], 0.5, [0.3])
+    source._last = -1
+    source.add(3, layers, out, 0.5, [0.3] * 3)
+    assert torch.equal(torch.cat(out), whole)
+    if isinstance(source, ExactNoise):
+        cells = (whole.double() / grid(0.3)).numpy()
+        assert np.array_equal(cells, np.rint(cells))
     assert stats.kstest(((whole - 0.5 * sums) / 0.3).numpy(), "norm").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("source", [GivenNoise(torch.ones(10)), FloatNoise(KEY), FloatNoise(KEY, 2), ExactNoise(KEY)])
 def test_no_step_is_noised_twice(source: NoiseSource):
-    source.add(3, [torch.zeros(10)], 1.0, [1.0])
+    layer = torch.zeros(10)
+    source.add(3, [layer], [layer], 1.0, [1.0])
     for step in (2, 3):
         with pytest.raises(UsageError, match="number all steps upwards"):
-            source.add(step, [torch.zeros(10)], 1.0, [1.0])
+            source.add(step, [layer], [layer], 1.0, [1.0])

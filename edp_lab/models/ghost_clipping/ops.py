@@ -46,7 +46,14 @@ class PlainOps:
         return _CRF.apply(emissions, tags, mask, None, crf.start, crf.transitions, crf.end)  # type: ignore[no-any-return]
 
 
-PLAIN = PlainOps()
+class SparseOps(PlainOps):
+    """The same, but gradients of embedding tables are sparse."""
+
+    def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
+        return F.embedding(ids, table, sparse=True)
+
+
+PLAIN, SPARSE = PlainOps(), SparseOps()
 
 
 class MicroBatchOps(PlainOps):
