@@ -169,7 +169,6 @@ class BertIntentSlot(IntentSlotModel):
     """Args: `features` cut words into pieces; `bert` comes from `load_bert` or `new_bert`."""
 
     features: PieceFeatures
-    keeps_books = True
 
     def __init__(self, labels: Labels, features: PieceFeatures, bert: BertModel, dropout: float = 0.1) -> None:
         width = bert.config.hidden_size

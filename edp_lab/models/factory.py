@@ -28,14 +28,14 @@ from edp_lab.errors import UsageError, writing
 from edp_lab.files import parse_tensors, read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.label_names import SaidWords
+from edp_lab.models.label_names import LabelNameFeatures
+from edp_lab.models.private_heads import PrivateHeads, WhitenedCLC
 from edp_lab.models.public_start import is_start, load_start, warm_start
 from edp_lab.models.vectors import load_vectors
-from edp_lab.models.wordpiece import ContextFeatures, PieceFeatures, parse_tokenizer, train_wordpieces
+from edp_lab.models.wordpiece import PieceFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 KINDS = ("clc", "bert")
-PLACES = 1024  # for words, that the heads of a frozen start read, too (see `SaidWords`)
 
 Size = TypeVar("Size")
 
@@ -85,26 +85,27 @@ def build_model(
         if pretrained is None:
             return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), shape)
         if Path(pretrained, "config.json").exists():
-            from edp_lab.models.bert import load_bert
+            from edp_lab.models.bert import load_bert  # transformers is slow to import
+            from edp_lab.models.frozen_encoder import ContextFeatures, FrozenEncoderCLC
 
-            return CLC(labels, ContextFeatures(*load_bert(pretrained)), shape)
+            return FrozenEncoderCLC(labels, ContextFeatures(*load_bert(pretrained)), shape)
         vectors = load_vectors(pretrained).lower_cased()
         return CLC(labels, WordFeatures(vectors.words), shape, vectors.matrix)
 
 
-def save_model(model: IntentSlotModel, folder: Path | str, cure: str = "choose another folder") -> None:
+def save_model(model: IntentSlotModel, folder: Path | str, hint: str = "choose another folder") -> None:
     """Write a model to a folder, which is made if need be; an older model in it is replaced.
 
     Raises:
-        UsageError: the folder cannot be written; ends in `cure`.
+        UsageError: the folder cannot be written; ends in `hint`.
     """
     folder = Path(folder)
     about, weights = _content(model)
     checksum = _checksum(about, weights)
-    with writing(folder, cure):
+    with writing(folder, hint):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(_weights_file(folder, checksum), weights, cure)
-        write_whole(folder / "model.json", json.dumps({**about, "sha256": checksum}).encode(), cure)
+        write_whole(_weights_file(folder, checksum), weights, hint)
+        write_whole(folder / "model.json", json.dumps({**about, "sha256": checksum}).encode(), hint)
         for old in set(folder.glob("weights-*")) - {_weights_file(folder, checksum)}:
             old.unlink(missing_ok=True)
 
@@ -148,7 +149,7 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         layers = sizes.get("size", {}).get("layers", 0), sizes.get("bert", {}).get("num_hidden_layers", 0)
         if max(layers) > len(state):
             raise ValueError("more layers than tensors")  # which would take hours to make
-        with torch.device("meta"), Undrawn():  # shapes only: no memory for weights that the file does not hold
+        with torch.device("meta"), SkipInit():  # shapes only: no memory for weights that the file does not hold
             blank = _rebuild(about["kind"], labels, about["config"]).to(dtype)
         if shapes(blank.state_dict()) != shapes(state):
             raise ValueError("other tensors than this version's")
@@ -165,7 +166,7 @@ def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Within the block no normal numbers are drawn: on the device "meta" the first would import torch's compiler, which
     takes two seconds."""
 
@@ -185,7 +186,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _from_start(name: str, labels: Labels, size: Mapping[str, Any] | None, frozen: bool) -> CLC:
-    model = warm_start(load_start(name), labels, PLACES if frozen else 0)
+    model = warm_start(load_start(name), labels, frozen)
     model.size = replace(model.size, dropout=_sized(CLCSize, size).dropout)
     return model
 
@@ -230,14 +231,18 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
-        if (form := config.get("said")) not in (None, SaidWords.FORM):
-            raise ValueError("its heads read other words")
-        return CLC(labels, numbered, size, vectors, config.get("whitened", False), form is not None)
+        if config.get("label_names", LabelNameFeatures.FORM) != LabelNameFeatures.FORM:
+            raise ValueError("its heads read other features")
+        if vectors is None or "whitened" not in config:
+            return CLC(labels, numbered, size, vectors)
+        return (PrivateHeads if "label_names" in config else WhitenedCLC)(labels, numbered, size, vectors)
     from edp_lab.models.bert import BertIntentSlot, new_bert
 
     bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])
     if kind == "clc":
-        return CLC(labels, ContextFeatures(bert, tokenizer), CLCSize(**config["size"]))
+        from edp_lab.models.frozen_encoder import ContextFeatures, FrozenEncoderCLC
+
+        return FrozenEncoderCLC(labels, ContextFeatures(bert, tokenizer), CLCSize(**config["size"]))
     features = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
     return BertIntentSlot(labels, features, bert, config["dropout"])
 

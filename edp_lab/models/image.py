@@ -90,8 +90,6 @@ class ImageClassifier(nn.Module):
         gain: of the first weights, whose standard deviation is gain / sqrt(inputs of a unit).
     """
 
-    keeps_books = True
-
     def __init__(
         self,
         shape: Sequence[int],

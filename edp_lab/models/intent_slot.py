@@ -19,7 +19,7 @@ from edp_lab.privacy.csprng import uniform_hash
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one utterance: intent, its probability, tags, and p(tag) of each chosen tag."""
+    """A model's answer to one utterance: intent, its probability, tags, and p(tag) of each chosen tag."""
 
     intent: str
     intent_probability: float
@@ -37,7 +37,7 @@ class IntentSlotModel(nn.Module):
 
     features: Features
     intent_weight = 1.0  # in the loss; set by a training run
-    keeps_books = False  # whether every trainable parameter goes through `PlainOps`
+    reads_once = False  # whether a data set is worth keeping: to encode it again takes long
 
     def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
         super().__init__()
@@ -52,8 +52,7 @@ class IntentSlotModel(nn.Module):
         raise NotImplementedError
 
     def emissions(self, tokens: Tensor, intents: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
-        """What the slot head says of each word: (R, D) -> (R, K). `intents` (B, I), the intent head's logits, are there
-        for subclasses."""
+        """Scores of each word's tags: (R, D) -> (R, K). `intents` (B, I): the intent head's logits, for subclasses."""
         return ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
 
     def config(self) -> dict[str, object]:
@@ -61,6 +60,7 @@ class IntentSlotModel(nn.Module):
         raise NotImplementedError
 
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
+        """The utterances as this model reads them."""
         return Dataset(utterances, self.labels, self.features)
 
     def losses(self, batch: Batch, ops: PlainOps = PLAIN, dropout_key: int | None = None) -> Tensor:
@@ -123,12 +123,12 @@ def to_padded(flat: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Of each utterance's words: (R, D) -> (B, D)."""
+    """Mean over each utterance's words: (R, D) -> (B, D)."""
     return to_padded(rows, lengths)[0].sum(1) / lengths[:, None]
 
 
-def strongest(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Of each number the largest over an utterance's words: (R, D) -> (B, D)."""
+def max_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Maximum over each utterance's words: (R, D) -> (B, D)."""
     padded, mask = to_padded(tokens, lengths)
     return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
 

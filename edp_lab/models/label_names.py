@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edp_lab.corpora.encoding import WordFeatures, hashed
-from edp_lab.models.intent_slot import strongest, to_padded
+from edp_lab.models.intent_slot import max_pool, to_padded
 
 # How near two names are (settled on ATIS' validation split, before any private step: SER .83 by the cosine of mean
 # vectors, .21 so).
@@ -92,15 +92,15 @@ def likeness(first: Tensor, second: Tensor) -> Tensor:
     return OTHER_WORD * cosines.clamp_min(0) ** SHARPNESS
 
 
-class SaidWords(nn.Module):
-    """What an utterance's words say by themselves; nothing in it learns: (R) -> (B, places + K).
+class LabelNameFeatures(nn.Module):
+    """Features of an utterance's words by themselves; nothing in it learns: (R) -> (B, places + K).
 
     First which words there are, in whatever order, as a vector of length `LENGTH` with a place for each; words that
     hash alike share one (Weinberger et al. 2009, arXiv 0902.2206). A mean of vectors blurs that. Common words, which
     come first in `features`, count less. Then for each of K labels how much of its name is said, from 0 to 1: each word
     of the name looks for its best match, and rare ones count more.
 
-    `near`: for slots, rows of a table for a word and its neighbours, (R) -> (R, 3), which count as `WEIGHTS` say.
+    `near`: for slots, rows of a table for a word and its neighbours, (R) -> (R, 3), which count as `WORD_WEIGHTS` says.
     """
 
     FORM = 2  # of what is written here: a saved model of another would answer otherwise
@@ -111,8 +111,8 @@ class SaidWords(nn.Module):
     shares: Tensor
     LENGTH = 7.5  # about that of what else a head reads
     COMMON = 10  # so many words count half or less
-    WEIGHTS = (5.0, 3.0, 3.0)  # of a word, the one before, the one behind
-    MEANT = 5.0  # of an intent's probability
+    WORD_WEIGHTS = (5.0, 3.0, 3.0)  # of a word, the one before, the one behind
+    INTENT_WEIGHT = 5.0  # of an intent's probability
 
     def __init__(self, features: WordFeatures, labels: Sequence[str]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class SaidWords(nn.Module):
         place, weight = utterance * self.places + self.place[words], self.weight[words].to(vectors.dtype)
         present = vectors.new_zeros(len(lengths) * self.places).scatter_reduce_(0, place, weight, "amax")
         alike = likeness(vectors[words], vectors[self.names]).masked_fill(words[:, None] == self.names, 1.0)
-        named = strongest(alike, lengths) @ self.shares
+        named = max_pool(alike, lengths) @ self.shares
         return torch.cat([self.LENGTH * F.normalize(present.view(-1, self.places)), named], dim=1)
 
     def near(self, words: Tensor, lengths: Tensor) -> Tensor:

@@ -36,14 +36,16 @@ from edp_lab.files import comes_with, parse_tensors, read_bytes, read_json, seal
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.label_names import Names
+from edp_lab.models.private_heads import PrivateHeads, WhitenedCLC
 
 STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")
 ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
 UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
-NAMED = 6.0  # what an intent's logit gains if all words of its name are said
-MODEST = 0.4  # share of known labels' heads that a new one begins with: they are guesses, and must be unlearnt
+PLACES = 1024  # for words, among the features of a frozen start's heads (see `LabelNameFeatures`)
+NAME_LOGIT = 6.0  # what an intent's logit gains if all words of its name are said
+HEAD_SCALE = 0.4  # share of known labels' heads that a new one begins with: they are guesses, and must be unlearnt
 MOST_SEEN = 0.05  # of a private corpus' different utterances that a start may know: short commands coincide
 
 
@@ -103,9 +105,9 @@ def is_start(name: str | None) -> bool:
     return name is not None and (start_folder(name) / ABOUT).exists()
 
 
-def save_start(model: CLC, folder: Path, made_of: Sequence[str], texts: Iterable[str]) -> None:
+def save_start(model: WhitenedCLC, folder: Path, made_of: Sequence[str], texts: Iterable[str]) -> None:
     """Write a start into an existing folder: see above."""
-    words, size = model.features.words, asdict(model.size)  # type: ignore[union-attr]
+    words, size = model.features.words, asdict(model.size)
     state = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items() if "crf" not in name}
     state[WORDS] = state[WORDS].to(VECTORS)
     content = safetensors.torch.save(state)
@@ -116,8 +118,8 @@ def save_start(model: CLC, folder: Path, made_of: Sequence[str], texts: Iterable
     write_whole(folder / ABOUT, json.dumps(sealed(about)).encode())
 
 
-def load_start(name: str) -> CLC:
-    """The CLC that `save_start` wrote, whose CRF is new; UsageError where the folder is damaged."""
+def load_start(name: str) -> WhitenedCLC:
+    """The model that `save_start` wrote, whose CRF is new; UsageError where the folder is damaged."""
     folder = start_folder(name)
     weights = read_bytes(folder / WEIGHTS)
     try:
@@ -126,7 +128,7 @@ def load_start(name: str) -> CLC:
             raise ValueError("other weights")
         labels = Labels(tuple(about["intents"]), tuple(about["tags"]))
         features, size = WordFeatures(tuple(about["words"]), UNKNOWN_WORDS), CLCSize(**about["size"])
-        model = CLC(labels, features, size, torch.zeros(len(features.words), size.word), whitened=True)
+        model = WhitenedCLC(labels, features, size, torch.zeros(len(features.words), size.word))
         state = {name: tensor.float() for name, tensor in parse_tensors(weights, folder / WEIGHTS).items()}
         crf = {f"crf.{name}": tensor for name, tensor in model.crf.state_dict().items()}
         model.load_state_dict(state | crf)
@@ -141,12 +143,12 @@ def rounded(vectors: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def whitened(plain: CLC, public: Dataset) -> CLC:
+def whitened(plain: CLC, public: Dataset) -> WhitenedCLC:
     """The same function, whose heads read what a `Whitening` makes of these utterances' words and sentences.
 
     Errors at epsilon 8 without and with it (tuning seed): ATIS .098, .086; SNIPS .144, .140; NLU-EVAL .355, .320.
     """
-    model = CLC(plain.labels, plain.features, plain.size, plain.words.weight[:-UNKNOWN_WORDS], whitened=True)
+    model = WhitenedCLC(plain.labels, plain.features, plain.size, plain.words.weight[:-UNKNOWN_WORDS])
     body = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith(("intent", "slots"))}
     model.load_state_dict(model.state_dict() | body)
     read = [model.encode(batch, PLAIN, None) for batch in model.inference_batches(public, 256)]
@@ -161,28 +163,27 @@ def whitened(plain: CLC, public: Dataset) -> CLC:
     return model
 
 
-def warm_start(start: CLC, labels: Labels, places: int = 0) -> CLC:
-    """A new CLC for these labels, with everything of `start` but its heads, which begin by the names of their labels.
+def warm_start(start: WhitenedCLC, labels: Labels, frozen: bool = False) -> WhitenedCLC:
+    """A new model for these labels, with everything of `start` but its heads, which begin by the names of their labels.
 
-    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all. With `places` heads
-    read `SaidWords`, of which an intent begins with its own name alone, times `NAMED`.
+    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all. A `frozen` one is
+    `PrivateHeads`, whose intents also begin with their own names among `LabelNameFeatures`, times `NAME_LOGIT`.
 
     Raises:
-        UsageError: the start reads words by an encoder or has no slots.
+        UsageError: the start has no slots.
     """
-    features = start.features
-    if not isinstance(features, WordFeatures) or not start.labels.tags:
-        raise UsageError("a start needs word vectors and slots: make one with edp-lab pretrain --model start")
+    if not start.labels.tags:
+        raise UsageError("a start needs slots: make one with edp-lab pretrain --model start")
+    features = replace(start.features, buckets=PLACES if frozen else UNKNOWN_WORDS)
     vectors = start.words.weight[: len(features.words)].detach().clone()
-    features = replace(features, buckets=places or UNKNOWN_WORDS)
-    model = CLC(labels, features, start.size, vectors, whitened=True, use_said_words=places > 0)
+    model = (PrivateHeads if frozen else WhitenedCLC)(labels, features, start.size, vectors)
     names = Names(features.words, vectors)
     with torch.no_grad():
         for part in ("characters", "convolution", "lstm", "pooled_view", "token_view"):
             getattr(model, part).load_state_dict(getattr(start, part).state_dict())
         _take(model.intent, start.intent, names.nearness(labels.intents, start.labels.intents))
-        if places:
-            model.intent.weight[:, -len(labels.intents) :].fill_diagonal_(NAMED)
+        if frozen:
+            model.intent.weight[:, -len(labels.intents) :].fill_diagonal_(NAME_LOGIT)
         if labels.tags:
             _take(model.slots, start.slots, _tag_nearness(names, labels.tags, start.labels.tags))
     return model
@@ -201,5 +202,5 @@ def _tag_nearness(names: Names, new: Sequence[str], known: Sequence[str]) -> Ten
 
 
 def _take(new: nn.Linear, known: nn.Linear, weights: Tensor) -> None:
-    new.weight.zero_()[:, : known.in_features] = MODEST * weights @ known.weight
-    new.bias.copy_(MODEST * weights @ known.bias)
+    new.weight.zero_()[:, : known.in_features] = HEAD_SCALE * weights @ known.weight
+    new.bias.copy_(HEAD_SCALE * weights @ known.bias)

@@ -41,9 +41,10 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.encoding import Batch
 from edp_lab.errors import UsageError
 from edp_lab.jobs import usable_cores
-from edp_lab.models.clc import CLC, BiLSTM
+from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
+from edp_lab.models.lstm import BiLSTM
 from edp_lab.reproduce.printed import TABLE_2
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import trainable

@@ -43,10 +43,9 @@ def evaluate_model(
     tally = Tally()
     for start in range(local.start, local.stop, AT_ONCE):
         some = utterances[start : min(start + AT_ONCE, local.stop)]
-        if read is None:
-            data = Dataset(some, model.labels, model.features)  # as it is: once read, it is done with
-        else:
-            data = read[start] = read.get(start) or model.dataset(some)
+        data = (read or {}).get(start) or model.dataset(some)
+        if read is not None:
+            read[start] = data
         pairs = list(zip(some, model.predict(data, probabilities=False), strict=True))
         tally += Tally.of(
             [(u.intent, u.tokens, u.tags) for u, _ in pairs], [(p.intent, u.tokens, p.tags or None) for u, p in pairs]

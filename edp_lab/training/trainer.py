@@ -120,7 +120,7 @@ class Trainer:
             key, keys = key(self.inputs)
         self.key = key_from_seed(config.seed) if key is None else key
         self.train_data = self.model.dataset(data.train)
-        self.read: dict[int, Dataset] | None = {} if config.frozen else None  # of the validation split
+        self.read: dict[int, Dataset] | None = {} if self.model.reads_once else None  # of the validation split
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.batches = config.batches(self.key, len(data.train))

@@ -13,7 +13,7 @@ from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import WORD_BYTES, Labels, WordFeatures
 from edp_lab.models import image
 from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert
-from edp_lab.models.clc import CLC, CLCSize, Packing, bilstm
+from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.ghost_clipping import bookkeeping
 from edp_lab.models.ghost_clipping.bookkeeping import (
     LARGEST,
@@ -26,6 +26,8 @@ from edp_lab.models.ghost_clipping.bookkeeping import (
     row_norms,
 )
 from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps, column_slices
+from edp_lab.models.lstm import Packing, bilstm
+from edp_lab.models.private_heads import PrivateHeads
 from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, wordpiece_tokenizer
 
 CPU = torch.device("cpu")
@@ -68,7 +70,7 @@ def build(kind: str):
         size = CLCSize(hidden=5, layers=2, word=4, character=3, filters=4, dropout=0.5)
         model = CLC(labels, WordFeatures(WORDS[:5], buckets=3), size, torch.randn(5, 6) if frozen else None)
         if "heads" in kind:
-            model = CLC(labels, WordFeatures(WORDS[:5], 7), size, torch.randn(5, 4), whitened=True, use_said_words=True)
+            model = PrivateHeads(labels, WordFeatures(WORDS[:5], 7), size, torch.randn(5, 4))
     else:
         size = BertSize(layers=3, heads=2, hidden=8, intermediate=12, positions=40)
         encoder = new_bert(size.architecture(len(PIECES)))

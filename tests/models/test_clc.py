@@ -17,10 +17,11 @@ from torchcrf import CRF as PeerCRF  # noqa: N811
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import WORD_BYTES, Labels, WordFeatures
 from edp_lab.errors import UsageError
-from edp_lab.models.clc import CLC, BiLSTM, CLCSize, Packing, bilstm
+from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.crf import CRF, ILLEGAL, forward_backward
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.intent_slot import dropout
+from edp_lab.models.lstm import BiLSTM, Packing, bilstm
 
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")
 INTENTS = ("x", "y", "z")

@@ -13,10 +13,11 @@ from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures, hashed
 from edp_lab.corpora.everyday import everyday, related
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, factory, load_model, public_start, save_model
-from edp_lab.models.clc import CLC, CLCSize, Whitening
+from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
-from edp_lab.models.label_names import OTHER_WORD, SHARPNESS, Names, SaidWords, label_words
+from edp_lab.models.label_names import OTHER_WORD, SHARPNESS, LabelNameFeatures, Names, label_words
+from edp_lab.models.private_heads import Whitening
 from edp_lab.models.public_start import load_start, start_for, warm_start, whitened
 from edp_lab.training import pretraining
 from edp_lab.training.pretraining import Neighbours, pretrain_start
@@ -55,7 +56,9 @@ def test_labels_that_the_start_knows_are_taken_over_but_for_their_strength(folde
         torch.testing.assert_close(own, other)
     for own, other in ((start.intent, model.intent), (start.slots, model.slots)):
         assert torch.corrcoef(torch.stack([own.weight.flatten(), other.weight.flatten()]))[0, 1] > 0.9
-        assert float((other.weight.norm() / own.weight.norm()).detach()) == pytest.approx(public_start.MODEST, rel=0.2)
+        assert float((other.weight.norm() / own.weight.norm()).detach()) == pytest.approx(
+            public_start.HEAD_SCALE, rel=0.2
+        )
     near = Names(start.features.words, start.words.weight[:-1]).nearness(*[start.labels.intents] * 2)
     assert near.argmax(1).tolist() == list(range(len(near)))
 
@@ -204,7 +207,7 @@ def test_a_model_whose_heads_read_other_words_is_refused(folder, tmp_path, monke
     save_model(build_model("clc", labels, seed=0, private=True, pretrained=str(folder), frozen=True), tmp_path)
     load_model(tmp_path)
     for older in (1, 3):
-        monkeypatch.setattr(SaidWords, "FORM", older)
+        monkeypatch.setattr(LabelNameFeatures, "FORM", older)
         with pytest.raises(UsageError, match="train it again"):
             load_model(tmp_path)
 
@@ -235,7 +238,7 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
     known, places, named = kept.intent.weight.split([free.intent.in_features, factory.PLACES, len(labels.intents)], 1)
     assert torch.equal(known, free.intent.weight)
     assert not places.any()
-    assert torch.equal(named, public_start.NAMED * torch.eye(len(labels.intents)))
+    assert torch.equal(named, public_start.NAME_LOGIT * torch.eye(len(labels.intents)))
     assert not kept.slot_words.weight.any()
     assert not kept.slot_intents.weight.any()
     with torch.no_grad():
@@ -284,7 +287,7 @@ def test_the_same_name_is_nearest_and_from_is_not_to():
 
 def said(text: str, labels: tuple[str, ...], vectors: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Which words there are, and how much of each name: of one utterance, which stands between two others."""
-    model = SaidWords(KNOWN, labels)
+    model = LabelNameFeatures(KNOWN, labels)
     sentences = [["the"], text.split(), ["stop"]]
     numbers = torch.from_numpy(KNOWN.rows(sentences)["words"].values)
     table = torch.eye(len(KNOWN.words) + KNOWN.buckets) if vectors is None else vectors
@@ -297,14 +300,14 @@ def test_which_words_there_are_counts_not_how_often_or_in_which_order():
     first, again = said("book the Flight", ())[0], said("flight flight the book book", ())[0]
     assert torch.equal(first, again)
     assert first.count_nonzero() == 3
-    assert first.norm() == pytest.approx(SaidWords.LENGTH)
+    assert first.norm() == pytest.approx(LabelNameFeatures.LENGTH)
     assert not torch.equal(first, said("book the plane", ())[0])
     assert not torch.equal(said("zyx", ())[0], said("yxz", ())[0])  # words without a vector are told apart, too
 
 
 def test_common_words_count_less_and_the_rarest_of_those_that_share_a_place_counts():
     alone, both = said("book", ())[0], said("the flight", ())[0]
-    assert alone.max() == pytest.approx(SaidWords.LENGTH)
+    assert alone.max() == pytest.approx(LabelNameFeatures.LENGTH)
     the, flight = both[both > 0].sort().values.tolist()
     assert the / flight == pytest.approx((1 / 11) / (3 / 13))
     words = next(f"x{k}" for k in range(99) if hashed(f"x{k}", 16) == hashed("the", 16)), "flight"
@@ -331,7 +334,7 @@ def test_a_word_that_is_used_alike_stands_in_for_one_of_the_name():
 
 
 def test_a_slot_hears_a_word_and_its_neighbours_of_the_same_utterance():
-    model, words = SaidWords(KNOWN, ()), torch.tensor([0, 1, 2, 3])
+    model, words = LabelNameFeatures(KNOWN, ()), torch.tensor([0, 1, 2, 3])
     place = model.place[words]
     third = model.places + 1
     assert model.near(words, torch.tensor([3, 1])).tolist() == [

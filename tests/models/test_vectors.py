@@ -23,9 +23,9 @@ from edp_lab.errors import UsageError
 from edp_lab.models import build_model, wordpiece
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.clc import CLC
+from edp_lab.models.frozen_encoder import ContextFeatures
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.vectors import WordVectors, load_vectors, train_vectors
-from edp_lab.models.wordpiece import ContextFeatures
 from edp_lab.training.gradients import trainable
 from edp_lab.training.pretraining import pretrain_bert, shorten_bert
 

@@ -31,7 +31,7 @@ from edp_lab.course.kit.theme import HOLDS, INK, PLAIN, PRINTED
 from edp_lab.course.kit.tiles import Tile
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward
-from edp_lab.models.factory import Undrawn
+from edp_lab.models.factory import SkipInit
 from edp_lab.models.ghost_clipping.ops import PLAIN as OPS
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.training.config import TrainConfig
@@ -138,7 +138,7 @@ def layers(kind: str, corpus: Corpus) -> dict[str, int]:
     """
     check_option("model", kind, ENCODERS)
     labels = Labels.of(corpus)
-    with torch.device("meta"), Undrawn():  # shapes only
+    with torch.device("meta"), SkipInit():  # shapes only
         model: IntentSlotModel = CLC(labels, WordFeatures()) if kind == "clc" else _bert(labels)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     parts = (ENCODERS[kind] | HEADS).items()
