@@ -223,7 +223,7 @@ def convolve(x: Tensor, layer: Any, ops: PlainOps) -> Tensor:
     parameters = layer.weight, layer.bias
 
     def back(d: Tensor, wanted: bool, x: Tensor, weight: Tensor) -> Tensor | None:
-        ops.keep(ConvolutionUse(parameters, x.detach(), d, layer.stride, layer.padding))
+        ops.keep(ConvolutionRecord(parameters, x.detach(), d, layer.stride, layer.padding))
         return _convolution_backward(d, x, weight, layer.stride, layer.padding, 0) if wanted else None
 
     return Kept.apply(lambda: (layer(x), x, layer.weight), back, x, *parameters)  # type: ignore[no-any-return]
@@ -237,7 +237,7 @@ def _convolution_backward(d: Tensor, x: Tensor, weight: Tensor, stride: Any, pad
 
 
 @dataclass
-class ConvolutionUse:
+class ConvolutionRecord:
     """y = convolution of x (B, C, H, W) with a weight (O, C, k, l) and a bias, d (B, O, H', W').
 
     The gradient of a micro-batch is the product of d and the patches of x over all its positions, formed in one batched
@@ -249,35 +249,39 @@ class ConvolutionUse:
     d: Tensor
     stride: Sequence[int]
     padding: Sequence[int]
-    formed: Tensor | None = None  # (M, O * k * l * C): patches run along the memory of a channels-last x
+    materialised: Tensor | None = None  # (M, O * k * l * C): patches run along the memory of a channels-last x
     sums: Tensor | None = None
 
-    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        count, weight = len(cut.sizes), self.parameters[0]
-        self.formed = cut.memory.take(self.d, count, weight.numel())
+    def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
+        count, weight = len(partition.sizes), self.parameters[0]
+        self.materialised = partition.memory.take(self.d, count, weight.numel())
         squares = torch.zeros(count, dtype=torch.float64, device=self.d.device)
-        ends = [0, *cut.sizes.cumsum(0).tolist()]
+        ends = [0, *partition.sizes.cumsum(0).tolist()]
         most = max(1, PATCHES // (math.prod(self.d.shape[2:]) * weight[0].numel()))  # examples formed together
         start = 0
         while start < count:
             stop = max(start + 1, bisect_right(ends, ends[start] + most) - 1)
             chunk = slice(start, stop)
-            out = self.d.new_empty(stop - start, weight.numel()) if self.formed is None else self.formed[chunk]
-            self._form(cut.sizes[chunk], slice(ends[start], ends[stop]), out.view(len(out), len(weight), -1))
+            out = (
+                self.d.new_empty(stop - start, weight.numel())
+                if self.materialised is None
+                else self.materialised[chunk]
+            )
+            self._form(partition.sizes[chunk], slice(ends[start], ends[stop]), out.view(len(out), len(weight), -1))
             squares[chunk] = row_norms(out).square()
             start = stop
-        self.sums = cut.sums(None, self.d.sum((2, 3)))
+        self.sums = partition.sums(None, self.d.sum((2, 3)))
         return squares, row_norms(self.sums).square()
 
-    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+    def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
         weight, bias = (target(parameter) for parameter in self.parameters)
-        if factors is not None and self.formed is not None and self.sums is not None:
+        if factors is not None and self.materialised is not None and self.sums is not None:
             if weight is not None:
-                total = factors.to(self.d.dtype) @ self.formed
+                total = factors.to(self.d.dtype) @ self.materialised
                 weight += total.view(len(weight), *weight.shape[2:], -1).permute(0, 3, 1, 2)
             add_weighted([bias], [self.sums], factors)
             return
-        d = cut.weighted(self.d, factors, None)
+        d = partition.weighted(self.d, factors, None)
         if weight is not None:
             weight += _convolution_backward(d, self.x, self.parameters[0].detach(), self.stride, self.padding, 1)
         if bias is not None:

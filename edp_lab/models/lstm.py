@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from edp_lab.models.ghost_clipping.bookkeeping import LSTMUse
+from edp_lab.models.ghost_clipping.bookkeeping import LSTMRecord
 from edp_lab.models.ghost_clipping.ops import MicroBatchOps, PlainOps
 
 
@@ -66,7 +66,7 @@ def bilstm(x: Tensor, packing: Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor
 
     def keep(h: Tensor, d: Tensor) -> None:
         assert isinstance(ops, MicroBatchOps)
-        ops.keep(LSTMUse((w_ih, w_hh, bias), x.detach(), h, d, packing.lengths))
+        ops.keep(LSTMRecord((w_ih, w_hh, bias), x.detach(), h, d, packing.lengths))
 
     kept = keep if isinstance(ops, MicroBatchOps) else None
     return _LSTM.apply(x, packing, w_ih, w_hh, bias, kept)  # type: ignore[no-any-return]

@@ -164,8 +164,8 @@ class GhostGradients:
         self._ops = MicroBatchOps(parameters, [len(part) for part in parts], self.memory)
         batch = self.data.batch(np.concatenate(parts)).to(self._device)
         losses = self.model.losses(batch, self._ops, self.dropout_key)
-        cut = self._ops.cut
-        (losses * cut.spread(1 / cut.sizes, None).to(losses.dtype)).sum().backward()
+        partition = self._ops.partition
+        (losses * partition.spread(1 / partition.sizes, None).to(losses.dtype)).sum().backward()
         if any(p.grad is not None for p in parameters):
             raise RuntimeError("a parameter was used past the book-keeping")
         self.loss = losses.detach().sum()

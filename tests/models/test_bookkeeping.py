@@ -18,9 +18,9 @@ from edp_lab.models.ghost_clipping import bookkeeping
 from edp_lab.models.ghost_clipping.bookkeeping import (
     LARGEST,
     SIMILAR,
-    LinearUse,
-    LookupUse,
-    LSTMUse,
+    LinearRecord,
+    LookupRecord,
+    LSTMRecord,
     Memory,
     MicroBatches,
     row_norms,
@@ -184,7 +184,7 @@ def test_sizes_that_do_not_fit_the_batch_are_refused(kind, sizes):
     with pytest.raises((ValueError, RuntimeError, IndexError)):
         ops.norms()
     with pytest.raises(ValueError, match=f"hold {sum(sizes)} examples, the batch has 8"):
-        ops.cut.row_counts(torch.ones(8, dtype=torch.long))
+        ops.partition.row_counts(torch.ones(8, dtype=torch.long))
 
 
 @pytest.mark.parametrize("kind", ["clc", "bert"])
@@ -235,7 +235,7 @@ def test_norms_of_gradients_that_nearly_cancel(rows, inputs, outputs, left):
     x, d = nearly_cancelling(rows, inputs, outputs, left)
     weight, added = nn.Parameter(torch.zeros(outputs, inputs)), torch.zeros(outputs, inputs)
     ops = MicroBatchOps([weight], [1])
-    ops.keep(LinearUse((weight,), x, d, torch.tensor([rows])))
+    ops.keep(LinearRecord((weight,), x, d, torch.tensor([rows])))
     norm = ops.norms()[0, 0]
     ops.add_weighted_sum(added.view(-1), torch.ones(1))
     true, rounding = (d.double().T @ x.double()).norm(), 1e-7 * (d.norm(dim=1) * x.norm(dim=1)).double().sum()
@@ -248,7 +248,7 @@ def test_the_lstms_norms_are_exact_where_gradients_nearly_cancel():
     x, d = nearly_cancelling(4, 60, 2 * 4 * 30, 1e-3)
     h, _ = nearly_cancelling(4, 2 * 30, 1, 1e-3)
     h, d = h.view(4, 2, 30), d.view(4, 2, 120)
-    found = LSTMUse((), x, h, d, torch.tensor([4])).squared_norms(MicroBatches([1], CPU))
+    found = LSTMRecord((), x, h, d, torch.tensor([4])).squared_norms(MicroBatches([1], CPU))
     w_ih = d.double().flatten(1).T @ x.double()
     w_hh = torch.einsum("tko,tkh->koh", d.double(), h.double())
     for squares, true in zip(found, (w_ih, w_hh, d.double().sum(0)), strict=True):
@@ -273,11 +273,17 @@ FROZEN = {
 def test_any_part_may_be_frozen(kind, frozen, monkeypatch):
     """A frozen part has no columns, receives nothing and costs no norm; the others are not disturbed."""
     asked: list[tuple[Tensor, ...]] = []
-    for use in (bookkeeping.LinearUse, LSTMUse, LookupUse, bookkeeping.SumUse, bookkeeping.TransitionUse):
+    for use in (
+        bookkeeping.LinearRecord,
+        LSTMRecord,
+        LookupRecord,
+        bookkeeping.SumRecord,
+        bookkeeping.TransitionRecord,
+    ):
 
-        def spied(self, cut, original=use.squared_norms):
+        def spied(self, partition, original=use.squared_norms):
             asked.append(self.parameters)
-            return original(self, cut)
+            return original(self, partition)
 
         monkeypatch.setattr(use, "squared_norms", spied)
     model, data = build(kind)
@@ -345,11 +351,11 @@ def cuts(draw) -> tuple[MicroBatches, Tensor | None, list[int]]:
 
 @given(cuts(), st.sampled_from([1, 7, LARGEST // 20, LARGEST, 2 * LARGEST]))
 def test_blocks_hold_every_row_of_every_micro_batch_once(parts, width):
-    cut, rows, counts = parts
-    assert cut.numbers(rows).tolist() == [m for m, count in enumerate(counts) for _ in range(count)]
+    partition, rows, counts = parts
+    assert partition.numbers(rows).tolist() == [m for m, count in enumerate(counts) for _ in range(count)]
     first = [sum(counts[:m]) for m in range(len(counts))]
     seen = []
-    for block in cut.blocks(rows, width):
+    for block in partition.blocks(rows, width):
         own = [counts[m] for m in block.numbers.tolist()]
         assert block.rows.shape[1] <= SIMILAR * min(own) + 1
         assert len(own) == 1 or block.rows.numel() * width <= LARGEST
@@ -362,9 +368,9 @@ def test_blocks_hold_every_row_of_every_micro_batch_once(parts, width):
 
 def test_blocks_of_two_row_counts_are_not_confused():
     """They are remembered per tensor of row counts, whose place in memory another may take over."""
-    cut = MicroBatches([1, 1], CPU)
+    partition = MicroBatches([1, 1], CPU)
     for counts in ([2, 3], [4, 1], [1, 1], [3, 2]) * 5:
-        places = torch.cat([block.rows.flatten() for block in cut.blocks(torch.tensor(counts), 1)])
+        places = torch.cat([block.rows.flatten() for block in partition.blocks(torch.tensor(counts), 1)])
         assert set(places.tolist()) - {sum(counts)} == set(range(sum(counts)))
 
 
@@ -393,7 +399,7 @@ def test_a_biass_norm_keeps_what_is_left_where_rows_cancel(dtype):
     """The Gram matrix's terms are 2^54 times as large as their sum, which float64 would lose."""
     d = torch.tensor([[2.0**27], [-(2.0**27)], [0.0]], dtype=dtype).repeat(1, 100)
     d[2, 0] = 8
-    use = LinearUse((NO_GRADIENT, NO_GRADIENT), torch.ones(3, 100, dtype=dtype), d, torch.tensor([3]))
+    use = LinearRecord((NO_GRADIENT, NO_GRADIENT), torch.ones(3, 100, dtype=dtype), d, torch.tensor([3]))
     assert float(use.squared_norms(MicroBatches([1], CPU))[1][0]) == 64
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from edp_lab.corpora import Corpus, Utterance
-from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures, hashed
+from edp_lab.corpora.encoding import Labels, WordFeatures, hashed
 from edp_lab.corpora.everyday import everyday, related
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, factory, load_model, public_start, save_model
+from edp_lab.models import build_model, load_model, public_start, save_model
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
@@ -235,7 +235,9 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
         assert (other.grad is not None) == name.startswith(("intent", "slot", "crf")), name
         if name.startswith(("slots", "crf")):  # words as such say nothing of slots at first
             assert torch.allclose(before[name].grad, other.grad, atol=1e-4)
-    known, places, named = kept.intent.weight.split([free.intent.in_features, factory.PLACES, len(labels.intents)], 1)
+    known, places, named = kept.intent.weight.split(
+        [free.intent.in_features, public_start.PLACES, len(labels.intents)], 1
+    )
     assert torch.equal(known, free.intent.weight)
     assert not places.any()
     assert torch.equal(named, public_start.NAME_LOGIT * torch.eye(len(labels.intents)))
@@ -246,10 +248,9 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
             head.weight.normal_()
     save_model(kept, tmp_path / "saved")
     told, saved = kept.predict(data), load_model(tmp_path / "saved")
-    for again in (saved.dataset(spoken.utterances), Dataset(spoken.utterances, saved.labels, saved.features)):
-        for one, other in zip(saved.predict(again), told, strict=True):
-            assert (one.intent, one.tags) == (other.intent, other.tags)
-            assert one.intent_probability == pytest.approx(other.intent_probability, rel=1e-3)
+    for prediction, other in zip(saved.predict(saved.dataset(spoken.utterances)), told, strict=True):
+        assert (prediction.intent, prediction.tags) == (other.intent, other.tags)
+        assert prediction.intent_probability == pytest.approx(other.intent_probability, rel=1e-3)
     assert len(saved.predict(saved.dataset(spoken.utterances[:1]))) == 1
     kept.intent_weight = 0.0
     kept.zero_grad()

@@ -20,7 +20,7 @@ from transformers import BertModel
 from edp_lab.corpora import Utterance
 from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, wordpiece
+from edp_lab.models import build_model, frozen_encoder
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.clc import CLC
 from edp_lab.models.frozen_encoder import ContextFeatures
@@ -247,11 +247,11 @@ def test_an_utterance_is_encoded_once_while_it_is_remembered_and_as_if_it_were_a
     together = vectors(features, [*READ, READ[0]])
     features.rows(READ)
     assert sorted(encoded) == sorted(READ)
-    monkeypatch.setattr(wordpiece, "KEPT", 4)
+    monkeypatch.setattr(frozen_encoder, "KEPT", 4)
     features.rows([("lights",)])
     features.rows([("lights",), READ[1]])
     assert encoded[len(READ) :] == [("lights",), READ[1]]
-    monkeypatch.setattr(wordpiece, "KEPT", 0)
+    monkeypatch.setattr(frozen_encoder, "KEPT", 0)
     for sentence, expected in zip(READ, together, strict=False):
         np.testing.assert_allclose(vectors(features, [sentence])[0], expected, atol=1e-6)
 

@@ -29,7 +29,9 @@ from torch import Tensor
 SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
 LARGEST = 2**22  # numbers in a padded block
 LONG = 32  # rows of a micro-batch, on average, that are summed by themselves
-ROOM = 3 * 2**25  # numbers in the gradients that are formed: those of 16 micro-batches in the CLC of the paper's size
+ROOM = (
+    3 * 2**25
+)  # numbers in the gradients that are materialised: those of 16 micro-batches in the CLC of the paper's size
 BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
 Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
 
@@ -77,10 +79,10 @@ class Block(NamedTuple):
         return out
 
     def squares_of_products(self, d: Tensor, x: Tensor) -> Tensor:
-        """||sum_t d_t x_t^T||^2 of each micro-batch, the product formed: d (R, O), x (R, D) -> (u), float64."""
+        """||sum_t d_t x_t^T||^2 of each micro-batch, the product materialised: d (R, O), x (R, D) -> (u), float64."""
         return row_norms((self.gather(d, d.dtype).mT @ self.gather(x, x.dtype)).flatten(1)).square()
 
-    def short(self, inputs: int, outputs: int) -> bool:
+    def gram_is_cheaper(self, inputs: int, outputs: int) -> bool:
         """Whether Gram matrices are less work than gradients (outputs, inputs), on two cores: half, in float64."""
         return self.rows.shape[1] * (inputs + outputs) < inputs * outputs
 
@@ -114,7 +116,7 @@ class MicroBatches:
             raise ValueError(f"the micro-batches hold {int(bounds[-1])} examples, the batch has {len(rows)}")
         return ends[bounds].diff()
 
-    def formed(self, rows: Tensor | None, *pairs: tuple[Tensor, Tensor]) -> list[Tensor] | None:
+    def materialised(self, rows: Tensor | None, *pairs: tuple[Tensor, Tensor]) -> list[Tensor] | None:
         """Gradients sum_t d_t x_t^T of each d (R, O) and x (R, D), for each micro-batch: (M, O * D).
 
         None if there is no room for them, or if the micro-batches are so short that other ways are faster: of one, T
@@ -218,54 +220,54 @@ def _parts(x: Tensor) -> np.ndarray:
     return x.detach().contiguous().view(len(x), -1, x.shape[-1]).numpy()  # type: ignore[no-any-return]
 
 
-class Use(Protocol):
+class LayerRecord(Protocol):
     """One use of `parameters` in the forward pass, complete once the backward pass has been there.
 
-    Where gradients of micro-batches were formed for their norms, they are kept for the sum: `formed`, each (M, n).
+    Gradients of micro-batches that were formed for their norms are kept for the sum: `materialised`, each (M, n).
     """
 
     parameters: tuple[Tensor, ...]
 
-    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+    def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
         """Of each parameter, the squared gradient norm of each micro-batch: (M), float64."""
         ...
 
-    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+    def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
         """Add sum_m factors_m gradient_m of each parameter to its target; factors (M) None: all 1."""
         ...
 
 
 @dataclass
-class LinearUse:
+class LinearRecord:
     """y = x W^T + b: the weight and perhaps a bias, x (R, D), d (R, O)."""
 
     parameters: tuple[Tensor, ...]
     x: Tensor
     d: Tensor
     rows: Tensor | None
-    formed: list[Tensor] | None = None
+    materialised: list[Tensor] | None = None
 
-    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        weights = cut.formed(self.rows, (self.d, self.x))
+    def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
+        weights = partition.materialised(self.rows, (self.d, self.x))
         if weights is not None:
-            self.formed = [*weights, cut.sums(self.rows, self.d)][: len(self.parameters)]
-            return tuple(row_norms(gradients).square() for gradients in self.formed)
-        squares = torch.zeros(2, len(cut.sizes), dtype=torch.float64, device=self.d.device)
+            self.materialised = [*weights, partition.sums(self.rows, self.d)][: len(self.parameters)]
+            return tuple(row_norms(gradients).square() for gradients in self.materialised)
+        squares = torch.zeros(2, len(partition.sizes), dtype=torch.float64, device=self.d.device)
         inputs, outputs = self.x.shape[1], self.d.shape[1]
-        for block in cut.blocks(self.rows, inputs + outputs):
-            if block.short(inputs, outputs):
+        for block in partition.blocks(self.rows, inputs + outputs):
+            if block.gram_is_cheaper(inputs, outputs):
                 weight = (block.gram(self.d) * block.gram(self.x)).sum((1, 2))
             else:
                 weight = block.squares_of_products(self.d, self.x)
             squares[:, block.numbers] = torch.stack([weight, block.squares_of_sums(self.d)])
         return tuple(squares)[: len(self.parameters)]
 
-    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+    def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
         outs = [target(parameter) for parameter in self.parameters]
-        if factors is not None and self.formed is not None:
-            add_weighted(outs, self.formed, factors)
+        if factors is not None and self.materialised is not None:
+            add_weighted(outs, self.materialised, factors)
             return
-        d = cut.weighted(self.d, factors, self.rows)
+        d = partition.weighted(self.d, factors, self.rows)
         weight, bias = (*outs, None)[:2]
         if weight is not None:
             weight.addmm_(d.T, self.x)
@@ -274,7 +276,7 @@ class LinearUse:
 
 
 @dataclass
-class LSTMUse:
+class LSTMRecord:
     """Both directions of a layer: w_ih, w_hh and bias; x (R, D), h (R, 2, H) before each token, gates' d (R, 2, 4H)."""
 
     parameters: tuple[Tensor, ...]
@@ -282,19 +284,19 @@ class LSTMUse:
     h: Tensor
     d: Tensor
     rows: Tensor
-    formed: list[Tensor] | None = None  # of w_ih, of w_hh in both directions and of the bias
+    materialised: list[Tensor] | None = None  # of w_ih, of w_hh in both directions and of the bias
 
-    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+    def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
         flat = self.d.flatten(1)
         pairs = [(flat, self.x), *((self.d[:, k], self.h[:, k]) for k in (0, 1))]
-        weights = cut.formed(self.rows, *pairs)
+        weights = partition.materialised(self.rows, *pairs)
         if weights is not None:
-            self.formed = [*weights, cut.sums(self.rows, flat)]
-            w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.formed)
+            self.materialised = [*weights, partition.sums(self.rows, flat)]
+            w_ih, forward, backward, bias = (row_norms(gradients).square() for gradients in self.materialised)
             return w_ih, forward + backward, bias
-        squares = torch.zeros(3, len(cut.sizes), dtype=torch.float64, device=self.d.device)
-        for block in cut.blocks(self.rows, self.d[0].numel() + self.h[0].numel() + self.x.shape[1]):
-            if block.short(self.h.shape[2], self.d.shape[2]):
+        squares = torch.zeros(3, len(partition.sizes), dtype=torch.float64, device=self.d.device)
+        for block in partition.blocks(self.rows, self.d[0].numel() + self.h[0].numel() + self.x.shape[1]):
+            if block.gram_is_cheaper(self.h.shape[2], self.d.shape[2]):
                 d, h = ([block.gram(factor, k) for k in (0, 1)] for factor in (self.d, self.h))
                 w_ih, w_hh = ((d[0] + d[1]) * block.gram(self.x)).sum((1, 2)), (d[0] * h[0] + d[1] * h[1]).sum((1, 2))
             else:
@@ -303,13 +305,13 @@ class LSTMUse:
             squares[:, block.numbers] = torch.stack([w_ih, w_hh, block.squares_of_sums(flat)])
         return tuple(squares)
 
-    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+    def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
         w_ih, w_hh, bias = (target(parameter) for parameter in self.parameters)
-        if factors is not None and self.formed is not None:
+        if factors is not None and self.materialised is not None:
             directions = (None, None) if w_hh is None else tuple(w_hh)
-            add_weighted([w_ih, *directions, bias], self.formed, factors)
+            add_weighted([w_ih, *directions, bias], self.materialised, factors)
             return
-        d = cut.weighted(self.d, factors, self.rows)
+        d = partition.weighted(self.d, factors, self.rows)
         if w_ih is not None:
             w_ih.flatten(0, 1).addmm_(d.flatten(1).T, self.x)
         if w_hh is not None:
@@ -319,7 +321,7 @@ class LSTMUse:
 
 
 @dataclass
-class LookupUse:
+class LookupRecord:
     """y = table[ids]: ids (R, ...), d (R, ..., D). Rows of the table that were not read have no gradient."""
 
     parameters: tuple[Tensor, ...]
@@ -327,16 +329,16 @@ class LookupUse:
     d: Tensor
     rows: Tensor | None
 
-    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
+    def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
         each, height = self.ids[0].numel() if self.ids.dim() > 1 else 1, len(self.parameters[0])
-        number = cut.numbers(self.rows).repeat_interleave(each)
+        number = partition.numbers(self.rows).repeat_interleave(each)
         read, summed = summed_by(number * height + self.ids.flatten(), self.d.flatten(0, -2).double())
-        squares = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.d.device)
+        squares = torch.zeros(len(partition.sizes), dtype=torch.float64, device=self.d.device)
         return (squares.index_add_(0, read // height, summed.square().sum(1)),)
 
-    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+    def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
         if (table := target(self.parameters[0])) is not None:
-            d = cut.weighted(self.d, factors, self.rows)
+            d = partition.weighted(self.d, factors, self.rows)
             table.index_add_(0, *summed_by(self.ids.flatten(), d.flatten(0, -2)))
 
 
@@ -348,28 +350,28 @@ def summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class SumUse:
+class SumRecord:
     """A parameter whose gradient is a sum of rows: d (R, *shape); of LayerNorm's scale and shift, of CRF scores."""
 
     parameters: tuple[Tensor, ...]
     d: Tensor
     rows: Tensor | None
-    formed: list[Tensor] | None = None
+    materialised: list[Tensor] | None = None
 
-    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        self.formed = [cut.sums(self.rows, self.d.flatten(1))]
-        return (row_norms(self.formed[0]).square(),)
+    def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
+        self.materialised = [partition.sums(self.rows, self.d.flatten(1))]
+        return (row_norms(self.materialised[0]).square(),)
 
-    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+    def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
         out, d = target(self.parameters[0]), self.d.flatten(1)
-        if factors is not None and self.formed is not None:
-            add_weighted([out], self.formed, factors)
+        if factors is not None and self.materialised is not None:
+            add_weighted([out], self.materialised, factors)
         elif out is not None:
-            out += (d.sum(0) if factors is None else cut.spread(factors, self.rows).to(d.dtype) @ d).view_as(out)
+            out += (d.sum(0) if factors is None else partition.spread(factors, self.rows).to(d.dtype) @ d).view_as(out)
 
 
 @dataclass
-class TransitionUse:
+class TransitionRecord:
     """CRF transitions: exp(transitions - highest) * (A^T Q) - counts, rows of A and Q weighted by the loss's gradient.
 
     Attributes:
@@ -387,27 +389,27 @@ class TransitionUse:
     weights: Tensor
     rows: Tensor
 
-    def squared_norms(self, cut: MicroBatches) -> tuple[Tensor, ...]:
-        squares = torch.zeros(len(cut.sizes), dtype=torch.float64, device=self.before.device)
+    def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
+        squares = torch.zeros(len(partition.sizes), dtype=torch.float64, device=self.before.device)
         before, after = padding_row(self.before), padding_row(self.after * self.weight[:, None])
         path, weight = padding_row(self.path[:, None], torch.long)[:, 0], padding_row(self.weight[:, None])[:, 0]
-        for block in cut.blocks(self.rows, self.weights.numel()):
+        for block in partition.blocks(self.rows, self.weights.numel()):
             gradient = (before[block.rows].mT @ after[block.rows]).mul_(self.weights).flatten(1)
             gradient.scatter_add_(1, path[block.rows], -weight[block.rows])
             squares[block.numbers] = gradient.square_().sum(1)
         return (squares,)
 
-    def add_sum(self, target: Target, cut: MicroBatches, factors: Tensor | None) -> None:
+    def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
         if (out := target(self.parameters[0])) is not None:
-            weight = self.weight if factors is None else self.weight * cut.spread(factors, self.rows)
+            weight = self.weight if factors is None else self.weight * partition.spread(factors, self.rows)
             gradient = (self.before.T @ (self.after * weight[:, None])).mul_(self.weights)
             gradient.view(-1).index_add_(0, self.path, -weight)
             out += gradient.to(out.dtype)
 
 
-def add_weighted(outs: Sequence[Tensor | None], formed: Sequence[Tensor], factors: Tensor) -> None:
+def add_weighted(outs: Sequence[Tensor | None], materialised: Sequence[Tensor], factors: Tensor) -> None:
     """out += sum_m factors_m gradient_m, of each out that is there: any shape of n numbers, (M, n), (M)."""
-    for out, gradients in zip(outs, formed, strict=True):
+    for out, gradients in zip(outs, materialised, strict=True):
         if out is not None:
             out.view(-1).addmv_(gradients.T, factors.to(gradients.dtype))
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.ghost_clipping import bookkeeping as books
-from edp_lab.models.ghost_clipping.bookkeeping import Memory, MicroBatches, Use
+from edp_lab.models.ghost_clipping.bookkeeping import LayerRecord, Memory, MicroBatches
 
 
 class PlainOps:
@@ -68,12 +68,12 @@ class MicroBatchOps(PlainOps):
 
     def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int], memory: Memory | None = None) -> None:
         self.parameters = list(parameters)
-        self.cut = MicroBatches(sizes, self.parameters[0].device, memory)
-        self._uses: list[Use] = []
+        self.partition = MicroBatches(sizes, self.parameters[0].device, memory)
+        self._uses: list[LayerRecord] = []
         self._place = {id(p): k for k, p in enumerate(parameters)}
         self._columns = column_slices(parameters)
 
-    def keep(self, use: Use) -> None:
+    def keep(self, use: LayerRecord) -> None:
         """For the backward pass of an operation; what only frozen parameters were used in is dropped.
 
         Raises:
@@ -88,11 +88,11 @@ class MicroBatchOps(PlainOps):
 
     def norms(self) -> Tensor:
         """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
-        self.cut.memory.restart()
-        shape = len(self.parameters), len(self.cut.sizes)
-        all_squares = torch.zeros(shape, dtype=torch.float64, device=self.cut.sizes.device)
+        self.partition.memory.restart()
+        shape = len(self.parameters), len(self.partition.sizes)
+        all_squares = torch.zeros(shape, dtype=torch.float64, device=self.partition.sizes.device)
         for use in self._uses:
-            for parameter, squares in zip(use.parameters, use.squared_norms(self.cut), strict=True):
+            for parameter, squares in zip(use.parameters, use.squared_norms(self.partition), strict=True):
                 if (place := self._place.get(id(parameter))) is not None:
                     all_squares[place] = squares.clamp_min(0)
         return all_squares.sqrt_().T
@@ -105,13 +105,13 @@ class MicroBatchOps(PlainOps):
             return None if place is None else out[self._columns[place]].view_as(parameter)
 
         for use in self._uses:
-            use.add_sum(target, self.cut, factors)
+            use.add_sum(target, self.partition, factors)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor | None = None) -> Tensor:
         parameters = (weight,) if bias is None else (weight, bias)
 
         def back(d: Tensor, wanted: bool, x: Tensor, weight: Tensor) -> Tensor | None:
-            self.keep(books.LinearUse(parameters, x.detach(), d, rows))
+            self.keep(books.LinearRecord(parameters, x.detach(), d, rows))
             return d @ weight if wanted else None
 
         return Kept.apply(lambda: (F.linear(x, weight, bias), x, weight), back, x, *parameters)  # type: ignore[no-any-return]
@@ -121,7 +121,7 @@ class MicroBatchOps(PlainOps):
             return F.embedding(ids, table)
 
         def back(d: Tensor, wanted: bool) -> None:
-            self.keep(books.LookupUse((table,), ids, d, rows))
+            self.keep(books.LookupRecord((table,), ids, d, rows))
 
         return Kept.apply(lambda: (F.embedding(ids, table),), back, ids, table)  # type: ignore[no-any-return]
 
@@ -133,17 +133,17 @@ class MicroBatchOps(PlainOps):
             return y, x, mean, inverse, weight, bias
 
         def back(d: Tensor, wanted: bool, x: Tensor, mean: Tensor, inverse: Tensor, *scale: Tensor) -> Tensor | None:
-            self.keep(books.SumUse(parameters[:1], d * ((x - mean) * inverse), rows))
-            self.keep(books.SumUse(parameters[1:], d, rows))
+            self.keep(books.SumRecord(parameters[:1], d * ((x - mean) * inverse), rows))
+            self.keep(books.SumRecord(parameters[1:], d, rows))
             given = d, x, scale[0].shape, mean, inverse, *scale, [wanted, False, False]
             return torch.ops.aten.native_layer_norm_backward(*given)[0]
 
         return Kept.apply(run, back, x, weight, bias)  # type: ignore[no-any-return]
 
     def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
-        def keep(d_start: Tensor, d_end: Tensor, transitions: books.TransitionUse) -> None:
-            self.keep(books.SumUse((crf.start,), d_start, None))
-            self.keep(books.SumUse((crf.end,), d_end, None))
+        def keep(d_start: Tensor, d_end: Tensor, transitions: books.TransitionRecord) -> None:
+            self.keep(books.SumRecord((crf.start,), d_start, None))
+            self.keep(books.SumRecord((crf.end,), d_end, None))
             self.keep(transitions)
 
         return _CRF.apply(emissions, tags, mask, keep, crf.start, crf.transitions, crf.end)  # type: ignore[no-any-return]
@@ -199,7 +199,7 @@ class _CRF(torch.autograd.Function):
         last = (mask.sum(1) - 1).clamp_min(0)
         d_start, d_end = d[:, 0].to(dtype), d[torch.arange(len(d), device=d.device), last].to(dtype)
         moved = mask[:, 1:]
-        use = books.TransitionUse(
+        use = books.TransitionRecord(
             (ctx.transitions,),
             recursion.before[moved],
             recursion.after[moved],
