@@ -253,7 +253,7 @@ def one_run(
     sampling: Annotated[str | None, "shuffle, or poisson (dp-sgd only) (default: shuffle; poisson for dp-sgd)."] = None,
     epochs: Epochs = 1,
     size: Annotated[str, "Of the model: small or paper."] = "small",
-    pretrained: Annotated[str | None, "FastText .vec/.bin, a folder of edp-lab pretrain, or a BERT hub name."] = None,
+    pretrained: Annotated[str | None, "FastText .vec, a folder of edp-lab pretrain, or a BERT hub name."] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     seed: Annotated[int, "Of split, weights, order, canaries and noise.", SEED] = 0,

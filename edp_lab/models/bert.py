@@ -81,34 +81,22 @@ def new_bert(architecture: Mapping[str, Any]) -> BertModel:
     return BertModel(bert_config(architecture), add_pooling_layer=False)
 
 
-def described(bert: BertModel, tokenizer: Tokenizer) -> dict[str, object]:
-    """What tells an encoder and its tokenizer from others, weights aside; JSON-able."""
-    return {"bert": {name: getattr(bert.config, name) for name in ARCHITECTURE}, "tokenizer": tokenizer.to_str()}
-
-
 def encode_pieces(bert: BertModel, pieces: Tensor, rows: Tensor, ops: PlainOps = PLAIN) -> Tensor:
     """BERT's output (P, H) for flat pieces (P), utterance after utterance, of which each has `rows` (B).
 
     transformers' `BertModel` holds the weights; its forward pass is written out here, over flat pieces, so that only
     attention is padded, and every parameter goes through `ops`.
     """
-    *_, last = encode_layers(bert, pieces, rows, ops)
-    return last
-
-
-def encode_layers(bert: BertModel, pieces: Tensor, rows: Tensor, ops: PlainOps = PLAIN) -> Iterator[Tensor]:
-    """As `encode_pieces`: the embeddings (P, H), then each layer's output."""
     parts: Any = bert.embeddings
     position = torch.arange(len(pieces), device=rows.device) - (rows.cumsum(0) - rows).repeat_interleave(rows)
     x = ops.embedding(pieces, parts.word_embeddings.weight, rows)
     x = x + ops.embedding(position, parts.position_embeddings.weight, rows)
     x = x + ops.embedding(torch.zeros_like(pieces), parts.token_type_embeddings.weight, rows)
     x = _normal(parts.LayerNorm, x, rows, ops)
-    yield x
     blocks = _attention_blocks(rows, x.dtype)
     for layer in bert.encoder.layer:
         x = _layer(layer, x, rows, blocks, ops)
-        yield x
+    return x
 
 
 def _layer(layer: Any, x: Tensor, rows: Tensor, blocks: list[_Block], ops: PlainOps) -> Tensor:
@@ -185,7 +173,8 @@ class BertIntentSlot(IntentSlotModel):
         return pooled, dropout(tokens, batch, self.dropout, dropout_key, 1)
 
     def config(self) -> dict[str, object]:
-        return {**described(self.bert, self.features.tokenizer), "dropout": self.dropout}
+        architecture = {name: getattr(self.bert.config, name) for name in ARCHITECTURE}
+        return {"bert": architecture, "tokenizer": self.features.tokenizer.to_str(), "dropout": self.dropout}
 
 
 def load_bert(name: str) -> tuple[BertModel, Tokenizer]:

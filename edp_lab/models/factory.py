@@ -60,7 +60,7 @@ def build_model(
         kind: "clc" or "bert".
         training: the utterances to be trained on; read, for their words, only if not `private` and without
             `pretrained`.
-        pretrained: for the CLC, word vectors (see `load_vectors`) or the folder of a BERT, which stay frozen, or a CLC
+        pretrained: for the CLC, word vectors (see `load_vectors`), which stay frozen, or a CLC
             to start from (see `edp_lab.models.public_start`), which brings its size; for BERT, a folder or hub name
             (see `load_bert`). Assumed public, or trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
@@ -85,10 +85,7 @@ def build_model(
         if pretrained is None:
             return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), shape)
         if Path(pretrained, "config.json").exists():
-            from edp_lab.models.bert import load_bert  # transformers is slow to import
-            from edp_lab.models.frozen_encoder import ContextFeatures, FrozenEncoderCLC
-
-            return FrozenEncoderCLC(labels, ContextFeatures(*load_bert(pretrained)), shape)
+            raise UsageError(f"{pretrained} holds a BERT: choose --model bert, or give the CLC word vectors or a start")
         vectors = load_vectors(pretrained).lower_cased()
         return CLC(labels, WordFeatures(vectors.words), shape, vectors.matrix)
 
@@ -227,11 +224,12 @@ def _sized(size: type[Size], given: Mapping[str, Any] | None) -> Size:
 
 def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlotModel:
     """The architecture that `IntentSlotModel.config` describes, with arbitrary weights."""
-    if kind == "clc" and "bert" not in config:
+    if kind == "clc":
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
-        if config.get("label_names", LabelNameFeatures.FORM) != LabelNameFeatures.FORM:
+        known = {"words", "buckets", "size", "vector_size", "whitened", "label_names"}
+        if config.keys() - known or config.get("label_names", LabelNameFeatures.FORM) != LabelNameFeatures.FORM:
             raise ValueError("its heads read other features")
         if vectors is None or "whitened" not in config:
             return CLC(labels, numbered, size, vectors)
@@ -239,10 +237,6 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
     from edp_lab.models.bert import BertIntentSlot, new_bert
 
     bert, tokenizer = new_bert(config["bert"]), parse_tokenizer(config["tokenizer"])
-    if kind == "clc":
-        from edp_lab.models.frozen_encoder import ContextFeatures, FrozenEncoderCLC
-
-        return FrozenEncoderCLC(labels, ContextFeatures(bert, tokenizer), CLCSize(**config["size"]))
     features = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
     return BertIntentSlot(labels, features, bert, config["dropout"])
 

@@ -7,8 +7,6 @@ train them on a *separate* set of utterances, as the paper did for its internal 
 from __future__ import annotations
 
 import json
-import mmap
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +22,6 @@ from edp_lab.files import given_path, parse_tensors, read_bytes, read_json, regu
 DIMENSIONS = 100  # of vectors trained here
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
 PICKLES = (".model", ".kv", ".pkl", ".pickle", ".npy", ".pt", ".pth")
-# fastText's .bin
-MAGIC = 793712314
-HEADER = struct.Struct("<14id")  # magic, version, dim, ws, epoch, min_count, neg, word_ngrams, loss, model, bucket, ...
-COUNTS = struct.Struct("<3iqq")  # entries, words, labels, tokens, pruned n-grams (-1: none)
-ENTRY = struct.Struct("<qb")  # after each word: its count, and whether it is a word or a label
-MATRIX = struct.Struct("<?qq")  # quantised, rows, columns
 
 
 @dataclass(frozen=True)
@@ -62,11 +54,10 @@ class WordVectors:
 
 
 def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
-    """The `most` most frequent words of a fastText ``.vec`` or ``.bin`` file, or of a folder that `save`
-    wrote.
+    """The `most` most frequent words of a fastText ``.vec`` file, or of a folder that `save` wrote.
 
     Raises:
-        UsageError: missing or damaged; in a ``.vec`` file the line is named. Files of Python pickles, such as
+        UsageError: missing or damaged; in a file the line is named. Files of Python pickles, such as
             gensim's own ``.model``, are refused.
     """
     path = given_path(path)
@@ -79,17 +70,17 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
             raise UsageError(f"{path} does not hold word vectors: make them with `edp-lab pretrain --model clc`")
         return WordVectors(tuple(words[:most]), matrix.float()[:most])
     if not path.exists():
-        raise UsageError(f"{path} does not exist: give a .vec or .bin file, or a folder that `edp-lab pretrain` made")
+        raise UsageError(f"{path} does not exist: give a .vec file, or a folder that `edp-lab pretrain` made")
     if regular(path).suffix == ".vec":
         return _read_text(path, most)
-    if path.suffix == ".bin":
-        return _first_of_each(*read_fasttext_bin(path, most))
     if path.suffix in PICKLES:
         raise UsageError(
             f"{path} is a Python pickle, which can run any program when it is opened: save the vectors as "
             f"text instead (gensim: model.wv.save_word2vec_format('{path.stem}.vec'))"
         )
-    raise UsageError(f"{path} is neither a .vec nor a .bin file of fastText: give one of these")
+    raise UsageError(
+        f"{path} is no .vec file: give the text form of fastText's vectors, which is published beside .bin"
+    )
 
 
 def train_vectors(
@@ -158,55 +149,3 @@ def _first_of_each(words: Sequence[str], matrix: Tensor) -> WordVectors:
     for k, word in enumerate(words):
         first.setdefault(word, k)
     return WordVectors(tuple(first), matrix[list(first.values())])
-
-
-# ---- fastText's .bin -------------------------------------------------------------------------------------------------
-
-
-def read_fasttext_bin(path: Path, most: int) -> tuple[list[str], Tensor]:
-    """The `most` first words, which are the most frequent ones, and their vectors (V, D), float32.
-
-    The format is a dump of C++ structs (fastText's ``Dictionary::save`` and ``DenseMatrix::save``): numbers and
-    zero-terminated words, no pickle. A word's vector is the mean of its own row and those of its character n-grams.
-    gensim's reader agrees (a test says so), but loads the whole file, several gigabytes for the published models, and
-    never returns where the file ends inside the vocabulary; this one maps the file and touches only the rows it needs.
-
-    Raises:
-        UsageError: not a fastText file, a supervised or quantised model, or a file that ends too early.
-    """
-    from gensim.models.fasttext import ft_ngram_hashes  # slow to import
-
-    try:
-        with open(path, "rb") as file:  # the map closes with its last view, also where an error holds one
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        header = HEADER.unpack_from(data)
-        magic, columns, buckets, shortest, longest = (header[k] for k in (0, 2, 10, 11, 12))
-        if magic != MAGIC:
-            raise UsageError(f"{path} is not a fastText .bin file: give one, or a .vec text file")
-        entries, words_stored, labels, _, pruned = COUNTS.unpack_from(data, HEADER.size)
-        words, at = [], HEADER.size + COUNTS.size
-        for k in range(entries):
-            end = data.find(b"\0", at)
-            if end < 0:
-                raise ValueError("the file ends inside the vocabulary")
-            if k < most:
-                words.append(data[at:end].decode(errors="replace"))
-            at = end + 1 + ENTRY.size
-        quantised, rows, matrix_columns = MATRIX.unpack_from(data, at)
-        if labels or quantised or pruned > 0:
-            problem = f"{path} is a supervised or quantised fastText model"
-            raise UsageError(f"{problem}: give one of unsupervised word vectors")
-        if (rows, matrix_columns) != (words_stored + buckets, columns):
-            raise ValueError("the matrix does not fit the vocabulary")
-        table = np.frombuffer(data, "<f4", rows * columns, at + MATRIX.size).reshape(rows, columns)
-        vectors = np.empty((len(words), columns), dtype=np.float32)
-        for k, word in enumerate(words):
-            hashes = ft_ngram_hashes(word, shortest, longest, buckets) if buckets else []
-            vectors[k] = table[[k, *(words_stored + h for h in hashes)]].mean(0)
-        return words, torch.from_numpy(vectors)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
-    except UsageError:
-        raise
-    except (struct.error, ValueError, OverflowError) as error:
-        raise UsageError(f"{path} is no whole fastText .bin file: download it again") from error

@@ -1,4 +1,4 @@
-"""Word pieces for BERT: their vocabulary, which piece stands for which word, and words as a frozen encoder reads them.
+"""Word pieces for BERT: their vocabulary, and which piece stands for which word.
 
 BERT reads word pieces, slots are tagged by word. A word is represented by its first piece (Devlin et al.
 2019, arXiv 1810.04805, section 5.3); the other pieces are read but carry no tag.

@@ -133,7 +133,7 @@ class TrainConfig:
     intent_weight: Annotated[float, "Of the intent in the loss, where slots, if any, count 1."] = 1.0
     pretrained: Annotated[
         str | None,
-        "FastText .vec/.bin, a folder of edp-lab pretrain (the CLC keeps a BERT frozen), or a BERT hub name.",
+        "FastText .vec, a folder of edp-lab pretrain, or a BERT hub name.",
     ] = None
     frozen: Annotated[
         bool, "Train the heads and the CRF alone: all else stays as the start that --pretrained names brings it."

@@ -27,7 +27,7 @@ SIZES = {
     "clc": {"hidden": 4, "layers": 1, "word": 3, "character": 2, "filters": 2},
     "bert": {"layers": 1, "heads": 2, "hidden": 4, "intermediate": 6, "positions": 32},
 }
-WAYS = ("clc", "clc private", "clc vectors", "clc encoder", "bert", "bert pretrained")
+WAYS = ("clc", "clc private", "clc vectors", "bert", "bert pretrained")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def build(weights):
 
     def build(way: str, seed: int = 0, **changes):
         kind = way.split()[0]
-        pretrained = {"clc vectors": "vectors", "clc encoder": "bert", "bert pretrained": "bert"}.get(way)
+        pretrained = {"clc vectors": "vectors", "bert pretrained": "bert"}.get(way)
         options = {"training": TRAINING, "private": "private" in way, "pretrained": weights.get(pretrained)}
         options["size"] = None if way == "bert pretrained" else SIZES[kind]
         return build_model(kind, LABELS, seed=seed, **{**options, **changes})
@@ -84,6 +84,8 @@ def test_a_private_model_never_sees_the_training_words(way, build):
 
 
 def test_where_words_and_weights_come_from(build, weights):
+    with pytest.raises(UsageError, match="holds a BERT: choose --model bert"):
+        build_model("clc", LABELS, seed=0, private=True, pretrained=weights["bert"])
     hashed = build("clc private")
     assert (hashed.features.words, len(hashed.words.weight)) == ((), HASH_BUCKETS)
     model = build("clc vectors")
