@@ -9,31 +9,18 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb09_devices import panels
-from edp_lab.course.nb09_devices.panels import extrapolate, ring_bytes, shares
 from edp_lab.reproduce.printed import TABLE_2
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.trainer import Trainer
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@given(st.integers(1, 10**9), st.integers(1, 1000))
-def test_ring_sends_less_than_twice_the_gradient(parameters: int, count: int) -> None:
-    sent = ring_bytes(parameters, count)
-    assert 0 <= sent < 8 * parameters
-    assert (sent == 0) == (count == 1)
 
 
 def test_command_makes_this_very_run(trained: Any) -> None:
@@ -67,45 +54,6 @@ def test_committed_rows_say_when_and_where_and_stand_beside_the_papers(model: st
         "eDP-SGD, 8 devices: 1 process, 7 simulated": f"{paper.edp_sgd_factor:g}",
         "DP-SGD, one by one": f"{paper.dp_sgd_factor:g}",
     }
-
-
-@pytest.mark.parametrize("model", ["clc", "bert"])
-def test_what_was_measured_is_given_back_and_the_rest_lies_between(model: str) -> None:
-    known = shares(model)
-    for batch, seconds in zip(known.batches, known.edp_sgd, strict=True):
-        assert known.seconds("edp-sgd", batch) == pytest.approx(seconds)
-    between = known.seconds("sgd", 48)
-    assert min(known.sgd[-2:]) < between < max(known.sgd[-2:])
-    assert known.seconds("sgd", 128) > known.sgd[-1]
-    assert all(private > plain for plain, private in zip(known.sgd, known.edp_sgd, strict=True))
-
-
-def test_one_device_is_the_measurement_and_two_processes_are_those_of_the_file() -> None:
-    result = extrapolate("clc", 8, 64, 10.0, 10.0, 1.0)
-    assert result.step[0] == shares("clc").edp_sgd[-1]
-    assert result.message[0] == 0
-    one, two = panels.two_processes()["edp-sgd"]
-    assert (one["processes"], two["processes"], one["batch_size"], two["model"]) == (1, 2, 256, "bert")
-    faster = one["seconds"] / two["seconds"]
-    assert 1 < faster < 2
-    assert panels.draw_speed(extrapolate("bert", 2, 256, 1.0, 10.0, 1.0))["data"][2]["y"] == [faster]
-    assert panels.draw_speed(extrapolate("bert", 2, 64, 1.0, 10.0, 1.0))["data"][2]["y"] == []
-
-
-def test_shares_have_the_parameters_of_the_papers_models(real_data: Path) -> None:
-    corpus = load_corpus("atis")
-    run = Trainer(TrainConfig("atis", num_devices=1), corpus, split(corpus, 0))
-    assert run.layout.size == shares("clc").parameters
-
-
-def test_commands_of_the_scaling_measure_and_extrapolate(capsys: pytest.CaptureFixture[str]) -> None:
-    panel = panels.scaling(8)
-    measured, extrapolated = panel.command.value.splitlines()
-    assert measured.startswith(
-        "edp-lab reproduce table2 --corpus atis --model clc --methods sgd,edp-sgd --gpus 1 --threads 1"
-    )
-    exec(shlex.split(extrapolated)[2], {})
-    assert repr(panel.result.message) in capsys.readouterr().out
 
 
 @pytest.mark.long  # the notebook does, too

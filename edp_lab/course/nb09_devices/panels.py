@@ -1,7 +1,6 @@
-"""The panels of ``09_many_gpus.ipynb``: real processes, Table 2, what N devices would give.
+"""The panel of ``09_many_gpus.ipynb``, real processes, and Table 2.
 
     run = little_run(config)                                  # trains; starts `config.processes` real processes
-    scaled = extrapolate("clc", 8, 64, 100.0, 10.0, 1.0)      # measured steps, and what they would be on 8 devices
 
 Rows of the benchmark stay as ``edp-lab reproduce table2 --json`` writes them. Values that make no sense are refused by
 `UsageError`.
@@ -9,7 +8,6 @@ Rows of the benchmark stay as ``edp-lab reproduce table2 --json`` writes them. V
 
 from __future__ import annotations
 
-import math
 import tempfile
 import threading
 import time
@@ -21,18 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from edp_lab.corpora.smart_home import generate, write_jsonl
-from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import DEVICES, Array, check_whole, choice, decades, devices, number, require, variant
-from edp_lab.course.kit.figure import Figure, axis, figure, line, points
-from edp_lab.course.kit.panel import Panel, panel
+from edp_lab.course.kit.controls import Array, choice, number, variant
+from edp_lab.course.kit.figure import Figure, axis, figure, line
+from edp_lab.course.kit.panel import panel
 from edp_lab.course.kit.runs import RunPanel
-from edp_lab.course.kit.text import Html, Words, count, duration, percent, short, train_command
-from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
+from edp_lab.course.kit.text import Html, Words, count, duration, short, train_command
+from edp_lab.course.kit.theme import INK, OTHER, PLAIN
 from edp_lab.course.kit.tiles import Tile
 from edp_lab.models import load_model
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
@@ -44,7 +39,6 @@ from edp_lab.training.session import train
 
 Row = dict[str, Any]  # of the benchmark of steps
 
-FLOAT32 = 4  # bytes
 LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
 
 
@@ -212,159 +206,6 @@ def table2_table(rows: Sequence[Row]) -> Html:
     return words.table2(rows, {("edp-sgd", 8): paper.edp_sgd_factor, ("dp-sgd-naive", 1): paper.dp_sgd_factor})
 
 
-# ---- What N devices would give -------------------------------------------------------------------------------------
-
-
-def ring_bytes(parameters: int, devices: int | NDArray[np.int64]) -> Any:
-    """What each device sends in one ring all-reduce of a float32 gradient, 2 (N - 1) / N of it; for one N or many."""
-    return 2 * (devices - 1) / devices * FLOAT32 * parameters
-
-
-class Shares(NamedTuple):
-    """Seconds of a step by batch size, one process on one core: `data/results/bench_shares.json`."""
-
-    model: str
-    batches: tuple[int, ...]  # rising
-    sgd: tuple[float, ...]  # seconds of such a step
-    edp_sgd: tuple[float, ...]
-    parameters: int  # of the private model, P
-    where: str
-    command: str
-
-    def seconds(self, method: str, batch: float) -> float:
-        """Measured, or on the straight line between or beyond what was."""
-        x, y = self.batches, self.sgd if method == "sgd" else self.edp_sgd
-        k = min(max(int(np.searchsorted(x, batch)), 1), len(x) - 1)
-        return y[k - 1] + (y[k] - y[k - 1]) * (batch - x[k - 1]) / (x[k] - x[k - 1])
-
-
-@cache
-def shares(model: str) -> Shares:
-    """What was measured for a model of the paper's size."""
-    measured = rows(RESULTS / "bench_shares.json", "edp-lab reproduce table2 --json")
-    of = {(row["method"], row["batch_size"]): row for row in measured if row["model"] == model}
-    require(of, f"no steps of {model!r} were measured: choose clc or bert")
-    batches = sorted({batch for _, batch in of})
-    sgd, edp_sgd = (tuple(of[method, batch]["seconds"] for batch in batches) for method in ("sgd", "edp-sgd"))
-    last = of["edp-sgd", batches[-1]]
-    return Shares(model, tuple(batches), sgd, edp_sgd, last["parameters"], where(last), last["command"])
-
-
-class Scaling(NamedTuple):
-    """Seconds of a step on N devices, a share of the batch each, then one ring all-reduce of the gradient."""
-
-    shares: Shares  # what was measured, on one core
-    batch: int  # utterances of a step, over all devices
-    counts: NDArray[np.int64]  # (K,), numbers of devices, at least two utterances each
-    devices: int  # N
-    here: int  # where N is among them
-    sgd: Array  # (K,), seconds of a step: SGD's share
-    extra: Array  # (K,), what eDP-SGD adds by clipping and noise
-    message: Array  # (K,), the all-reduce
-
-    @property
-    def step(self) -> Array:
-        """(K,), all three."""
-        return self.sgd + self.extra + self.message
-
-    @property
-    def speed_up(self) -> Array:
-        """(K,), over eDP-SGD on one device."""
-        return self.step[0] / self.step
-
-    @property
-    def ratio(self) -> Array:
-        """(K,), of eDP-SGD's step to SGD's on as many devices."""
-        return self.step / (self.sgd + self.message)
-
-
-def extrapolate(model: str, devices: int, batch: int, bandwidth: float, latency: float, speed: float) -> Scaling:
-    """Steps on 1, 2, 4, ... devices, from measured shares and assumed links (GB/s; microseconds for each of the ring's
-    2 (N - 1) messages) and devices (times as fast as the measured core). Nothing of it was run on GPUs.
-    """
-    check_whole("batch", batch, 4, 4096)
-    check_whole("number of devices", devices, 1, batch // 2)
-    for name, value in (("bandwidth", bandwidth), ("speed of a device", speed)):
-        require(0 < value < math.inf, f"the {name} is {value}: it must be greater than 0")
-    require(0 <= latency < math.inf, f"the latency is {latency}: it must be 0 or more")
-    known, counts = shares(model), np.unique([*(n for n in (*DEVICES, 64) if 2 * n <= batch), devices])
-    sgd, edp_sgd = (np.array([known.seconds(m, batch / n) for n in counts]) / speed for m in ("sgd", "edp-sgd"))
-    message = ring_bytes(known.parameters, counts) / (1e9 * bandwidth) + 2 * (counts - 1) * 1e-6 * latency
-    here = counts.tolist().index(devices)
-    return Scaling(known, batch, counts, devices, here, sgd, edp_sgd - sgd, message)
-
-
-@panel("09")
-def scaling(num_devices: int = 8) -> Panel:
-    """What N devices would give: `result` is a `Scaling`."""
-    return Panel(
-        "What would N GPUs give?",
-        "The parts of one step of eDP-SGD, and how much faster N devices are than one. Only one core was measured.",
-        extrapolate,
-        [draw_step, draw_speed],
-        words.scaling,
-        scaling_command,
-        tiles=tell_scaling,
-        model=choice("model", "clc", {"CLC": "clc", "BERT": "bert"}),
-        devices=devices(num_devices, [*DEVICES, 64]),
-        batch=number("batch", 64, [16, 32, 64, 128, 256, 512, 1024], unit="utterances"),
-        bandwidth=number("bandwidth", 10.0, decades(-1, 3), unit="GB/s"),
-        speed=number("speed of a device", 1.0, decades(0, 3), unit="× one core"),
-        latency=number("latency", 10.0, [0.0, *decades(0, 4)], unit="µs a message", rare=True),
-    )
-
-
-def tell_scaling(result: Scaling) -> tuple[Tile, Tile, str]:
-    """How fast N devices would be, and where the time of their step goes."""
-    at, many = result.here, count(result.devices, "device")
-    parts = {"forward, backward and Adam": result.sgd, "clipping and noise": result.extra, "messages": result.message}
-    share, largest = max((seconds[at] / result.step[at], name) for name, seconds in parts.items())
-    step = Tile("one step", duration(result.step[at]), f"on {many}; {duration(result.step[0])} on one")
-    fast = Tile("speed-up over one device", f"{d(result.speed_up[at])} ×", f"{d(result.ratio[at])} × SGD's step")
-    return step, fast, f"On {many} {largest} take {percent(share)} of a step."
-
-
-def draw_step(result: Scaling) -> Figure:
-    """The parts of eDP-SGD's step by N, stacked."""
-    x = [Html("<b>{}</b>").format(n) if n == result.devices else str(n) for n in result.counts]
-    return figure(
-        "One step",
-        fig.bar("forward, backward, Adam", PLAIN, "", x=x, y=1000 * result.sgd),
-        fig.bar("clip, noise", NOISE, "x", x=x, y=1000 * result.extra),
-        fig.bar("messages", OTHER, "/", x=x, y=1000 * result.message),
-        hover="N = %{x}: %{y:.3g} ms",
-        barmode="stack",
-        xaxis=axis("devices N (bold: chosen)", type="category"),
-        yaxis=axis("time of a step (ms)"),
-    )
-
-
-def draw_speed(result: Scaling) -> Figure:
-    """How many times as fast as on one device a step of eDP-SGD is."""
-    shares, n = result.shares, result.counts
-    measured: dict[str, Any] = {"x": [], "y": []}
-    if (shares.model, result.batch) == ("bert", 256):
-        on_one, on_two = two_processes()["edp-sgd"]
-        measured = {"x": [2], "y": [on_one["seconds"] / on_two["seconds"]]}
-    edge = math.log10(max(8, *n)) + 0.08
-    lowest = min(-0.35, math.log10(result.speed_up.min()) - 0.1)
-    return figure(
-        "How much faster than one device?",
-        line("ideal", INK, "dot", width=1.5, x=n, y=n),
-        line("extrapolated", PLAIN, "dash", x=n, y=result.speed_up, symbol="circle-open", size=9),
-        points("2 processes, measured", HOLDS, "diamond", 13, edge=0, **measured),
-        fig.ring(16, x=[result.devices], y=[result.speed_up[result.here]], hoverinfo="skip"),
-        hover="N = %{x}: %{y:.3g}",
-        xaxis=axis("devices N", [-0.08, edge], **OCTAVES),
-        yaxis=axis("times as fast as one device", [lowest, edge], **OCTAVES),
-    )
-
-
-def scaling_command(result: Scaling, **values: Any) -> str:
-    """How the steps were measured (once for each batch size), and the call that extrapolates."""
-    return f"{result.shares.command}\n{text.python(extrapolate, **values)}"
-
-
 # ---- The room's methods and templates -----------------------------------------------------------------------
 
 METHODS = {
@@ -374,7 +215,6 @@ METHODS = {
     "dp-sgd-naive": "DP-SGD, one by one",
     "opacus": "DP-SGD, by Opacus",
 }
-OCTAVES = {"type": "log", "dtick": math.log10(2)}
 
 
 def who(row: Row) -> str:
@@ -388,8 +228,6 @@ def who(row: Row) -> str:
 
 words = Words(
     __file__,
-    megabytes=lambda number: f"{d(number / 1e6)} MB",
-    ring_bytes=ring_bytes,
     guarantee_of=text.guarantee_of,
     printed=printed,
     where=where,
