@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given, predicted
-from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.privacy import Mechanism, guaranteed_epsilon
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.noise import Share, standard_noise
 
@@ -44,7 +44,7 @@ def _processes(answer: Any, cases: np.random.Generator) -> Differences:
         each.append(float(SIZE * len(shares[0].devices)))
         total.append(float(sum(SIZE * len(share.devices) for share in shares)))
         lengths.append(float(np.linalg.norm(gradient + mechanism.noise_std(0) / 8 * drawn)))
-    epsilon = true_epsilon(mechanism, 10, 1e-5)
+    epsilon = guaranteed_epsilon(mechanism, 10, 1e-5)
     measured = {
         "numbers drawn by one process": (each[0], each[1]),
         "numbers drawn by all together": (total[0], total[1]),
