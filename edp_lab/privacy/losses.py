@@ -50,7 +50,7 @@ WINDOW = math.log(1e9)  # 1 over the share of delta that may lie beyond its ends
 NEGLIGIBLE = 1e-5  # of delta: losses of single releases beyond are as good as infinite
 LONGEST = 2**20  # of a transform
 AT_ONCE = 8  # transforms
-TRUNCATED = 4.0  # so many times the grid's width, where the longest window would need more
+TRUNCATED, RARE = 4.0, 1e-4  # times the grid's width that the longest window may need; at smaller rates only once
 
 
 class Released(NamedTuple):
@@ -136,7 +136,8 @@ class Losses:
     def _curve(self, level: int) -> Curve:
         if level not in self._curves:
             needed = self._rough.reach(level) / LONGEST
-            curve = self._composed(level, needed if needed > TRUNCATED * self.width else self.width)
+            bearable = TRUNCATED * self.width if self.q >= RARE else self.width
+            curve = self._composed(level, needed if needed > bearable else self.width)
             coarse = curve.added(-_divergence(level), self.releases) / TOLERATED
             if coarse > 1:  # the mean is far from epsilon, by which the width was chosen
                 finer = 2 ** min(FINEST, 1 + math.ceil(math.log2(coarse) / 2))  # 1: what is too coarse may hide more

@@ -10,11 +10,10 @@ Zhang 2019, arXiv 1908.10530) and group privacy (Vadhan 2017).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import cache, cached_property
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import erf
 
 from edp_lab.privacy.gdp import (
     GDP_ROUNDING,
@@ -33,8 +32,8 @@ from edp_lab.privacy.mechanism import Schedule
 SMALLEST_Z = 0.05  # below, losses and moments would need too fine a grid
 MOST = 1e9  # releases
 LOOSE = 0.01  # of delta: if the roundings that are charged cost more, Rényi DP is asked, too
-HARD, RARE = 0.5, 1e-4  # of delta: if they cost more (or LOOSE, at rates below RARE), all other bounds are asked
-RATES_PER_DECADE = 4  # of the ladder of sampling rates
+HARD = 0.5  # of delta: if they cost more, the other bounds are asked, too
+RATES_PER_DECADE = 2  # of the ladder of sampling rates
 CLOSED_FORM = "closed form, sampling ignored"
 SMALLEST_COUNTED_Z = 1e-100  # below, squares underflow
 TABLE = 10.0 ** -np.arange(0.25, 300.1, 0.25)  # deltas
@@ -47,10 +46,11 @@ class PrivacyLossDistribution(Accountant):
     discretisation, truncation, transform and floating point included; assumed are float64 arithmetic as in IEEE 754 and
     scipy's normal probabilities to 13 digits. Hardly above the truth in ordinary settings.
 
-    Where the rounding charge exceeds delta (hardly anybody takes part) or nothing can be composed (noise below 0.05,
-    beyond 10^9 releases), the least of the other bounds is taken, so that epsilon stays monotone. Each is one: sampling
-    more often is a post-processing's converse, since thinning the participants of a rate q' > q gives rate q, so the
-    account of any larger rate holds for q; and `CountedParticipation` and Rényi DP hold for every setting.
+    If the rounding charge eats up delta (a tiny rate) or nothing can be composed (noise below 0.05, more than 10^9
+    releases), the smallest of all other bounds is taken, so that epsilon stays monotone. Each is an upper bound: the
+    output at rate q is a mixture of the output at any larger rate and of the output without the utterance, and
+    divergences are jointly convex, so an account at a larger rate holds at q. `CountedParticipation` and `RenyiDP` hold
+    for every setting, and rise by construction with q, 1/z, the counts and 1/delta.
     """
 
     method = "privacy loss distributions"
@@ -59,7 +59,6 @@ class PrivacyLossDistribution(Accountant):
         super().__init__(schedule)
         z, counts, q = schedule.noise_multipliers, schedule.counts, schedule.sampling_rate
         self._everyone = GaussianDP(Schedule(z, counts))  # sampling never costs more
-        self._everyone_method = CLOSED_FORM if q < 1 else GaussianDP.method
         self._possible = q < 1 and len(z) and z[0] >= SMALLEST_Z and counts.sum() <= MOST
 
     def epsilon(self, delta: float) -> float:
@@ -67,17 +66,16 @@ class PrivacyLossDistribution(Accountant):
 
     def bound(self, delta: float) -> Bound:
         check_delta(delta)
+        if self.schedule.sampling_rate == 1:
+            return self._everyone.bound(delta)
         epsilon, charged = self._composed_epsilon(delta)
-        bounds = [Bound(epsilon, self.method), Bound(self._everyone.epsilon(delta), self._everyone_method)]
-        if self.schedule.sampling_rate < 1 and charged > LOOSE:
+        bounds = [Bound(epsilon, self.method), Bound(self._everyone.epsilon(delta), CLOSED_FORM)]
+        if charged > LOOSE:
             bounds.append(self._renyi.bound(delta))
-        if self._hard(charged):
+        if charged > HARD:
             bounds.append(self._counted.bound(delta))
-            for account in self._at_larger_rates() if self._possible else ():
-                epsilon, charged = account._composed_epsilon(delta)
-                bounds.append(Bound(epsilon, f"{self.method}, at a larger sampling rate"))
-                if not account._hard(charged):
-                    break
+            if self._possible and min(bounds).epsilon > 0:
+                bounds.append(Bound(self._at_larger_rates(delta), f"{self.method}, at a larger sampling rate"))
         return min(bounds, key=lambda bound: bound.epsilon)
 
     def log_delta(self, epsilon: float) -> float:
@@ -89,11 +87,6 @@ class PrivacyLossDistribution(Accountant):
         if self.schedule.sampling_rate < 1 and not self._possible:
             bounds.append(self._counted.log_delta(epsilon))
         return min(bounds)
-
-    def _hard(self, charged: float) -> bool:
-        """Whether that charge for roundings is so large that epsilon would not be monotone."""
-        q = self.schedule.sampling_rate
-        return q < 1 and charged > (LOOSE if q < RARE else HARD)
 
     def _composed_epsilon(self, delta: float) -> tuple[float, float]:
         if not self._possible:
@@ -113,12 +106,15 @@ class PrivacyLossDistribution(Accountant):
         other, charged_too = self._added.log_delta(epsilon)
         return max(log_delta, other), max(charged, charged_too)
 
-    def _at_larger_rates(self) -> Iterator[PrivacyLossDistribution]:
-        """The accounts at the rates of a fixed ladder above q, which bound this one."""
-        lowest = math.floor(RATES_PER_DECADE * math.log10(self.schedule.sampling_rate)) + 1
-        for power in range(lowest, 1):
-            rate = 10.0 ** (power / RATES_PER_DECADE)
-            yield PrivacyLossDistribution(Schedule(self.schedule.noise_multipliers, self.schedule.counts, rate))
+    def _at_larger_rates(self, delta: float) -> float:
+        """The first epsilon that can be composed on a fixed ladder of rates above q; each of them bounds this one."""
+        z, counts, q = self.schedule.noise_multipliers, self.schedule.counts, self.schedule.sampling_rate
+        for power in range(math.floor(RATES_PER_DECADE * math.log10(q)) + 1, 0):
+            account = PrivacyLossDistribution(Schedule(z, counts, max(q, 10.0 ** (power / RATES_PER_DECADE))))
+            epsilon, charged = account._composed_epsilon(delta)
+            if charged < 1:
+                return epsilon
+        return math.inf
 
     @cached_property
     def _renyi(self) -> RenyiDP:
@@ -152,18 +148,21 @@ class CountedParticipation(Accountant):
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
         z, counts, q = self.schedule.noise_multipliers, self.schedule.counts, self.schedule.sampling_rate
-        if float(counts @ (q * (1 - 2 * ndtr(-0.5 / z)))) * (1 + 1e-12) <= delta:
+        if float(counts @ (q * erf(math.sqrt(0.125) / z))) * (1 + 1e-12) <= delta:
             return 0.0
         if z[0] < SMALLEST_COUNTED_Z or delta < 2 * SMALLEST_DELTA:
             return math.inf
-        spent = np.log1p(q * np.expm1(self._exponents[:, None] / z**2)) @ counts - math.log(delta / 2)
-        return gdp_epsilon(math.sqrt(float((spent / self._exponents).min())) * (1 + 1e-12), delta / 2)
+        exponents, moments = self._moments
+        largest = float(((moments - math.log(delta / 2)) / exponents).min())
+        return gdp_epsilon(math.sqrt(largest) * (1 + 1e-12), delta / 2)
 
     @cached_property
-    def _exponents(self) -> np.ndarray:
-        """Powers of 2^(1/4), from where the bound is that of no sampling down to where its second part is too large."""
-        low, high = (4 * math.log2(share * self.schedule.noise_multipliers[0] ** 2) for share in (1e-8, 600.0))
-        return 2.0 ** (np.arange(math.ceil(low), math.floor(high) + 1) / 4)
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Exponents t, the powers of 2^(1/4) in the range that matters, and ln E[e^(t S)]: (T), (T)."""
+        z, counts, q = self.schedule.noise_multipliers, self.schedule.counts, self.schedule.sampling_rate
+        low, high = (4 * math.log2(share * z[0] ** 2) for share in (1e-8, 600.0))
+        exponents = 2.0 ** (np.arange(math.ceil(low), math.floor(high) + 1) / 4)
+        return exponents, np.log1p(q * np.expm1(exponents[:, None] / z**2)) @ counts
 
     @cached_property
     def _epsilons(self) -> np.ndarray:
