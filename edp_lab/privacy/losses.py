@@ -49,6 +49,8 @@ LEVELS = range(1, 160)  # in quarters of a standard deviation, how far a tilt ma
 WINDOW = math.log(1e9)  # 1 over the share of delta that may lie beyond its ends
 NEGLIGIBLE = 1e-5  # of delta: losses of single releases beyond are as good as infinite
 LONGEST = 2**20  # of a transform
+HARD = 0.5  # of delta: if the charge for roundings is larger, other curves and bounds are tried, too
+COARSE = ((0.85, 4), (0.85, 16), (0.7, 4), (0.7, 16))  # such curves: share of the level, times the width
 AT_ONCE = 8  # transforms
 TRUNCATED, RARE = 4.0, 1e-4  # times the grid's width that the longest window may need; at smaller rates only once
 
@@ -78,7 +80,11 @@ class Losses:
     def epsilon(self, delta: float) -> tuple[float, float]:
         """The smallest epsilon with that delta, rounded up, and the share of delta charged for roundings."""
         log_delta = math.log(delta)
-        epsilon, charged = self._curve(_level(log_delta)).epsilon(log_delta)
+        level = _level(log_delta)
+        epsilon, charged = self._curve(level).epsilon(log_delta)
+        if charged > HARD:  # epsilon is far below what the level assumes: tilt less, and do with a coarser grid
+            again = (self._coarse(round(share * level), times).epsilon(log_delta) for share, times in COARSE)
+            epsilon, charged = min((epsilon, charged), *again)
         return (epsilon, charged) if epsilon < self.most else (self.most, 1.0)
 
     def log_delta(self, epsilon: float) -> tuple[float, float]:
@@ -144,6 +150,10 @@ class Losses:
                 curve = self._composed(level, max(self.width / finer, needed))
             self._curves[level] = curve
         return self._curves[level]
+
+    def _coarse(self, level: int, times: int) -> Curve:
+        level = max(1, level)
+        return self._composed(level, times * max(self.width, self._rough.reach(level) / LONGEST))
 
     def _composed(self, level: int, width: float) -> Curve:
         """delta's curve from the distribution composed at this level's tilt."""

@@ -26,13 +26,12 @@ from edp_lab.privacy.gdp import (
     gdp_delta,
     gdp_epsilon,
 )
-from edp_lab.privacy.losses import Losses
+from edp_lab.privacy.losses import HARD, Losses
 from edp_lab.privacy.mechanism import Schedule
 
 SMALLEST_Z = 0.05  # below, losses and moments would need too fine a grid
 MOST = 1e9  # releases
 LOOSE = 0.01  # of delta: if the roundings that are charged cost more, Rényi DP is asked, too
-HARD = 0.5  # of delta: if they cost more, the other bounds are asked, too
 RATES_PER_DECADE = 2  # of the ladder of sampling rates
 CLOSED_FORM = "closed form, sampling ignored"
 SMALLEST_COUNTED_Z = 1e-100  # below, squares underflow
@@ -136,11 +135,13 @@ class PrivacyLossDistribution(Accountant):
 class CountedParticipation(Accountant):
     """A bound by the number of releases that an utterance takes part in; close only if noise is very small.
 
-    Formal guarantee: for every schedule under Poisson sampling. Divergences are jointly convex, so publishing in which
-    releases it takes part can only raise delta, and for S = the sum of 1/z^2 over these, delta(epsilon) <=
-    P[S > s] + gdp_delta(sqrt(s), epsilon) for every s. Here s is Chernoff's bound for P[S > s] <= delta / 2, least over
-    fixed exponents; it rises with q, 1/z, the counts and 1/delta, and so does epsilon. Epsilon is 0 if delta covers the
-    total variation, at most the sum of q (2 Phi(1/(2z)) - 1).
+    Formal guarantee: for every schedule under Poisson sampling. With probability 1 - p the utterance takes part in no
+    release, so delta(ln(1 + p (e^x - 1))) <= p delta'(x), where delta' is conditional on taking part (Balle, Barthe and
+    Gaboardi 2018, theorem 8). Divergences are jointly convex, so publishing in which releases it takes part can only
+    raise delta': with S the sum of 1/z^2 over these, p delta'(x) <= P[S > s] + p gdp_delta(sqrt(s), x) for every s.
+    Here s is the maximum of S, or Chernoff's bound for P[S > s] <= delta / 2, least over fixed exponents: both, and so
+    epsilon, rise with q, 1/z, the counts and 1/delta. Epsilon is 0 if delta covers the total variation, at most the sum
+    of q (2 Phi(1/(2z)) - 1).
     """
 
     method = "closed form for the number of releases that sample an utterance"
@@ -150,11 +151,23 @@ class CountedParticipation(Accountant):
         z, counts, q = self.schedule.noise_multipliers, self.schedule.counts, self.schedule.sampling_rate
         if float(counts @ (q * erf(math.sqrt(0.125) / z))) * (1 + 1e-12) <= delta:
             return 0.0
-        if z[0] < SMALLEST_COUNTED_Z or delta < 2 * SMALLEST_DELTA:
-            return math.inf
-        exponents, moments = self._moments
-        largest = float(((moments - math.log(delta / 2)) / exponents).min())
-        return gdp_epsilon(math.sqrt(largest) * (1 + 1e-12), delta / 2)
+        bounds = [self._amplified(self.schedule.mu, delta)]
+        if z[0] >= SMALLEST_COUNTED_Z and delta >= 2 * SMALLEST_DELTA:
+            exponents, moments = self._moments
+            largest = float(((moments - math.log(delta / 2)) / exponents).min())
+            bounds.append(self._amplified(math.sqrt(largest) * (1 + 1e-12), delta / 2))
+        return min(bounds)
+
+    def _amplified(self, mu: float, delta: float) -> float:
+        """ln(1 + p (e^x - 1)) for the x at which a mu-GDP release has delta / p."""
+        counts, q = self.schedule.counts, self.schedule.sampling_rate
+        p = min(1.0, -math.expm1(float(counts.sum()) * math.log1p(-q)) * (1 + 1e-12))
+        if delta >= p:
+            return 0.0
+        share = delta / p * (1 - 1e-12)
+        x = gdp_epsilon(mu, share) if share >= SMALLEST_DELTA else math.inf
+        amplified = math.log1p(p * math.expm1(x)) if x < 700 else x + math.log(p + (1 - p) * math.exp(-x))
+        return amplified * (1 + 1e-12)
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:

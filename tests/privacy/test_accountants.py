@@ -279,7 +279,8 @@ def test_noise_next_to_nothing_is_never_free(z):
     assert RenyiDP(schedule).epsilon(DELTA) >= min(1 / (2 * z * z) if z > 1e-150 else 1e300, 1e300)
     assert RenyiDP(schedule).delta(1.0) == 1
     assert 0.5 <= PrivacyLossDistribution(schedule).delta(1.0) <= 0.6  # how often it takes part at all
-    assert PrivacyLossDistribution(schedule).epsilon(DELTA) == GaussianDP(Schedule([z], [1])).epsilon(DELTA)
+    everyone = GaussianDP(Schedule([z], [1])).epsilon(DELTA)
+    assert everyone * (1 - 1e-6) <= PrivacyLossDistribution(schedule).epsilon(DELTA) <= everyone
 
 
 @pytest.mark.parametrize(
