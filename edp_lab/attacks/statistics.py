@@ -27,7 +27,7 @@ from scipy.special import betainc, betainccinv, betaincinv, erf, expit, gammaln,
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
-from edp_lab.privacy.accountants import check_loss, check_rates
+from edp_lab.privacy.gdp import check_loss, check_rates
 
 Scores = NDArray[np.float64]
 Interval = tuple[float, float]

@@ -1,26 +1,18 @@
 """The heart: a mechanism describes what a step releases, an accountant judges it. No torch, no state."""
 
-from edp_lab.privacy.accountants import (
-    Accountant,
-    GaussianDP,
+from edp_lab.privacy.gdp import Accountant, GaussianDP, gdp_delta, gdp_epsilon
+from edp_lab.privacy.guarantee import Guarantee, accountant_for, guaranteed_epsilon, judge
+from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Variant
+from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.zcdp import (
+    Claim,
     ReshufflingZCDP,
     SamplingZCDP,
-    gdp_delta,
-    gdp_epsilon,
-    zcdp_epsilon,
-)
-from edp_lab.privacy.guarantee import (
-    Claim,
-    Guarantee,
-    accountant_for,
     claim,
     claimed_accountant,
     claimed_epsilon,
-    judge,
-    true_epsilon,
+    zcdp_epsilon,
 )
-from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
-from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Variant
 
 __all__ = [
     "Accountant",
@@ -43,7 +35,7 @@ __all__ = [
     "claimed_epsilon",
     "gdp_delta",
     "gdp_epsilon",
+    "guaranteed_epsilon",
     "judge",
-    "true_epsilon",
     "zcdp_epsilon",
 ]

@@ -16,7 +16,7 @@ from functools import cache
 from scipy.optimize import brentq
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountants import check_delta
+from edp_lab.privacy.gdp import check_delta
 from edp_lab.privacy.guarantee import accountant_for, representable
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
 

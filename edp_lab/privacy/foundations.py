@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edp_lab.errors import UsageError, check_whole
-from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon
+from edp_lab.privacy.gdp import check_delta, gdp_delta, gdp_epsilon
 
 ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
 BUDGET_ROUNDING = 2.0**-51  # of the budget, once: see `NoisyCounter`

@@ -7,17 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 
-from edp_lab.errors import UsageError, check_whole
-from edp_lab.privacy.accountants import (
-    Accountant,
-    GaussianDP,
-    GroupRenyiDP,
-    ReshufflingZCDP,
-    SamplingZCDP,
-    check_delta,
-)
-from edp_lab.privacy.loss_distribution import PrivacyLossDistribution
-from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, Schedule, bill_arrays, of_training
+from edp_lab.errors import check_whole
+from edp_lab.privacy.gdp import Accountant, GaussianDP, check_delta
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, of_training
+from edp_lab.privacy.pld import GroupRenyiDP, PrivacyLossDistribution
+from edp_lab.privacy.zcdp import claim
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
@@ -66,7 +60,7 @@ class Guarantee:
         status: `HOLDS`; `IDEAL`, where float noise is released; `VOID`, where exact noise can be redrawn; or "none".
             `reason` says why.
         scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
-        method: the accountant behind `epsilon`.
+        method: the accountant or bound that proved `epsilon`; "none" without an epsilon.
         adjacency: the neighbours, by dp_accounting's names.
         epochs: how many were billed, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
@@ -92,16 +86,6 @@ class Guarantee:
     def condition(self) -> str:
         """Under which epsilon is true: "with a secret seed", "in real numbers", or empty where it holds."""
         return CONDITIONS.get(self.status, "")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What the paper's accounting says: z_t taken at face value; None where it says nothing, and why."""
-
-    epsilon: float | None
-    rho: float | None
-    method: str
-    reason: str
 
 
 def judge(
@@ -138,10 +122,12 @@ def judge(
     blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
     try:
         accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, people)
-        epsilon = representable(accountant.epsilon(delta), mechanism, bill)
+        bound = accountant.bound(delta)
+        epsilon = representable(bound.epsilon, mechanism, bill)
     except NoGuarantee as none:
         return replace(blank, reason=mechanism.no_guarantee() or str(none))
-    blank = replace(blank, epsilon_if_alpha_public=epsilon)
+    scope = _scope(mechanism, neighbours, people, bound.method)
+    blank = replace(blank, epsilon_if_alpha_public=epsilon, method=bound.method, scope=scope)
     if mechanism.no_guarantee():
         return replace(blank, reason=mechanism.no_guarantee())
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
@@ -179,54 +165,31 @@ def _kind(mechanism: Mechanism, utterances_per_person: int) -> type[Accountant]:
     return GroupRenyiDP if utterances_per_person > 1 else PrivacyLossDistribution
 
 
-def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> ReshufflingZCDP | SamplingZCDP:
-    """The paper's own accounting, z_t taken at face value; reshuffling for disjoint batches, else random sampling.
-
-    Raises:
-        UsageError: random sampling outside the range of Yu's bound, or no noise.
-    """
-    epochs, counts = bill_arrays(of_training(bill))
-    z = mechanism.z0 * mechanism.decay.factors(epochs, mechanism.tau)
-    if mechanism.sampling_rate is None:
-        return ReshufflingZCDP(Schedule(z, counts))
-    return SamplingZCDP(Schedule(z, counts, mechanism.sampling_rate))
-
-
-def claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> Claim:
-    """The claim of `claimed_accountant`, or why there is none."""
-    method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
-    check_delta(delta)
-    try:
-        accountant = claimed_accountant(mechanism, bill)
-    except UsageError as refused:
-        return Claim(None, None, method, str(refused))
-    epsilon = accountant.epsilon(delta)
-    if not math.isfinite(epsilon):
-        return Claim(None, None, method, "epsilon exceeds the largest float")
-    return Claim(epsilon, accountant.rho, method, "z_t taken at face value")
-
-
-def true_epsilon(mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None) -> float:
-    """The epsilon that holds at `delta` after `epochs` epochs, rounded up; NoGuarantee as `Mechanism.schedule`."""
+def guaranteed_epsilon(
+    mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None
+) -> float:
+    """The guaranteed epsilon at `delta` after `epochs` epochs, rounded up; NoGuarantee as `Mechanism.schedule`."""
     return accountant_for(mechanism, mechanism.bill(epochs), adjacency).epsilon(delta)
-
-
-def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
-    """What the paper's accounting states for as many epochs; UsageError as `claimed_accountant`."""
-    return claimed_accountant(mechanism, mechanism.bill(epochs)).epsilon(delta)
 
 
 def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: str = "", people: int = 1) -> Guarantee:
     """The verdict "none", to be filled in."""
-    method, sampling, noise = "none", "", EXACT_NOISE
+    method, sampling = "none", ""
     if mechanism is not None:
         method, sampling = _kind(mechanism, people).method, _sampling(mechanism)
-        noise = EXACT_NOISE if mechanism.exact_noise else FLOAT_NOISE
-    one_utterance = "one utterance (someone with several loses more: see utterances per person)"
-    who = one_utterance if people == 1 else f"anyone with up to {people} utterances"
-    neighbours = NEIGHBOURS.get(adjacency, adjacency)
-    scope = SCOPE.format(method=method, who=who, neighbours=neighbours, sampling=sampling, noise=noise)
+    scope = _scope(mechanism, adjacency, people, method)
     return Guarantee("none", scope, "", delta, method, str(adjacency), sampling, epochs, None, None, None, None)
+
+
+def _scope(mechanism: Mechanism | None, adjacency: str, people: int, method: str) -> str:
+    one_utterance = "one utterance (someone with several loses more: see utterances per person)"
+    return SCOPE.format(
+        method=method,
+        who=one_utterance if people == 1 else f"anyone with up to {people} utterances",
+        neighbours=NEIGHBOURS.get(adjacency, adjacency),
+        sampling="" if mechanism is None else _sampling(mechanism),
+        noise=EXACT_NOISE if mechanism is None or mechanism.exact_noise else FLOAT_NOISE,
+    )
 
 
 def _sampling(mechanism: Mechanism) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edp_lab.privacy import Alpha, Decay, Mechanism, claimed_epsilon, judge, true_epsilon
+from edp_lab.privacy import Alpha, Decay, Mechanism, claimed_epsilon, guaranteed_epsilon, judge
 from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1, TAUS, Z0_RANGE, Table1Row
 
 MAX_EPOCHS = 120
@@ -137,7 +137,7 @@ def _explain(
         row.delta,
         tuple(settings),
         closest,
-        math.log10(true_epsilon(mechanism, closest.epochs, row.delta)),
+        math.log10(guaranteed_epsilon(mechanism, closest.epochs, row.delta)),
         judge(mechanism, closest.epochs, row.delta).epsilon is not None,
         (int(fits[0]), int(fits[-1])) if len(fits) else None,
     )

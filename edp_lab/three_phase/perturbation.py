@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.foundations import gaussian_epsilon
+from edp_lab.privacy.gdp import check_delta
 
 CLAIMED_EPSILON, CLAIMED_SIGMA = 2.5, 0.6  # section 3.5, step 1, at delta 1e-5
 # What the thesis' AlexNet and VGG take. Noise comes before the resize, which is then post-processing. After it,

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv
 
 from edp_lab.errors import UsageError, check_types
-from edp_lab.privacy.accountants import check_delta
 from edp_lab.privacy.calibration import Budget
 from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.privacy.gdp import check_delta
 from edp_lab.three_phase.perturbation import check_sigma
 from edp_lab.three_phase.votes import Aggregator
 

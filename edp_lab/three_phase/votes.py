@@ -26,7 +26,6 @@ from scipy.special import ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge, zcdp_epsilon
-from edp_lab.privacy.accountants import ORDERS, check_delta, rdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, parallel_composition
 from edp_lab.privacy.foundations import (
     ROUND_UP,
@@ -35,6 +34,8 @@ from edp_lab.privacy.foundations import (
     laplace_scale,
     report_noisy_max,
 )
+from edp_lab.privacy.gdp import check_delta
+from edp_lab.privacy.pld import ORDERS, rdp_epsilon
 
 L1_SENSITIVITY = 2.0
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.privacy import Mechanism, guaranteed_epsilon
 from edp_lab.training import StepDone
 from edp_lab.training.certificate import CERTIFICATE
 from edp_lab.training.config import TrainConfig
@@ -174,7 +174,7 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_judged_by_its_ledger(account, run):
     report = account("--run", str(run), "--delta", "1e-3")
     mechanism = Mechanism.sound(1.0, 0.9, 4, 4, "linear", 0.5)
-    assert report["holds"]["epsilon"] == pytest.approx(true_epsilon(mechanism, 2, 1e-3), rel=1e-12)
+    assert report["holds"]["epsilon"] == pytest.approx(guaranteed_epsilon(mechanism, 2, 1e-3), rel=1e-12)
     assert report["holds"]["status"] == "holds"
     assert (report["epochs"], report["releases"]) == (2, 2)
     assert report["noise_multiplier"] == pytest.approx([0.9, 0.6])

@@ -16,7 +16,7 @@ from edp_lab.course.kit.text import at_most, plain
 from edp_lab.course.nb00_start import panels
 from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.errors import UsageError
-from edp_lab.privacy import claimed_epsilon, true_epsilon
+from edp_lab.privacy import claimed_epsilon, guaranteed_epsilon
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
@@ -61,7 +61,7 @@ def test_epsilons_are_the_accountants(model: SmallModel) -> None:
     result = model.step(OTHER)
     run = result.mechanism, OTHER.epochs, model.delta
     assert result.guarantee.epsilon_claimed == claimed_epsilon(*run)
-    assert result.guarantee.epsilon == true_epsilon(*run)
+    assert result.guarantee.epsilon == guaranteed_epsilon(*run)
 
 
 def test_the_batch_is_the_same_for_all_numbers_of_devices_and_a_step_needs_noise(model: SmallModel) -> None:

@@ -22,7 +22,7 @@ from edp_lab.course.nb03_edp_sgd.panels import (
     decayed,
     same_z,
 )
-from edp_lab.privacy import Mechanism, claimed_epsilon, gdp_epsilon, true_epsilon
+from edp_lab.privacy import Mechanism, claimed_epsilon, gdp_epsilon, guaranteed_epsilon
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import StackedGradients
 from tests.course.conftest import prediction
@@ -138,7 +138,7 @@ def test_promises_are_the_judges_and_the_formula_holds(z: float, devices: int, a
     assert result.multiplier[PRINTED_NAME] == pytest.approx(z / (times * math.sqrt(devices) * alpha_max))
     assert result.multiplier[CLAIMED_NAME] == result.multiplier[SOUND_NAME] == pytest.approx(z)
     assert result.epsilon[CLAIMED_NAME] == claimed_epsilon(printed, 1, 1e-5)
-    assert result.epsilon[PRINTED_NAME] == true_epsilon(printed, 1, 1e-5)
+    assert result.epsilon[PRINTED_NAME] == guaranteed_epsilon(printed, 1, 1e-5)
     assert result.epsilon[SOUND_NAME] == pytest.approx(gdp_epsilon(1 / z, 1e-5))
     assert result.right(CLAIMED_NAME) == pytest.approx(norm.cdf(0.5 / z))  # half a deviation on either side
     assert len(set(result.curves[CLAIMED_NAME])) == len(set(result.curves[SOUND_NAME])) == 1

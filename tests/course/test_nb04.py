@@ -24,7 +24,7 @@ from edp_lab.privacy import (
     Schedule,
     claimed_epsilon,
     gdp_epsilon,
-    true_epsilon,
+    guaranteed_epsilon,
 )
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, panel_of, report_of
@@ -47,7 +47,7 @@ def test_bill_is_the_librarys_and_z0_meets_the_target(variant: str, decay: str) 
     assert result.after[-1] == 20
     for epochs, verdict in zip(result.after, result.verdicts, strict=True):
         assert verdict.epsilon_claimed == claimed_epsilon(public, epochs, 1e-5)
-        assert verdict.epsilon_if_alpha_public == true_epsilon(public, epochs, 1e-5)
+        assert verdict.epsilon_if_alpha_public == guaranteed_epsilon(public, epochs, 1e-5)
     assert (result.guarantee.epsilon is None) == (variant == AS_PRINTED)
     needed = result.needed_z0
     assert needed is not None

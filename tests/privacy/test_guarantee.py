@@ -27,8 +27,8 @@ from edp_lab.privacy import (
     claimed_epsilon,
     gdp_delta,
     gdp_epsilon,
+    guaranteed_epsilon,
     judge,
-    true_epsilon,
     zcdp_epsilon,
 )
 from edp_lab.privacy.guarantee import upward
@@ -112,7 +112,9 @@ DELTAS = (
     lambda delta: judge(MECHANISM, 1, delta),
     lambda delta: judge(None, 1, delta),
 )
-EPOCHS = [lambda epochs, call=call: call(MECHANISM, epochs, DELTA) for call in (judge, true_epsilon, claimed_epsilon)]
+EPOCHS = [
+    lambda epochs, call=call: call(MECHANISM, epochs, DELTA) for call in (judge, guaranteed_epsilon, claimed_epsilon)
+]
 EPOCHS.append(lambda count: judge(MECHANISM, 4, DELTA, utterances_per_person=count + 1))
 BILLS = [lambda bill, call=call: call(MECHANISM, bill) for call in (accountant_for, claimed_accountant)]
 BILLS.append(lambda bill: judge(MECHANISM, bill, DELTA))
@@ -138,7 +140,7 @@ def test_impossible_numbers_are_refused(calls, bad, sentence):
 def test_the_paper_claims_5_30_where_39_38_holds_by_its_formula():
     mechanism = Mechanism.as_printed(1.0, 1.0, num_devices=8, micro_batch_size=8, alpha="public")
     assert claimed_epsilon(mechanism, 1, DELTA) == pytest.approx(5.30, abs=0.005)
-    assert true_epsilon(mechanism, 1, DELTA) == pytest.approx(39.38, abs=0.005)
+    assert guaranteed_epsilon(mechanism, 1, DELTA) == pytest.approx(39.38, abs=0.005)
     claimed, true = claimed_accountant(mechanism, mechanism.bill(3)), accountant_for(mechanism, mechanism.bill(3))
     assert true.schedule.mu**2 / claimed.schedule.mu**2 == pytest.approx(32)
     mechanism = Mechanism.as_printed(2.0, 0.7, 4, 16, "exponential", 0.3)
@@ -168,15 +170,15 @@ def test_less_noise_more_epochs_faster_decay_and_smaller_delta_never_cost_less(m
         replace(mechanism, z0=mechanism.z0 * factor),
         replace(mechanism, tau=mechanism.tau * min(factor, 5)),
     )
-    for epsilon in (true_epsilon, claimed_epsilon):
+    for epsilon in (guaranteed_epsilon, claimed_epsilon):
         here = epsilon(mechanism, epochs, DELTA)
         assert epsilon(louder, epochs, DELTA) <= here * UP
         assert epsilon(mechanism, epochs - 1, DELTA) <= here * UP
         assert epsilon(steady, epochs, DELTA) <= here * UP
         assert here <= epsilon(faster, epochs, DELTA) * UP
         assert here <= epsilon(mechanism, epochs, DELTA / factor**6) * UP
-    assert true_epsilon(mechanism, 0, DELTA) == 0
-    zero_out, replaced = (true_epsilon(mechanism, epochs, DELTA, a) for a in ("REPLACE_SPECIAL", "REPLACE_ONE"))
+    assert guaranteed_epsilon(mechanism, 0, DELTA) == 0
+    zero_out, replaced = (guaranteed_epsilon(mechanism, epochs, DELTA, a) for a in ("REPLACE_SPECIAL", "REPLACE_ONE"))
     assert zero_out <= replaced * UP
 
 
@@ -184,18 +186,18 @@ def test_less_noise_more_epochs_faster_decay_and_smaller_delta_never_cost_less(m
 def test_as_printed_more_devices_and_larger_scales_cost_more_than_is_claimed(z, N, m, epochs, factor):
     few = Mechanism.as_printed(1.0, z, N, m, alpha="public")
     for worse in (replace(few, num_devices=N + 1), replace(few, alpha_max=factor)):
-        assert true_epsilon(worse, epochs, DELTA) >= true_epsilon(few, epochs, DELTA) * (1 - 1e-12)
+        assert guaranteed_epsilon(worse, epochs, DELTA) >= guaranteed_epsilon(few, epochs, DELTA) * (1 - 1e-12)
         assert claimed_epsilon(worse, epochs, DELTA) == claimed_epsilon(few, epochs, DELTA)
-    assert true_epsilon(replace(few, num_devices=N + 1), epochs, DELTA) > true_epsilon(few, epochs, DELTA)
+    assert guaranteed_epsilon(replace(few, num_devices=N + 1), epochs, DELTA) > guaranteed_epsilon(few, epochs, DELTA)
 
 
 @given(logarithmic(1e-2, 1e3), st.integers(1, 64), st.integers(1, 64), st.integers(1, 30))
 def test_the_sound_version_never_exceeds_its_claim_whatever_clip_norm_and_devices(z, N, m, epochs):
     """Sound z_t is the multiplier that zCDP assumes, and the closed form is tighter than zCDP."""
     mechanism = Mechanism.sound(7.0, z, N, m)
-    assert true_epsilon(mechanism, epochs, DELTA) <= claimed_epsilon(mechanism, epochs, DELTA)
-    one = true_epsilon(Mechanism.sound(1.0, z, 1, m), epochs, DELTA)
-    assert true_epsilon(mechanism, epochs, DELTA) == pytest.approx(one, rel=1e-9)
+    assert guaranteed_epsilon(mechanism, epochs, DELTA) <= claimed_epsilon(mechanism, epochs, DELTA)
+    one = guaranteed_epsilon(Mechanism.sound(1.0, z, 1, m), epochs, DELTA)
+    assert guaranteed_epsilon(mechanism, epochs, DELTA) == pytest.approx(one, rel=1e-9)
 
 
 def test_bills_count_every_release():
@@ -234,10 +236,10 @@ def test_alpha_from_private_gradients_never_gives_an_epsilon(decay, z, epochs, p
     assert "alpha" in verdict.reason
     assert verdict.epsilon_claimed is not None
     with pytest.raises(NoGuarantee, match="alpha"):
-        true_epsilon(mechanism, epochs, DELTA)
+        guaranteed_epsilon(mechanism, epochs, DELTA)
     if z > 1e-4:  # below, float32 swallows the noise
         public = replace(mechanism, alpha="public")
-        assert verdict.epsilon_if_alpha_public == true_epsilon(public, epochs, DELTA)
+        assert verdict.epsilon_if_alpha_public == guaranteed_epsilon(public, epochs, DELTA)
 
 
 NO_NOISE = [None, Mechanism.as_printed(1, 0, 8, 8), Mechanism.sound(1, 0, 8, 8)]
@@ -264,7 +266,7 @@ def test_the_papers_extremes_are_reported():
     assert (verdict.status, verdict.epsilon) == ("none", None)
     assert "float32" in verdict.reason
     assert verdict.epsilon_claimed == pytest.approx(5e23, rel=1e-6)
-    assert true_epsilon(mechanism, 1, 5e-4) == pytest.approx(32 * 5e23, rel=1e-6)
+    assert guaranteed_epsilon(mechanism, 1, 5e-4) == pytest.approx(32 * 5e23, rel=1e-6)
 
 
 def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():
@@ -282,7 +284,7 @@ def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():
         assert (floats.status, floats.condition) == ("for real numbers only", "in real numbers")
         assert "not cryptographic" in floats.scope
         assert ("seed" in floats.reason) == published
-        assert floats.epsilon == true_epsilon(mechanism, 1, DELTA)
+        assert floats.epsilon == guaranteed_epsilon(mechanism, 1, DELTA)
     for named in ("utterance", "zero-out", "disjoint", "adversary", "public", "not covered"):
         assert named in secret.scope
 

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from edp_lab.jobs import NUMERICS
-from edp_lab.privacy.accountants import gdp_delta
+from edp_lab.privacy.gdp import gdp_delta
 from edp_lab.reproduce.thesis import (
     MODELS,
     SCORES,

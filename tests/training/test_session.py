@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edp_lab.corpora import load_corpus, split
-from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.privacy import Mechanism, guaranteed_epsilon
 from edp_lab.training import EpochDone, StepDone
 from edp_lab.training import trainer as run
 from edp_lab.training.config import TrainConfig
@@ -52,7 +52,7 @@ def test_record_has_every_field_and_a_guarantee_from_the_mechanism(corpus, tmp_p
     assert [set(row) for row in (*record["epochs"], record["final"])] == [keys] * 3
     assert [row["z_t"] for row in record["epochs"]] == pytest.approx([0.7, 0.7 / 1.5])
     mechanism = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
-    assert record["final"]["epsilon"] == pytest.approx(true_epsilon(mechanism, 2, 1e-3))
+    assert record["final"]["epsilon"] == pytest.approx(guaranteed_epsilon(mechanism, 2, 1e-3))
     assert record["guarantee"]["status"] == "void: seed published"
     assert "zero-out" in record["guarantee"]["scope"]
 

@@ -25,9 +25,10 @@ from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, P
 from edp_lab.course.kit.tiles import Tile, claimed, holds
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
-from edp_lab.privacy.accountants import check_delta, gdp_delta, gdp_epsilon, zcdp_epsilon
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_tail
 from edp_lab.privacy.foundations import truth_probability
+from edp_lab.privacy.gdp import check_delta, gdp_delta, gdp_epsilon
+from edp_lab.privacy.zcdp import zcdp_epsilon
 
 TINY = "below 10⁻³⁰⁷"  # the number is not 0, but a float of it is
 figure = partial(fig.figure, height=380)

@@ -10,7 +10,7 @@ import numpy as np
 
 from edp_lab.course.kit.controls import DELTA
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, predicted
-from edp_lab.privacy import Mechanism, claimed_epsilon, true_epsilon
+from edp_lab.privacy import Mechanism, claimed_epsilon, guaranteed_epsilon
 
 
 def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> Differences:
@@ -33,7 +33,7 @@ def _devices(answer: Any, rng: np.random.Generator) -> Differences:
     z = float(rng.uniform(0.3, 3))
     printed = [_printed(z, devices, 1.0) for devices in (8, 32)]
     claimed, true = (
-        [epsilon(mechanism, 1, DELTA) for mechanism in printed] for epsilon in (claimed_epsilon, true_epsilon)
+        [epsilon(mechanism, 1, DELTA) for mechanism in printed] for epsilon in (claimed_epsilon, guaranteed_epsilon)
     )
     measured = {"the ε that is claimed": (claimed[0], claimed[1]), "the ε that holds": (true[0], true[1])}
     yield predicted(answer, measured, f"it (as printed, z = {z:.2g}, 8 and 32 GPUs, a public α)")

@@ -19,7 +19,7 @@ from edp_lab.privacy import (
     ReshufflingZCDP,
     Schedule,
     claimed_epsilon,
-    true_epsilon,
+    guaranteed_epsilon,
 )
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 
@@ -52,7 +52,7 @@ def _decay(answer: Any, cases: np.random.Generator) -> Differences:
     measured = {
         "the noise of the first epoch": (before.noise_std(0), after.noise_std(0)),
         "the ε that the paper claims": (claimed_epsilon(before, epochs, delta), claimed_epsilon(after, epochs, delta)),
-        "the ε that holds": (true_epsilon(before, epochs, delta), true_epsilon(after, epochs, delta)),
+        "the ε that holds": (guaranteed_epsilon(before, epochs, delta), guaranteed_epsilon(after, epochs, delta)),
         "the z0 that meets ε = 8": (calibrate_z0(before, epochs, budget), calibrate_z0(after, epochs, budget)),
     }
     yield predicted(answer, measured, f"it (as printed, N = 8, z0 = {z0}, {epochs} epochs, τ from 0 to {tau})")
@@ -71,7 +71,7 @@ def _bill(answer: Any, cases: np.random.Generator) -> Differences:
         )
         mechanism = Mechanism.as_printed(1.0, z0, devices, BATCH // devices, alpha=Alpha.PUBLIC)
         z, schedule = mechanism.noise_multiplier(0), mechanism.schedule(mechanism.bill(epochs))
-        exact = true_epsilon(mechanism, epochs, delta)
+        exact = guaranteed_epsilon(mechanism, epochs, delta)
         if exact * (1 - 1e-6) <= got <= ReshufflingZCDP(schedule).epsilon(delta) * 1.01:
             continue
         sample, each = PrivacyLossDistribution(releases_of(z, steps, rate)), GaussianDP(releases_of(z, steps))

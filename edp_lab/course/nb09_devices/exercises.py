@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given, predicted
-from edp_lab.privacy import Mechanism, true_epsilon
+from edp_lab.privacy import Mechanism, guaranteed_epsilon
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training.batches import shard
 
@@ -43,7 +43,7 @@ def _processes(answer: Any, cases: np.random.Generator) -> Differences:
         each.append(float(SIZE * len(shards[0])))
         total.append(float(sum(SIZE * len(devices) for devices in shards)))
         lengths.append(float(np.linalg.norm(gradient + mechanism.noise_std(0) / 8 * noise)))
-    epsilon = true_epsilon(mechanism, 10, 1e-5)
+    epsilon = guaranteed_epsilon(mechanism, 10, 1e-5)
     measured = {
         "numbers drawn by one process": (each[0], each[1]),
         "numbers drawn by all together": (total[0], total[1]),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given, predicted
-from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, true_epsilon
+from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, guaranteed_epsilon
 
 VERDICTS = ("holds", "holds under conditions", "does not hold")
 CHANGES = {  # by kind, lists of (mean, half-width)
@@ -75,7 +75,7 @@ def _noise(answer: Any, cases: np.random.Generator) -> Differences:
 def _predict(answer: Any, cases: np.random.Generator) -> Differences:
     few, z0 = int(cases.integers(2, 5)), round(float(cases.uniform(0.5, 2)), 1)
     gpus = [_printed(n, 2, z0) for n in (few, 4 * few)]
-    sizes = [true_epsilon(_printed(1, size, z0), 1, DELTA) for size in (1, 2, 8)]
+    sizes = [guaranteed_epsilon(_printed(1, size, z0), 1, DELTA) for size in (1, 2, 8)]
     few_times, many_times = (z0 / step.noise_std(0) for step in gpus)
     few_claimed, many_claimed = (claimed_epsilon(step, 1, DELTA) for step in gpus)
     measured = {

@@ -7,11 +7,16 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, Schedule, gdp_epsilon
-from edp_lab.privacy.accountants import RenyiDP
-from edp_lab.privacy.loss_distribution import Losses, _convolved
+from edp_lab.privacy.losses import HARD, Losses, _convolved
+from edp_lab.privacy.pld import CLOSED_FORM, CountedParticipation, GroupRenyiDP, RenyiDP
+from tests.privacy.test_guarantee import logarithmic
 
+LONG = os.environ.get("EDP_LAB_LONG") == "1"
 HERE = [(1.0, 0.01), (0.06, 0.3), (0.4, 1e-6), (30.0, 0.7), (200.0, 1e-9), (2.0, 1 - 1e-9)]
 
 
@@ -23,7 +28,7 @@ def exact_delta(z: float, q: float, epsilon: mpmath.mpf, removed: bool) -> mpmat
         if odds <= 0:
             return mpmath.mpf(1) - growth if removed else mpmath.mpf(0)
         edge = z * mpmath.log(odds / q) + 1 / (2 * z)  # x/z
-        above = lambda u: mpmath.erfc(u / mpmath.sqrt(2)) / 2  # noqa: E731
+        above = lambda u: mpmath.erfc(min(u, 10**6) / mpmath.sqrt(2)) / 2  # noqa: E731
         plain, mixed = above(edge), (1 - q) * above(edge) + q * above(edge - 1 / z)
         return mixed - growth * plain if removed else (1 - plain) - growth * (1 - mixed)
 
@@ -94,7 +99,7 @@ def peer(schedule: Schedule, delta: float, width: float, pessimistic: bool) -> f
     return total.get_epsilon_for_delta(delta)
 
 
-@pytest.mark.parametrize("number", range(25 if os.environ.get("EDP_LAB_LONG") else 5))
+@pytest.mark.parametrize("number", range(25 if LONG else 5))
 def test_between_the_peers_optimistic_and_a_thousandth_above_its_pessimistic_distribution(number):
     schedule, delta = settings(number)
     ours = PrivacyLossDistribution(schedule).epsilon(delta)
@@ -133,7 +138,76 @@ def test_absurd_settings_get_an_answer_that_no_other_bound_contradicts(z, count,
     ours = account.epsilon(delta)
     assert 0 <= ours <= min(RenyiDP(schedule).epsilon(delta), everyone.epsilon(delta)) * 1.001 + 1e-12
     if math.isfinite(ours):
-        assert account.delta(ours) <= 10 * delta  # by another transform, where charges differ
+        if account._composed_epsilon(delta)[1] <= HARD:
+            assert account.delta(ours) <= 100 * delta  # by other transforms, whose charges differ
         assert all(exact_delta(z, q, ours, removed) <= delta for removed in (True, False))
     else:
         assert z < 1e-200
+
+
+# ---- Monotone, and sound where nothing can be composed directly ------------------------------------------------------
+
+
+def account_of(
+    q: float, z0: float, steps: float, delta: float, tau: float, people: int
+) -> tuple[PrivacyLossDistribution | GroupRenyiDP, float]:
+    """The accountant that `judge` would take for eight equally long phases of decaying noise, or one."""
+    phases = 8 if tau else 1
+    counts = [max(1, int(steps / phases))] * phases
+    schedule = Schedule(z0 * np.exp(-tau * np.arange(phases)), counts, min(q, 1.0))
+    return PrivacyLossDistribution(schedule) if people == 1 else GroupRenyiDP(schedule, people), delta
+
+
+@hypothesis_settings(max_examples=2000 if LONG else 25, deadline=None)
+@given(
+    setting=st.tuples(
+        logarithmic(1e-9, 1.0), logarithmic(0.01, 100), logarithmic(1, 1e7 if LONG else 1e4), logarithmic(1e-12, 0.01)
+    ),
+    tau=st.sampled_from([0.0, 0.05, 0.3]),
+    people=st.sampled_from([1, 1, 2, 3]),
+    what=st.sampled_from(["sampling rate", "noise", "steps", "delta", "people"]),
+    factor=st.sampled_from([1.002, 1.05, 1.3, 2.0, 10.0]),
+)
+@example((1e-9, 1.0, 1e6, 1e-10), 0.0, 1, "sampling rate", 10.0)  # 0.458 beside 0.00008 once
+@example((3.17e-9, 1.0, 1e6, 1e-5), 0.0, 1, "sampling rate", 3.16)  # 0.181 beside 0.00005
+@example((1e-3, 0.05, 1e3, 1e-5), 0.0, 1, "noise", 1.002)  # 1,470 beside 20,000 a little below
+def test_a_larger_rate_less_noise_more_steps_smaller_delta_and_more_people_never_cost_less(
+    setting: tuple[float, float, float, float], tau: float, people: int, what: str, factor: float
+) -> None:
+    q, z0, steps, delta = setting
+    worse = {
+        "sampling rate": (min(1.0, q * factor), z0, steps, delta, tau, people),
+        "noise": (q, z0 / factor, steps, delta, tau, people),
+        "steps": (q, z0, steps * factor, delta, tau, people),
+        "delta": (q, z0, steps, delta / factor, tau, people),
+        "people": (q, z0, steps, delta, tau, people + 1),
+    }[what]
+    (here, at), (there, below) = account_of(*setting, tau, people), account_of(*worse)
+    # Grids make epsilon a per mille rough, and where it is next to nothing a little more:
+    assert here.epsilon(at) <= there.epsilon(below) * 1.01 + 5e-3
+
+
+def test_little_noise_is_a_little_dearer_than_a_little_more_noise_and_says_which_bound_was_used():
+    """Below 0.05 no losses are composed: once all steps were accounted as if everyone took part, 14 times as much."""
+    more, less = (PrivacyLossDistribution(Schedule([z], [1000], 1e-3)).bound(1e-5) for z in (0.05, 0.0499))
+    assert more.epsilon < less.epsilon < 1.5 * more.epsilon
+    assert (more.method, less.method) == ("privacy loss distributions", CountedParticipation.method)
+    everyone = GroupRenyiDP(Schedule([0.01], [3], 0.9), 2).bound(1e-5)
+    assert everyone.method == CLOSED_FORM
+    never = PrivacyLossDistribution(Schedule([0.01], [100], 1e-9)).bound(1e-5)
+    assert never.epsilon == 0  # delta covers every run that samples it at all
+
+
+HARDEST = [
+    (1e-9, 1.0, 10**4, 1e-10), (1e-8, 0.3, 10**4, 1e-10), (1e-9, 0.3, 10**4, 1e-10), (1e-6, 30.0, 10**5, 1e-10),
+    (3e-9, 0.54, 2000, 2.7e-11), (1e-9, 0.1, 1, 1e-10), (1e-3, 0.04, 100, 1e-5), (0.1, 0.03, 50, 1e-6),
+    (1e-4, 1.03, 1900, 1e-11), (2e-5, 0.87, 5000, 1e-10),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("q", "z", "count", "delta"), HARDEST)
+def test_hard_settings_are_never_below_the_peers_optimistic_distribution(q, z, count, delta):
+    schedule = Schedule([z], [count], q)
+    ours = PrivacyLossDistribution(schedule).epsilon(delta)
+    assert peer(schedule, delta, max(ours / 500, 1e-7), False) <= ours
+    assert CountedParticipation(schedule).epsilon(delta) >= peer(schedule, delta, max(ours / 500, 1e-7), False)

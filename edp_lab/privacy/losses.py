@@ -1,4 +1,6 @@
-"""Tight and fast accounts of Poisson-sampled Gaussian releases: privacy loss distributions, every rounding upward.
+"""The grid of privacy losses and their composition by Fourier transforms, every rounding upward.
+
+For `edp_lab.privacy.pld`: the losses of one utterance's removal and addition, composed over all releases.
 
 One release. Where the utterance takes part with chance q, its output is P = (1-q) N(0, z^2) + q N(1, z^2), where it was
 removed Q = N(0, z^2), and the privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). P against Q dominates its
@@ -30,7 +32,6 @@ import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr
 
-from edp_lab.privacy.accountants import SMALLEST_Z, Accountant, GaussianDP, RenyiDP, check_delta, check_loss
 from edp_lab.privacy.mechanism import Schedule
 
 UNIT = 2.0**-53  # relative error of one operation
@@ -39,7 +40,6 @@ TOLERATED = 3e-4  # of epsilon, where the grid adds more than it should; a finer
 FINEST = 8  # powers of 2 by which it may be finer
 SMALLEST_EPSILON = 0.01  # that is told apart so well
 REFERENCE = 1e-4  # delta, around which losses are told apart best
-MOST = 1e9  # releases
 REACH = 14.0  # standard deviations beyond the outer peak, where 1e-44 is left
 LARGEST = 690.0  # exponent
 EVEN, MOST_EVEN = 1.5, 300  # deviations, and edges, at equal distance on either side of 0
@@ -49,64 +49,10 @@ LEVELS = range(1, 160)  # in quarters of a standard deviation, how far a tilt ma
 WINDOW = math.log(1e9)  # 1 over the share of delta that may lie beyond its ends
 NEGLIGIBLE = 1e-5  # of delta: losses of single releases beyond are as good as infinite
 LONGEST = 2**20  # of a transform
+HARD = 0.5  # of delta: if the charge for roundings is larger, other curves and bounds are tried, too
+COARSE = ((0.85, 4), (0.85, 16), (0.7, 4), (0.7, 16))  # such curves: share of the level, times the width
 AT_ONCE = 8  # transforms
-LOOSE = 0.01  # of delta: where roundings may cost more, Renyi DP is asked, too
-
-
-class PrivacyLossDistribution(Accountant):
-    """Numerical composition of discretised privacy losses, rounded up (see the module).
-
-    Formal guarantee: an upper bound for add/remove (and zero-out) neighbours under Poisson sampling, errors of
-    discretisation, truncation, transform and floating point included; assumed are float64 arithmetic as in IEEE 754 and
-    scipy's normal probabilities to 13 digits. Hardly above the truth, but loose where hardly anybody takes part and
-    noise is small. Where that cannot be had (noise below 0.05, beyond 10^9 releases), the least of Renyi DP and the
-    closed form without sampling holds.
-    """
-
-    method = "privacy loss distributions"
-
-    def __init__(self, schedule: Schedule) -> None:
-        super().__init__(schedule)
-        z, counts, q = schedule.noise_multipliers, schedule.counts, schedule.sampling_rate
-        self._everyone = GaussianDP(Schedule(z, counts))  # sampling never costs more
-        self._possible = q < 1 and len(z) and z[0] >= SMALLEST_Z and counts.sum() <= MOST
-
-    @cached_property
-    def _renyi(self) -> RenyiDP:
-        return RenyiDP(self.schedule)
-
-    @cached_property
-    def _removed(self) -> Losses:
-        return Losses(self.schedule, removed=True)
-
-    @cached_property
-    def _added(self) -> Losses:
-        return Losses(self.schedule, removed=False)
-
-    def epsilon(self, delta: float) -> float:
-        check_delta(delta)
-        epsilon, sure = self._removed.epsilon(delta) if self._possible else (math.inf, False)
-        if self._possible and not self._added.surely_below(epsilon, math.log(delta)):
-            other, sure_too = self._added.epsilon(delta)
-            epsilon, sure = max(epsilon, other), sure and sure_too
-        bounds = [epsilon, self._everyone.epsilon(delta)]
-        if self.schedule.sampling_rate < 1 and not sure:
-            bounds.append(self._renyi.epsilon(delta))
-        return min(bounds)
-
-    def delta(self, epsilon: float) -> float:
-        return math.exp(self.log_delta(epsilon))
-
-    def log_delta(self, epsilon: float) -> float:
-        check_loss("epsilon", epsilon)
-        log_delta, sure = self._removed.log_delta(epsilon) if self._possible else (0.0, False)
-        if self._possible and not self._added.surely_below(epsilon, log_delta):
-            other, sure_too = self._added.log_delta(epsilon)
-            log_delta, sure = max(log_delta, other), sure and sure_too
-        bounds = [log_delta, self._everyone.log_delta(epsilon)]
-        if self.schedule.sampling_rate < 1 and not sure:
-            bounds.append(self._renyi.log_delta(epsilon))
-        return min(bounds)
+TRUNCATED, RARE = 4.0, 1e-4  # times the grid's width that the longest window may need; at smaller rates only once
 
 
 class Released(NamedTuple):
@@ -131,16 +77,20 @@ class Losses:
         self._released: dict[float, Released] = {}
         self._curves: dict[int, Curve] = {}
 
-    def epsilon(self, delta: float) -> tuple[float, bool]:
-        """The smallest epsilon with that delta, rounded up, and whether roundings hardly count there."""
+    def epsilon(self, delta: float) -> tuple[float, float]:
+        """The smallest epsilon with that delta, rounded up, and the share of delta charged for roundings."""
         log_delta = math.log(delta)
-        epsilon, sure = self._curve(_level(log_delta)).epsilon(log_delta)
-        return (epsilon, sure) if epsilon < self.most else (self.most, self.most < math.inf)
+        level = _level(log_delta)
+        epsilon, charged = self._curve(level).epsilon(log_delta)
+        if charged > HARD:  # epsilon is far below what the level assumes: tilt less, and do with a coarser grid
+            again = (self._coarse(round(share * level), times).epsilon(log_delta) for share, times in COARSE)
+            epsilon, charged = min((epsilon, charged), *again)
+        return (epsilon, charged) if epsilon < self.most else (self.most, 1.0)
 
-    def log_delta(self, epsilon: float) -> tuple[float, bool]:
-        """ln delta at epsilon, and whether roundings hardly count there."""
+    def log_delta(self, epsilon: float) -> tuple[float, float]:
+        """ln delta at epsilon, and the share of delta charged for roundings."""
         if epsilon >= self.most:
-            return -math.inf, True
+            return -math.inf, 0.0
         place = bisect_left(LEVELS, True, key=lambda level: self._rough.at(level)[1].mean >= epsilon)
         level = LEVELS[min(place, len(LEVELS) - 1)]
         result = self._curve(level).log_delta(epsilon)
@@ -191,13 +141,19 @@ class Losses:
 
     def _curve(self, level: int) -> Curve:
         if level not in self._curves:
-            curve = self._composed(level, self.width)
+            needed = self._rough.reach(level) / LONGEST
+            bearable = TRUNCATED * self.width if self.q >= RARE else self.width
+            curve = self._composed(level, needed if needed > bearable else self.width)
             coarse = curve.added(-_divergence(level), self.releases) / TOLERATED
             if coarse > 1:  # the mean is far from epsilon, by which the width was chosen
                 finer = 2 ** min(FINEST, 1 + math.ceil(math.log2(coarse) / 2))  # 1: what is too coarse may hide more
-                curve = self._composed(level, max(self.width / finer, self._rough.reach(level) / LONGEST))
+                curve = self._composed(level, max(self.width / finer, needed))
             self._curves[level] = curve
         return self._curves[level]
+
+    def _coarse(self, level: int, times: int) -> Curve:
+        level = max(1, level)
+        return self._composed(level, times * max(self.width, self._rough.reach(level) / LONGEST))
 
     def _composed(self, level: int, width: float) -> Curve:
         """delta's curve from the distribution composed at this level's tilt."""
@@ -252,17 +208,17 @@ class Curve(NamedTuple):
             charged = np.logaddexp(scale + np.log(lost * root + rounding * excess), log_beyond)
             return cls(first, width, np.logaddexp(scale + np.log(excess), charged), charged)
 
-    def epsilon(self, log_delta: float) -> tuple[float, bool]:
-        """The smallest epsilon with that ln delta, rounded up, and whether roundings hardly count there."""
+    def epsilon(self, log_delta: float) -> tuple[float, float]:
+        """The smallest epsilon with that ln delta, rounded up, and the share of delta charged for roundings."""
         place = self._place(log_delta)
         if place == len(self.log_delta_at):
-            return math.inf, False
-        epsilon, sure = self.width * (self.first + place), self._sure(place)
+            return math.inf, 1.0
+        epsilon, charged = self.width * (self.first + place), self._charged(place)
         if place:
             before, after = np.exp(np.minimum(self.log_delta_at[place - 1 : place + 1] - log_delta, LARGEST)).tolist()
             share = (before - 1) / (before - after)
             epsilon += math.log1p(share * math.expm1(self.width)) - self.width
-        return max(0.0, epsilon + 1e-13 * abs(epsilon)), sure
+        return max(0.0, epsilon + 1e-13 * abs(epsilon)), charged
 
     def added(self, log_delta: float, releases: float) -> float:
         """About what share of epsilon the grid has added there: w^2 / 12 (1 + delta'' / |delta'|) for each release."""
@@ -274,23 +230,24 @@ class Curve(NamedTuple):
         slope = 2 * (before + after) / self.width / (before - after) if before > after else 0.0
         return releases * self.width**2 / 12 * (1 + slope) / max(self.epsilon(log_delta)[0], SMALLEST_EPSILON)
 
-    def log_delta(self, epsilon: float) -> tuple[float, bool]:
-        """ln delta at epsilon, and whether roundings hardly count there."""
+    def log_delta(self, epsilon: float) -> tuple[float, float]:
+        """ln delta at epsilon, and the share of delta charged for roundings."""
         place = math.floor(epsilon / self.width) - self.first
         if place < 0:
-            return 0.0, False
+            return 0.0, 1.0
         if place + 1 >= len(self.log_delta_at):
-            return min(0.0, float(self.log_delta_at[-1])), False
+            return min(0.0, float(self.log_delta_at[-1])), 1.0
         share = math.expm1(max(0.0, epsilon - self.width * (self.first + place))) / math.expm1(self.width)
         before, after = self.log_delta_at[place : place + 2].tolist()
         chord = before + math.log1p(min(share, 1.0) * math.expm1(after - before)) + 1e-12
-        return min(0.0, chord), self._sure(place)
+        return min(0.0, chord), self._charged(place)
 
     def _place(self, log_delta: float) -> int:
         return int(np.searchsorted(-self.log_delta_at, -log_delta))
 
-    def _sure(self, place: int) -> bool:
-        return bool(self.log_charged[place] <= self.log_delta_at[place] + math.log(LOOSE))
+    def _charged(self, place: int) -> float:
+        charged, total = float(self.log_charged[place]), float(self.log_delta_at[place])
+        return math.exp(charged - total) if charged > -math.inf else 0.0
 
 
 def _later(x: np.ndarray, share: float) -> np.ndarray:
@@ -348,7 +305,8 @@ def _masses(z: np.ndarray, q: float, loss: np.ndarray, removed: bool) -> tuple[n
     ours, theirs = (mixed + mixed_more, plain - plain_more) if removed else (plain + plain_more, mixed - mixed_more)
     sliver, inner = 2 * (blur + share * shift), ours[:, 1:-1]
     low, sliver = (loss[:-1], sliver[:-1]) if removed else (-loss[1:], sliver[1:])
-    rise = inner * (1 + 2 * sliver) - np.exp(low) * (1 - 4 * UNIT * (2 + np.abs(low))) * theirs[:, 1:-1]
+    growth = np.exp(np.minimum(low, LARGEST)) * (1 - 4 * UNIT * (2 + np.abs(low)))
+    rise = inner * (1 + 2 * sliver) - growth * theirs[:, 1:-1]
     up = np.clip(rise / -np.expm1(-width) * (1 + 8 * UNIT), 0.0, inner)
     masses = np.zeros((len(z), len(loss)))
     worse, better = (slice(1, None), slice(None, -1)) if removed else (slice(None, -1), slice(1, None))
