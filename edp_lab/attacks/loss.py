@@ -87,12 +87,12 @@ class Target:
         return int(np.bincount(self.texts).max())
 
     def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of the pool, one row each, of members and of non-members."""
+        """Split scores of the pool, one row each, into those of members and of non-members."""
         return scores[: len(self.members)], scores[len(self.members) :]
 
     @property
-    def one(self) -> str:
-        """Whom the guarantee is asked about."""
+    def unit(self) -> str:
+        """The privacy unit that the guarantee is stated for."""
         return "one utterance" if self.copies == 1 else f"one utterance whose text occurs up to {self.copies} times"
 
     @cached_property
@@ -178,7 +178,7 @@ class Attacked:
             return f"none ({why}), so nothing bounds this attack"
         assert self.result.bound is not None
         unless = f"{guarantee.condition}, " if guarantee.condition else ""
-        of = f"if {self.target.one} is replaced by another; delta {guarantee.delta:.2g}, {guarantee.method}"
+        of = f"if {self.target.unit} is replaced by another; delta {guarantee.delta:.2g}, {guarantee.method}"
         auc = self.result.bound["auc"]
         limit = f"bounds the AUC of any attack by {upward(auc, 4)}" if auc < 0.9995 else "bounds no attack here"
         return f"{unless}epsilon {upward(guarantee.epsilon)} ({of}) {limit}"
@@ -208,7 +208,9 @@ def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any
     """The result of an attack with these scores of the target's pool, beside the promise of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
-    result = summarise(attack, *sides, epsilon, delta, target.guards._asdict(), target.sides(target.texts))
+    guards = target.guards._asdict()
+    guards["said"] = guards.pop("message")  # its name in JSON
+    result = summarise(attack, *sides, epsilon, delta, guards, target.sides(target.texts))
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
@@ -244,7 +246,7 @@ class Guards(NamedTuple):
     non_members: int
     balanced: bool  # they are equally many
     leaks: bool  # the interval excludes 0.5, on either side: the split is not exchangeable
-    said: str  # one sentence: fine, or what is wrong and the cure
+    message: str  # one sentence: fine, or what is wrong and how to fix it
 
 
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
@@ -319,17 +321,12 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
 
 
 class Signals(NamedTuple):
-    """Of n utterances, in their order, or of K models on the same n: arrays (n) or (K, n), float64, finite."""
+    """What a model gives away about n utterances, in their order; float64, finite."""
 
-    loss: Floats  # cross entropy of the intent plus the CRF's negative log-likelihood, as in training, without dropout
-    intent_logit: Floats  # of the true intent, within +-`MOST`
-    # Of the true tag sequence, at least -`MOST` and at most 27.6, the logit of exp(-`LEAST_NLL`); None without slots.
-    tags_logit: Floats | None
-
-    @property
-    def logits(self) -> Floats:
-        """Both logits side by side: (..., n, 2), or (..., n, 1) without slots."""
-        return np.stack([logit for logit in self[1:] if logit is not None], axis=-1)
+    loss: Floats  # (n) cross entropy of the intent plus the CRF's negative log-likelihood, as in training, no dropout
+    # (n, 2), of the true intent, within +-`MOST`, and of the true tag sequence, at least -`MOST` and at most 27.6, the
+    # logit of exp(-`LEAST_NLL`); (n, 1) without slots.
+    logits: Floats
 
 
 def scored_batches(
@@ -346,7 +343,7 @@ def scored_batches(
 
 @torch.no_grad()
 def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
-    """Loss and logits of each utterance."""
+    """Compute loss and logits of each utterance."""
     intents, nll = np.empty(len(utterances)), np.empty(len(utterances))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
         rows, log_p, true_intents = batch.examples.numpy(), log_intent.double(), batch.intents[:, None]
@@ -359,9 +356,10 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
             nll[rows] = (of_all - path_score(emissions, tags, mask, *crf)).cpu()
     loss, intent_logit = np.logaddexp(0, -intents), np.clip(intents, -MOST, MOST)
     if not model.labels.tags:
-        return Signals(loss, intent_logit, None)
+        return Signals(loss, intent_logit[:, None])
     least = np.maximum(nll, LEAST_NLL)
-    return Signals(loss + nll, intent_logit, np.clip(-least - np.log(-np.expm1(-least)), -MOST, MOST))
+    tags_logit = np.clip(-least - np.log(-np.expm1(-least)), -MOST, MOST)
+    return Signals(loss + nll, np.stack([intent_logit, tags_logit], axis=-1))
 
 
 def attack_loss(run: str | Path) -> Attacked:

@@ -288,7 +288,7 @@ def test_fine_split_is_called_fine_whatever_its_order():
     members, non_members = UTTERANCES[:300], UTTERANCES[300:]
     guards = check_split(members, non_members)
     assert (guards.leaks, guards.duplicates, guards.balanced) == (False, 0, True)
-    assert guards.said.startswith("Fine: words alone do not tell the 300 members from as many non-members (AUC 0.")
+    assert guards.message.startswith("Fine: words alone do not tell the 300 members from as many non-members (AUC 0.")
     assert check_split(members[::-1], non_members[::-1]) == guards
 
 
@@ -317,23 +317,23 @@ def test_a_split_that_words_give_away_is_caught(leak):
     guards = check_split(*LEAKS[leak])
     assert guards.leaks
     assert guards.text_auc < 0.3 if "opposite" in leak else guards.text_auc > 0.5
-    assert guards.said.startswith("The split leaks")
-    assert guards.said.endswith("pool and split at random.")
+    assert guards.message.startswith("The split leaks")
+    assert guards.message.endswith("pool and split at random.")
 
 
 def test_texts_on_both_sides_are_counted_copies_are_no_evidence_and_all_is_said_in_one_sentence():
     guards = check_split(UTTERANCES[:100], UTTERANCES[:100])
     assert (guards.duplicates, guards.text_auc, guards.leaks) == (100, 0.5, False)
-    assert guards.said == "100 texts are on both sides: keep duplicates together when splitting."
+    assert guards.message == "100 texts are on both sides: keep duplicates together when splitting."
     once, thrice = (check_split(UTTERANCES[:60] * k, UTTERANCES[60:120] * k) for k in (1, 3))
     assert (thrice.text_auc, thrice.text_auc_interval) == (once.text_auc, once.text_auc_interval)
     assert thrice.members == 180
     guards = check_split((*generate(100, 3, "video").utterances, UTTERANCES[0]), UTTERANCES[:120])
     assert (guards.leaks, guards.balanced) == (True, False)
-    assert "The split leaks" in guards.said
-    assert "; 1 text is on both sides: keep" in guards.said
-    assert guards.said.endswith("; 101 members face 120 non-members: draw equally many.")
-    assert guards.said.count(".") - guards.said.count("0.") == 1
+    assert "The split leaks" in guards.message
+    assert "; 1 text is on both sides: keep" in guards.message
+    assert guards.message.endswith("; 101 members face 120 non-members: draw equally many.")
+    assert guards.message.count(".") - guards.message.count("0.") == 1
 
 
 @pytest.mark.parametrize(("shared", "own"), [(0, 5), (1, 4), (2, 3), (4, 20), (5, 0)])
