@@ -25,7 +25,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import readers
-from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, user_cache
@@ -224,14 +224,11 @@ def _lone(utterances: Sequence[Utterance]) -> list[str]:
 
 
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
-    """With the labels that occur."""
+    """A corpus with the labels that occur."""
     utterances, _, warnings = reading
-    intents = {utterance.intent for utterance in utterances}
-    slots = {tag[2:] for utterance in utterances for tag in utterance.tags or () if tag != "O"}
     if utterances[0].tags is None:
         warnings = [*warnings, NO_TAGS]
-    labels = tuple(sorted(intents)), tuple(sorted(slots))
-    return Corpus(name, tuple(utterances), *labels, labels_declared, tuple(warnings))
+    return Corpus(name, tuple(utterances), *labels_of(utterances), labels_declared, tuple(warnings))
 
 
 # ---- Fetching --------------------------------------------------------------------------------------------------------

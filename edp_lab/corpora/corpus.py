@@ -6,7 +6,7 @@ Models do not read utterances but `Coded` ones: words, tags and intents as numbe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,6 +73,15 @@ class Corpus:
 def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
     """All tags: "O", then B- and I- of every slot."""
     return ("O", *(f"{prefix}-{slot}" for slot in slots for prefix in "BI"))
+
+
+def labels_of(utterances: Iterable[Utterance]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The intents and the slots that occur, each sorted."""
+    intents, tags = set(), set()
+    for u in utterances:
+        intents.add(u.intent)
+        tags.update(u.tags or ())
+    return tuple(sorted(intents)), tuple(sorted({tag[2:] for tag in tags - {"O"}}))
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------
