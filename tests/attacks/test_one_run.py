@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from edp_lab.attacks import one_run
-from edp_lab.attacks.one_run import Directions, OneLayer, Plan, RealModel, audit_one_run, gradient_scores
+from edp_lab.attacks.one_run import Directions, LinearModel, Plan, RealModel, audit_one_run, gradient_scores
 from edp_lab.attacks.statistics import (
     SHARES,
     Tally,
@@ -275,7 +275,7 @@ def test_canaries_in_and_out_are_as_far_apart_as_the_sensitivity(corpus, changes
     mechanism = chosen.mechanism(n + m)
     plan, ends = Plan.draw(chosen, m, n), []
     for included in (np.ones(m, bool), np.zeros(m, bool)):
-        trainee = RealModel(chosen, load_corpus(corpus), data, m) if real else OneLayer(mechanism, 1, m, 1)
+        trainee = RealModel(chosen, load_corpus(corpus), data, m) if real else LinearModel(mechanism, 1, m, 1)
         silent = Silent(trainee, mechanism, divisor=1)
         gradient_scores(silent, mechanism, chosen, plan._replace(included=included), lambda done, steps: None)
         projections = np.zeros(m)
@@ -299,7 +299,7 @@ def test_scores_are_the_log_likelihood_ratios_of_what_is_released():
     assert np.allclose(one_run.evidence(disjoint, 0, sums), np.log(present / absent))
 
     plan = Plan.draw(replace(chosen, sampling="shuffle"), 20, 0)
-    silent = Silent(OneLayer(disjoint, 1, 20, 64), disjoint, divisor=64)
+    silent = Silent(LinearModel(disjoint, 1, 20, 64), disjoint, divisor=64)
     scores, _ = gradient_scores(silent, disjoint, chosen, plan, lambda done, steps: None)
     assert np.allclose(scores, one_run.evidence(disjoint, 0, 0.7 * plan.included), atol=1e-3)  # the clip's margin
 

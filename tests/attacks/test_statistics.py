@@ -257,7 +257,7 @@ def test_nothing_changes_between_a_model_and_itself():
     assert auc_change(scores, scores) == (0.0, (0.0, 0.0))
     with pytest.raises(UsageError, match="other numbers of utterances"):
         auc_change(scores, (scores[0], scores[1][:2]))
-    with pytest.raises(UsageError, match="wrong way round"):
+    with pytest.raises(UsageError, match="non-members swapped"):
         auc_change(([0.0], [1.0]), ([0.0], [1.0]))
 
 
