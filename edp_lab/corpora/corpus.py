@@ -1,4 +1,4 @@
-"""Utterances with one intent and, mostly, a BIO tag for each token; corpora of them; words as numbers; random splits."""
+"""Utterances with one intent and, mostly, a BIO tag for each token; corpora; words as numbers; random splits."""
 
 from __future__ import annotations
 
@@ -134,10 +134,6 @@ class Words(NamedTuple):
     def of(cls, sentences: Sequence[Sequence[str]]) -> Words:
         types = sorted({word for words in sentences for word in words})
         return cls(types, numbered(sentences, types))
-
-    def counts(self) -> np.ndarray:
-        """How often each of the types occurs."""
-        return np.bincount(self.numbers.codes, minlength=len(self.types))
 
 
 def numbered(rows: Sequence[Sequence[str]], names: Sequence[str]) -> Ragged:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.corpora.corpus import Corpus, Utterance, Words, numbered
+from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, Words, numbered
 from edp_lab.errors import UsageError
 
 WORD_BYTES = 16  # bytes of a word that the character CNN sees
@@ -59,10 +59,7 @@ class WordFeatures:
     @classmethod
     def from_training_words(cls, utterances: Sequence[Utterance]) -> WordFeatures:
         """Words that occur at least twice; the others train the shared rows. Not private."""
-        words = Words.of([u.tokens for u in utterances])
-        counts: Counter[str] = Counter()
-        for word, count in zip(words.types, words.counts().tolist(), strict=True):
-            counts[word.lower()] += count
+        counts = Counter(token.lower() for u in utterances for token in u.tokens)
         return cls(tuple(sorted(w for w, k in counts.items() if k > 1)), buckets=64)
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
