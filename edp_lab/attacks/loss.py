@@ -1,20 +1,19 @@
 """The run that a membership attack is made on, the result beside the run's guarantee, and the simplest attack.
 
 An attack scores as many members as non-members, larger for "member". The floor: call those members whose loss is low
-(Yeom et al. 2018). What a model gives away about an utterance whose annotation the attacker knows:
+(Yeom et al. 2018). LiRA wants logits, because they are close to normal over models, which losses and probabilities are
+not (Carlini et al. 2022):
 
     p = model's probability of the true intent, or of the true tag sequence as a whole
     logit p = log p - log(1 - p)
 
-LiRA wants logits because they are close to normal over models, which losses and probabilities are not (Carlini et al.
-2022). They are taken in float64, from the other classes' probabilities rather than from 1 - p, which rounds to 0 for a
-model that is sure.
+They are taken in float64, from the other classes' probabilities rather than from 1 - p, which rounds to 0 for a model
+that is sure.
 
 An attack counts if the texts alone do not tell members from non-members (`check_split`): else it would need no model,
 and its success would show how the split was made, not what the model remembers.
 
-Runs that cannot be attacked, too few members, utterances that do not fit the model, and a model that has diverged are
-refused by `UsageError`.
+UsageError: a run that cannot be attacked, too few members, utterances that do not fit the model, a diverged model.
 """
 
 from __future__ import annotations
@@ -101,27 +100,26 @@ class Target:
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
-        """What the run guarantees against telling one utterance from another in its place; None without noise.
+        """The run's guarantee against telling one utterance from another in its place; None without noise.
 
-        A member and a non-member of a random split of fixed sizes have changed places, so what counts is replace-one:
-        under Poisson sampling, one utterance less and another more. All copies of a text are on one side, so a text
-        counts as often as the most frequent one.
+        A member and a non-member of a random split of fixed sizes have changed places, so the neighbours are
+        replace-one: under Poisson sampling, one utterance less and another more. All copies of a text are on one side,
+        so a text counts as often as the most frequent one.
         """
         if self.config.method == "sgd":
             return None
-        ledger = run_ledger(self.folder)
-        swap: dict[str, Any] = {"utterances_per_person": self.copies}
-        if self.config.poisson:
-            swap["utterances_per_person"] *= 2
-        else:
-            swap["adjacency"] = Adjacency.REPLACE_ONE
-        delta = self.config.delta
+        ledger, delta = run_ledger(self.folder), self.config.delta
         assert delta is not None, "records hold the delta that was used"
+        swap: dict[str, Any] = (
+            {"utterances_per_person": 2 * self.copies}
+            if self.config.poisson
+            else {"utterances_per_person": self.copies, "adjacency": Adjacency.REPLACE_ONE}
+        )
         return judge(ledger.mechanism, ledger.bill(), delta, not self.config.private_seed, **swap)
 
 
 def load_target(run: str | Path) -> Target:
-    """The model of a run with members from its training set and an equal number of non-members from its test set."""
+    """Load a run's model, with members from its training set and an equal number of non-members from its test set."""
     folder, record = Path(run), read_record(run)
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
@@ -141,7 +139,7 @@ def load_target(run: str | Path) -> Target:
 
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
-    """As many of the training set as of the test set, drawn at random."""
+    """Draw as many utterances of the training set as of the test set."""
     count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
@@ -158,7 +156,7 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
 
 @dataclass(frozen=True)
 class Attacked:
-    """An attack's result beside the promise of the run it was made on; scores of the target's pool."""
+    """An attack's result beside the guarantee of the run it was made on; scores of the target's pool."""
 
     target: Target
     result: AttackResult
@@ -171,7 +169,7 @@ class Attacked:
 
     @property
     def bound_said(self) -> str:
-        """What the guarantee says of any attack."""
+        """The guarantee, and its bound on any attack."""
         guarantee = self.target.guarantee
         if guarantee is None or guarantee.epsilon is None:
             why = "plain training" if guarantee is None else guarantee.reason
@@ -185,14 +183,14 @@ class Attacked:
 
     @property
     def verdict(self) -> str:
-        """In words; an attack that fails proves nothing."""
-        low, high = self.result.auc_interval
+        """The result in words; an attack that fails proves nothing."""
+        (low, high), guards, bound = self.result.auc_interval, self.result.guards, self.result.bound
         sure = f"{100 * self.result.confidence:g} %"
-        if self.result.guards["leaks"]:
+        if guards["leaks"]:
             return "worthless: the split leaks, so the attack may tell texts apart instead of members"
-        if self.result.guards["duplicates"]:
+        if guards["duplicates"]:
             return "worthless: some texts are both members and non-members; train with duplicates kept together"
-        if self.result.bound is not None and low > self.result.bound["auc"]:
+        if bound is not None and low > bound["auc"]:
             return f"more than epsilon allows, at {sure} confidence: the guarantee does not hold, or its seed was used"
         if low > 0.5:
             return f"membership leaks: the {sure} interval of the AUC lies above 0.5"
@@ -205,7 +203,7 @@ class Attacked:
 
 
 def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
-    """The result of an attack with these scores of the target's pool, beside the promise of the run."""
+    """Summarise an attack by its scores of the target's pool, beside the guarantee of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
     guards = target.guards._asdict()
@@ -225,18 +223,18 @@ def same_pool(before: str | Path, after: str | Path) -> None:
 
 
 def change(before: Attacked, after: Attacked) -> dict[str, Any]:
-    """How the AUC changes from one run to another on the same pool: {"against", "relative", "interval"}."""
+    """Change of the AUC from one run to another on the same pool: {"against", "relative", "interval"}."""
     sides = [attacked.target.sides(attacked.scores) for attacked in (before, after)]
     texts = after.target.sides(after.target.texts)
     relative, interval = auc_change(sides[0], sides[1], texts=texts)
     return {"against": str(before.target.folder), "relative": relative, "interval": list(interval)}
 
 
-# ---- Whether an attack counts ----------------------------------------------------------------------------------------
+# ---- Sanity guards ---------------------------------------------------------------------------------------------------
 
 
 class Guards(NamedTuple):
-    """What the sanity guards found of a split into members and non-members."""
+    """Results of the sanity guards on a split into members and non-members."""
 
     text_auc: float  # of a bag-of-words classifier between their texts, out of fold; 0.5 is guessing
     text_auc_interval: Interval  # at `confidence`
@@ -273,8 +271,9 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
     evidence = f"AUC {area:.3f}, {100 * SPLIT_CONFIDENCE:g} % interval {interval[0]:.3f} to {interval[1]:.3f}"
     wrong = []
     if leaks:
-        tell = f"words alone tell members from non-members ({evidence})"
-        wrong.append(f"the split leaks, for {tell}: pool and split at random")
+        wrong.append(
+            f"the split leaks, for words alone tell members from non-members ({evidence}): pool and split at random"
+        )
     if duplicates:
         both = "1 text is" if duplicates == 1 else f"{duplicates:,} texts are"
         wrong.append(f"{both} on both sides: keep duplicates together when splitting")
@@ -317,7 +316,7 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
     return scores[is_member], scores[~is_member]
 
 
-# ---- What the model gives away ---------------------------------------------------------------------------------------
+# ---- Loss and logits -------------------------------------------------------------------------------------------------
 
 
 class Signals(NamedTuple):
