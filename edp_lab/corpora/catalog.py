@@ -1,7 +1,7 @@
-"""The catalogue: which corpora there are, which files make them up, where those lie, and how to load one.
+"""The catalogue of corpora: which files make them up, where they are, how to load one and how to fetch one.
 
-A published corpus lies under a data folder, the first of `data_folders` that holds it complete. Anything
-else is a user's own corpus, given by its path.
+A published corpus is in the first of `data_folders` that holds it complete. Any other corpus is a user's, given by its
+path.
 
 `edp-lab data fetch` brings the files of a published corpus, each checked against its pinned digest. A file grows beside
 its target as ``<name>.part`` and takes the target's name, in one step, only once its digest is right.
@@ -46,13 +46,13 @@ class Source(NamedTuple):
 
 
 class CorpusInfo(NamedTuple):
-    """What is known of a corpus without loading it."""
+    """Facts about a corpus that need no loading."""
 
     name: str
     description: str
     licence: str
-    where: Path | None  # the file or folder where it lies complete
-    utterances: int | None  # where that is known before loading
+    where: Path | None  # the file or folder that holds it complete
+    utterances: int | None  # None if the number is known only after loading
 
 
 class _Entry(NamedTuple):
@@ -108,7 +108,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
         return smart_home.load(_EMBEDDED[name])
     path = given_path(name)
     if path.exists() or path.suffix == ".jsonl" or "/" in name or os.sep in name:
-        return _own_corpus(name, path)
+        return _user_corpus(name, path)
     raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
 
 
@@ -143,7 +143,7 @@ def data_folders() -> list[Path]:
 
 
 def sources(name: str) -> tuple[Source, ...]:
-    """The files of a corpus that can be fetched; UsageError for any other name."""
+    """The files that `fetch` brings of a corpus; UsageError if the name is of no corpus that can be fetched."""
     if name not in _sources():
         if name in _EMBEDDED:
             raise UsageError(f"{name} comes with edp_lab: there is nothing to fetch")
@@ -180,15 +180,16 @@ def _missing(folder: Path, name: str) -> list[Path]:
 
 
 def _not_found(name: str) -> UsageError:
-    cure = f"run `edp-lab data fetch {name}`"
+    hint = f"run `edp-lab data fetch {name}`"
     for missing in (_missing(folder, name) for folder in data_folders()):
         if len(missing) < len(sources(name)):
-            return UsageError(f"{name} is incomplete: {missing[0]} is missing or has the wrong size; {cure}")
+            return UsageError(f"{name} is incomplete: {missing[0]} is missing or has the wrong size; {hint}")
     folders = ", ".join(map(str, data_folders()))
-    return UsageError(f"{name} is in none of {folders}: {cure}, or set EDP_LAB_DATA to the folder that holds it")
+    return UsageError(f"{name} is in none of {folders}: {hint}, or set EDP_LAB_DATA to the folder that holds it")
 
 
-def _own_corpus(name: str, path: Path) -> Corpus:
+def _user_corpus(name: str, path: Path) -> Corpus:
+    """A user's corpus, with declared label sets if their files are beside it."""
     if not path.exists():
         raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or JSONL")
     reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
@@ -197,13 +198,13 @@ def _own_corpus(name: str, path: Path) -> Corpus:
     if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):
         return _corpus(name, reading._replace(warnings=[*reading.warnings, *_lone(reading.utterances)]), False)
 
-    declared: list[set[str]] = []
-    for file in (intent_file, slot_file):
-        needed = file == intent_file or reading.utterances[0].tags is not None
-        if needed and not file.exists():
+    def declared(file: Path) -> set[str]:
+        if not file.exists():
             raise UsageError(f"{file} is missing: declared label sets need both intents.txt and slots.txt")
-        declared.append({line.strip() for line in readers.text_lines(file) if line.strip()} if needed else set())
-    intents, slots = declared
+        return {line.strip() for line in readers.text_lines(file) if line.strip()}
+
+    intents = declared(intent_file)
+    slots = set() if reading.utterances[0].tags is None else declared(slot_file)
     for utterance, place in zip(reading.utterances, reading.places, strict=True):
         if utterance.intent not in intents:
             raise UsageError(f"{place}: intent {utterance.intent!r} is not listed in {intent_file}")
@@ -214,7 +215,7 @@ def _own_corpus(name: str, path: Path) -> Corpus:
 
 
 def _lone(utterances: Sequence[Utterance]) -> list[str]:
-    """A note on intents that occur once where others have many: often slips, and their names go into the model."""
+    """Warn of intents that occur once while others have many: often slips, and their names go into the model."""
     count = Counter(utterance.intent for utterance in utterances)
     once = [intent for intent, times in count.items() if times == 1]
     if not once or len(utterances) < MANY * len(count):
@@ -269,7 +270,7 @@ def fetch(
 
 
 def _fetched(source: Source, target: Path) -> Iterator[int]:
-    """Bring one file; yields how many bytes are there, after every piece."""
+    """Fetch one file; yields the number of bytes there, after every piece."""
     if _is_right(target, source):
         yield target.stat().st_size
         return

@@ -36,6 +36,7 @@ import json
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, chain, product
 from pathlib import Path
@@ -44,6 +45,7 @@ from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
 from edp_lab.corpora.metrics import spans
+from edp_lab.corpora.readers import read_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, write_whole
 
@@ -83,16 +85,14 @@ def load(domain: str | None = None) -> Corpus:
     """The embedded corpus, `generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED)`, or its utterances of one domain."""
     corpus = _corpus((), domain)
     try:
-        with gzip.open(EMBEDDED, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
-        utterances = [Utterance(tuple(row["tokens"]), tuple(row["tags"]), row["intent"]) for row in rows]
+        utterances = read_jsonl(EMBEDDED).utterances
         if len(utterances) != EMBEDDED_UTTERANCES:
-            raise ValueError(f"{len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{EMBEDDED} holds {len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
+    except UsageError as error:
         raise UsageError(
-            f"cannot read the embedded smart-home corpus {EMBEDDED} ({error}); restore it from the repository"
-        ) from error
-    return _corpus((u for u in utterances if u.intent in corpus.intents), domain)
+            f"the embedded smart-home corpus is damaged: {error}; restore it from the repository"
+        ) from None
+    return replace(corpus, utterances=tuple(u for u in utterances if u.intent in corpus.intents))
 
 
 def write_jsonl(corpus: Corpus, path: Path | str) -> None:
@@ -107,7 +107,7 @@ def write_jsonl(corpus: Corpus, path: Path | str) -> None:
 
 
 def _corpus(utterances: Iterable[Utterance], domain: str | None) -> Corpus:
-    """With declared labels; UsageError for an unknown domain."""
+    """A corpus with declared labels; UsageError for an unknown domain."""
     domains = _domains(domain)
     return Corpus(
         name=f"smart-home-{domain}" if domain else "smart-home",
@@ -284,7 +284,7 @@ def _phrase(name: str) -> _Phrase:
 
 @cache
 def _slot(item: str) -> _Slot | None:
-    """What an item of a template stands for; None for a word."""
+    """The slot or phrase of an item of a template; None for a word."""
     name = item[1:-1]
     if item.startswith("<"):
         phrases, odds = [name], {"O": 1.0}
@@ -307,7 +307,7 @@ def _weighted(lines: Iterable[str]) -> list[str]:
 @cache
 def _variants(line: str) -> list[str]:
     """Every way through a line's alternatives, innermost first, so that nested alternatives keep their odds."""
-    return _ways(re.sub(r"@(\w+)", lambda macro: _macro(macro[1]), line))
+    return _ways(re.sub(r"@(\w+)", lambda name: f"({'|'.join(_weighted(_DATA['macros'][name[1]]))})", line))
 
 
 def _ways(text: str) -> list[str]:
@@ -316,11 +316,6 @@ def _ways(text: str) -> list[str]:
         return [text]
     before, after = text[: match.start()], text[match.end() :]
     return [way for choice in match[1].split("|") for way in _ways(f"{before}{choice}{after}")]
-
-
-@cache
-def _macro(name: str) -> str:
-    return "(" + "|".join(_weighted(_DATA["macros"][name])) + ")"
 
 
 @cache
