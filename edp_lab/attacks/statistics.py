@@ -44,11 +44,10 @@ GRID = 32  # intervals into which the search for mu cuts what is left; five time
 
 
 class Roc(NamedTuple):
-    """The ROC curve, every distinct threshold, from (0, 0) to (1, 1)."""
+    """The ROC curve at every distinct threshold, from (0, 0) to (1, 1); a tie of both sides raises both rates."""
 
-    fpr: Scores  # (T) ascending; where a member and a non-member tie, both rates rise at once
+    fpr: Scores  # (T) ascending
     tpr: Scores
-    thresholds: Scores  # (T) descending; the first, inf, stands for calling nobody a member
 
 
 class Rate(NamedTuple):
@@ -99,7 +98,7 @@ def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
         np.append(0.0, (len(side) - np.searchsorted(np.sort(side), thresholds)) / len(side))
         for side in (outside, inside)
     )
-    return Roc(fpr, tpr, np.append(np.inf, thresholds))
+    return Roc(fpr, tpr)
 
 
 def auc(members: ArrayLike, non_members: ArrayLike) -> float:
@@ -112,17 +111,17 @@ def auc_interval(
 ) -> Interval:
     """An interval for the AUC, within [0, 1] and never of width zero.
 
-    `texts` numbers the text of each member and of each non-member: copies score alike, so they are taken together
-    (Obuchowski 1997). None: all texts differ.
-
     DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), by sorting in O(n log n) as Sun and Xu 2014, normal on
     the logit scale. Asymptotic: at 95 % it covered the AUC of normal scores in 93 to 97 % of simulations up to AUC 0.9
     (20 to 1,000 a side) and, with equal sides, up to 0.99; but in 86 % at 0.999 with 50 members, 1,000 non-members.
 
-    Where that variance is 0 (all pairs right, all wrong, or all scores equal) or not defined (one utterance on a
-    side): Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them right. That is conservative: k
-    disjoint pairs of a member and a non-member are independent, each right with probability at most the AUC, and the
-    sample's other pairs only add to what is known. At AUC 1 the lower end is (alpha / 2)^(1/k).
+    If that variance is 0 (all pairs right, all wrong, or all scores equal) or not defined (one utterance on a side):
+    Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them right. That is conservative: k disjoint
+    pairs are independent, each right with probability at most the AUC, and the sample's other pairs only add to them.
+
+    Args:
+        texts: for each side, numbers of its utterances' texts. Copies score alike, so they are taken together
+            (Obuchowski 1997). None: all texts differ.
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -156,11 +155,11 @@ def auc_change(
 
 
 def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = CONFIDENCE) -> Rate | None:
-    """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None where fpr x non-members < 1.
+    """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None if fpr x non-members < 1.
 
-    With k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member, so the members have
-    no say in it: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the
-    uncertainty of the FPR there, see `true_fpr`: it is about twice `fpr` where just one is allowed.
+    With k non-members allowed, the threshold is just above the (k + 1)-th highest non-member, whatever the members
+    score: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the uncertainty of
+    the FPR there, see `true_fpr`: about twice `fpr` if just one is allowed.
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -193,10 +192,7 @@ def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
 
 
 def clopper_pearson(successes: float, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """The interval of a probability, missing it on either side with probability (1 - confidence)/2 at most.
-
-    Source: Clopper and Pearson 1934.
-    """
+    """Interval of a probability, too high or too low with probability (1 - confidence)/2 each at most (1934)."""
     tail, failures = (1 - confidence) / 2, trials - successes
     low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
@@ -220,8 +216,8 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
 
     Assumptions: for one utterance, the rates compare training sets that differ in this utterance alone, in the way
     (add/remove, zero-out, replace-one) that the epsilon is stated for, whatever else the attacker knows. The region is
-    convex, so it also holds for rates averaged over utterances and over how the rest was drawn, if a fair coin of its
-    own decided each one's membership. A split of fixed size swaps one utterance for another, which is replace-one; an
+    convex, so it also holds for rates averaged over utterances and over how the rest was drawn, if an independent fair
+    coin decided each membership. A split of fixed size swaps one utterance for another, which is replace-one; an
     utterance whose text occurs k times is a group of k. It bounds true rates: an estimate may exceed it by chance.
     """
     check_loss("epsilon", epsilon)
@@ -322,7 +318,7 @@ def _checked(members: ArrayLike, non_members: ArrayLike) -> tuple[Scores, Scores
 
 
 def _allowed(non_members: int, fpr: float) -> int:
-    """How many of them may pass at that rate; compared as quotients, since 0.29 * 100 is below 29 in floats."""
+    """Number of non-members that pass at that rate; compared as quotients, since 0.29 * 100 is below 29 in floats."""
     return int(np.searchsorted(np.arange(non_members + 1) / non_members, fpr, side="right")) - 1
 
 
@@ -374,9 +370,9 @@ def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
 
 
 def upper_limit(errors: int, draws: int, confidence: float) -> float:
-    """Upper limit of an error probability, wrong with probability (1 - confidence)/2 at most; rounded up.
+    """The upper end of `clopper_pearson` of an error probability, rounded up.
 
-    Two such limits hold jointly at `confidence`. Source: Clopper and Pearson 1934.
+    Wrong with probability (1 - confidence)/2 at most, so two such limits hold jointly at `confidence`.
     """
     if errors == draws:
         return 1.0
@@ -510,7 +506,7 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     """The largest mu for which v right out of r guesses on m canaries refute mu-GDP at significance beta; 0 for none.
 
     Let W guesses be right, p_i = P[W = i]. For any j, that guess k is right and W >= j means: it points to the truth,
-    and at least j - 1 of the others are right. Were canary k flipped, the same guesses would have k wrong and W >= j-1.
+    and at least j - 1 of the others are right. If canary k were flipped, the same guesses would have k wrong, W >= j-1.
     mu-GDP bounds the one probability by F(x) = Phi(Phi^-1(x) + mu) of the other. F is concave, so averaged over the m
     canaries and all the rest (an abstention is neither right nor wrong)
 
@@ -519,7 +515,7 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     which is the argument of Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
     Suppose P[W >= v] = beta. The least total probability that goes with it has all of beta at v and, from there
     downwards, just as much at each j - 1 as the inequality demands (moved further down, a surplus helps every
-    inequality that is left). Where that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
+    inequality that is left). If that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
 
     Guarantee: a mu-GDP mechanism, guesses and their places as in `one_run_epsilon`. Rounded down.
     """

@@ -74,11 +74,9 @@ def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
 
 def labels_of(utterances: Iterable[Utterance]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The intents and the slots that occur, each sorted."""
-    intents, tags = set(), set()
-    for u in utterances:
-        intents.add(u.intent)
-        tags.update(u.tags or ())
-    return tuple(sorted(intents)), tuple(sorted({tag[2:] for tag in tags - {"O"}}))
+    pairs = {(u.intent, u.tags) for u in utterances}
+    slots = {tag[2:] for _, tags in pairs for tag in tags or () if tag != "O"}
+    return tuple(sorted({intent for intent, _ in pairs})), tuple(sorted(slots))
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------
@@ -103,6 +101,11 @@ class Ragged:
     def lengths(self) -> np.ndarray:
         """Rows of each example: (n)."""
         return np.diff(self.offsets)
+
+    @property
+    def values(self) -> np.ndarray:
+        """All rows end to end."""
+        return self.gather(np.arange(len(self)))[0]
 
     def gather(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows of some examples, end to end, and how many each has."""

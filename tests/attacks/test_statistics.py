@@ -45,10 +45,9 @@ def labelled(members, non_members):
 @given(SCORES, SCORES)
 def test_roc_auc_and_advantage_are_those_of_scikit_learn_and_scipy(members, non_members):
     curve = roc(members, non_members)
-    fpr, tpr, thresholds = roc_curve(*labelled(members, non_members), drop_intermediate=False)
+    fpr, tpr, _ = roc_curve(*labelled(members, non_members), drop_intermediate=False)
     np.testing.assert_allclose(curve.fpr, fpr)
     np.testing.assert_allclose(curve.tpr, tpr)
-    np.testing.assert_array_equal(curve.thresholds, thresholds)
     assert auc(members, non_members) == pytest.approx(roc_auc_score(*labelled(members, non_members)))
     best = stats.ks_2samp(members, non_members, alternative="less").statistic
     assert advantage(members, non_members) == pytest.approx(best)

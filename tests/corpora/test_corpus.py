@@ -93,11 +93,6 @@ def dataset(*utterances: Utterance) -> Dataset:
     return Dataset(utterances or (FIRST, SECOND, THIRD), LABELS, WordFeatures(("play", "the"), buckets=5))
 
 
-def values(ragged: Ragged) -> np.ndarray:
-    """All rows end to end."""
-    return ragged.gather(np.arange(len(ragged)))[0]
-
-
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6), st.data())
 def test_take_returns_the_rows_in_the_order_asked_also_twice_or_none(rows, data):
     ragged = Ragged.of([np.array(r, dtype=np.int64) for r in rows])
@@ -161,10 +156,10 @@ def test_an_empty_split_is_refused_in_words():
 
 
 def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_processes():
-    words = values(WordFeatures(("play", "the"), buckets=5).rows([("PLAY", "The", "zebra", "ZEBRA")])["words"])
+    words = WordFeatures(("play", "the"), buckets=5).rows([("PLAY", "The", "zebra", "ZEBRA")])["words"].values
     assert words[:2].tolist() == [0, 1]
     assert 2 <= words[2] == words[3] < 7
-    words = values(WordFeatures().rows([tuple(f"word{k}" for k in range(20_000))])["words"])
+    words = WordFeatures().rows([tuple(f"word{k}" for k in range(20_000))])["words"].values
     counts = np.bincount(words, minlength=HASH_BUCKETS)
     assert len(counts) == HASH_BUCKETS
     assert counts.max() < 25  # 4.9 expected: no bucket draws a crowd
@@ -177,7 +172,7 @@ def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_pr
     )
     salted = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=salted)
-    assert other.stdout.strip() == str(values(WordFeatures().rows([tokens])["words"]).tolist())
+    assert other.stdout.strip() == str(WordFeatures().rows([tokens])["words"].values.tolist())
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()), min_size=1, max_size=30), min_size=1, max_size=5))
@@ -185,10 +180,10 @@ def test_no_word_or_character_ever_raises(tokens):
     """Also unpaired surrogates, which JSON can hold."""
     features = WordFeatures(("a",), buckets=3)
     rows = features.rows([tokens])
-    assert len(values(rows["words"])) == len(values(rows["characters"])) == len(tokens)
-    assert values(rows["words"]).min() >= 0
-    assert values(rows["words"]).max() < 4
-    characters = values(rows["characters"])
+    assert len(rows["words"].values) == len(rows["characters"].values) == len(tokens)
+    assert rows["words"].values.min() >= 0
+    assert rows["words"].values.max() < 4
+    characters = rows["characters"].values
     assert characters.min() >= 0
     assert characters.max() <= 256
     spelled = characters > 0
@@ -197,7 +192,7 @@ def test_no_word_or_character_ever_raises(tokens):
 
 
 def test_bytes_are_cut_at_the_limit_whatever_else_is_encoded_and_training_words_occur_twice():
-    characters = values(WordFeatures().rows([("é" * 20, "\x00", "ab")])["characters"])
+    characters = WordFeatures().rows([("é" * 20, "\x00", "ab")])["characters"].values
     assert characters.shape == (3, WORD_BYTES)
     assert (characters[0] > 0).all()
     assert characters[1].tolist() == [1, *[0] * (WORD_BYTES - 1)]
@@ -206,7 +201,7 @@ def test_bytes_are_cut_at_the_limit_whatever_else_is_encoded_and_training_words_
     alone = features.rows([("zebra",)])
     together = features.rows([("play", "aardvark"), ("zebra",), ("zzz",)])
     for name in alone:
-        assert (values(alone[name])[0] == values(together[name])[2]).all()
+        assert (alone[name].values[0] == together[name].values[2]).all()
     twice = [Utterance(("Play", "it"), None, "play"), Utterance(("play", "that"), None, "play")]
     assert WordFeatures.from_training_words(twice).words == ("play",)
 
