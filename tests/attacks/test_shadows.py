@@ -155,17 +155,6 @@ def test_sorted_scores_are_probabilities_sorted_within_tokens_and_averaged_over_
     assert len(best) > 1  # else it would be the same to average first
 
 
-def test_sorted_scores_know_neither_the_names_nor_the_order_of_labels_nor_the_annotation() -> None:
-    made, other = model(TINY), model(Labels(("c", "a", "b"), ("O", "B-x", "I-x")))
-    other.load_state_dict(made.state_dict())
-    order = torch.tensor([2, 0, 1])
-    with torch.no_grad():
-        other.intent.weight.copy_(made.intent.weight[order])
-        other.intent.bias.copy_(made.intent.bias[order])
-    renamed = [Utterance(u.tokens, ("O",) * len(u.tokens), "a") for u in SENTENCES]
-    np.testing.assert_allclose(sorted_scores(made, SENTENCES), sorted_scores(other, renamed))
-
-
 def test_a_model_that_has_diverged_is_refused() -> None:
     for use in (signals, sorted_scores):
         for part in ("intent", "slots"):
@@ -244,8 +233,6 @@ def test_each_utterance_is_in_half_of_the_training_sets_beside_its_duplicates(sh
     assert (inside.sum(0) == shadows // 2).all()
     np.testing.assert_array_equal(inside[:, -30:], inside[:, 300:330])
     assert abs(inside.mean(1) - 0.5).max() < 0.12
-    first = inside[:, :300].mean(1) - inside[:, 300:].mean(1)
-    assert abs(first).max() < 0.25
     np.testing.assert_array_equal(inside, half_samples(pool, shadows, seed=0))
     assert (inside != half_samples(pool, shadows, seed=1)).any()
 
@@ -306,10 +293,9 @@ def test_whatever_ends_the_work_one_sentence_says_what_is_kept(tmp_path: Path, m
         shadow_logits(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, workers=2)
 
 
-def test_the_cache_lies_in_the_users_folder_or_in_one_that_can_be_written(tmp_path, monkeypatch):
+def test_the_cache_is_in_the_users_folder_or_in_one_that_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert module.shadow_cache(None) == tmp_path / "edp_lab" / "shadows"
     (tmp_path / "file").write_text("")
-    for use in (shadow_logits, lambda *rest, cache: shadow_scores(*rest, PEOPLE, cache)):
-        with pytest.raises(UsageError, match="cannot be written"):
-            use(CONFIG, CORPUS, PEOPLE, cache=tmp_path / "file")
+    with pytest.raises(UsageError, match="cannot be written"):
+        shadow_logits(CONFIG, CORPUS, PEOPLE, cache=tmp_path / "file")

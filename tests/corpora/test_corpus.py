@@ -13,7 +13,7 @@ from gensim.similarities.fastss import editdist
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edp_lab.corpora import Split, load_corpus, split
+from edp_lab.corpora import Split, split
 from edp_lab.corpora.corpus import Corpus, Utterance
 from edp_lab.corpora.encoding import HASH_BUCKETS, WORD_BYTES, Dataset, Labels, Ragged, WordFeatures
 from edp_lab.corpora.metrics import Frame, edit_distance, evaluate, spans
@@ -64,20 +64,6 @@ def test_seeds_give_different_splits_and_each_utterance_a_fair_chance():
     c = corpus(["twice", "twice", *MANY[:98]])
     members = Counter(u.intent for seed in range(400) for u in split(c, seed).train)
     assert all(abs(members[str(i)] / 400 - 0.45) < 0.125 for i in range(100))  # 5 standard deviations
-
-
-def test_a_negative_seed_is_refused():
-    with pytest.raises(UsageError, match="seed -1 is negative"):
-        split(corpus(["a", "b"]), -1)
-
-
-@pytest.mark.usefixtures("real_data")
-def test_atis_split():
-    atis = load_corpus("atis")
-    apart, together = split(atis, 0, keep_duplicates_together=False), split(atis, 0)
-    assert (apart.counts["train"], apart.counts["duplicates"] > 100) == (2_641, True)  # 45 % of 5,871
-    assert abs(together.counts["train"] - 2_641) < 10
-    assert together.counts["duplicates"] == 0
 
 
 # ---- From utterances to tensors: rows follow their examples, unseen words never raise, bad input is refused ----------
@@ -150,9 +136,11 @@ def test_an_utterance_that_does_not_fit_is_refused_by_its_text(bad):
         dataset(FIRST, bad, SECOND)
 
 
-def test_an_empty_split_is_refused_in_words():
+def test_an_empty_split_and_a_negative_seed_are_refused():
     with pytest.raises(UsageError, match="empty"):
         Dataset([], LABELS, WordFeatures())
+    with pytest.raises(UsageError, match="seed -1 is negative"):
+        split(corpus(["a", "b"]), -1)
 
 
 def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_processes():
