@@ -53,7 +53,7 @@ def attack_lira(
     target = load_target(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
-    config = replace(target.config, processes=1, private_seed=False, lr=lr, **chosen)  # type: ignore[arg-type]
+    config = replace(target.config, lr=lr, **chosen)  # type: ignore[arg-type]
     models = shadow_logits(config, target.corpus, target.pool, shadows, seed, cache, progress)
     # Shadow models of another size or length are then as sure as the target.
     logits = aligned(signals(target.model, target.pool).logits, models)

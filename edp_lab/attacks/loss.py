@@ -82,7 +82,7 @@ class Target:
 
     @property
     def copies(self) -> int:
-        """How often the most frequent text occurs."""
+        """Number of copies of the most frequent text."""
         return int(np.bincount(self.texts).max())
 
     def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -320,7 +320,7 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
 
 
 class Signals(NamedTuple):
-    """What a model gives away about n utterances, in their order; float64, finite."""
+    """Loss and logits of n utterances, in their order; float64, finite."""
 
     loss: Floats  # (n) cross entropy of the intent plus the CRF's negative log-likelihood, as in training, no dropout
     # (n, 2), of the true intent, within +-`MOST`, and of the true tag sequence, at least -`MOST` and at most 27.6, the

@@ -193,7 +193,7 @@ class RealModel:
 
     @property
     def moved(self) -> Tensor:
-        """How far the weights are from where training began: (P)."""
+        """The weights less those that training began with: (P)."""
         return self._weights() - self.start
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:

@@ -1,7 +1,7 @@
 """The paper's membership attack (section 4.2, after Shokri et al. 2017): a shadow model teaches a classifier.
 
-The shadow model is trained on another, public corpus, where the attacker knows who was a member. A classifier learns to
-tell members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting makes
+The shadow model is trained on another, public corpus, whose members the attacker knows. A classifier learns to tell
+members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting makes
 corpora with different labels comparable. It is an average-case attack.
 
 Shadow models are trained as the target was, on training sets that the attacker knows. What attacks read from a model is

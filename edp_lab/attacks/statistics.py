@@ -67,7 +67,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class AttackResult:
-    """How well one attack separates members from non-members."""
+    """Figures of one attack: how well its scores separate members from non-members."""
 
     attack: str
     auc: float
@@ -349,7 +349,7 @@ def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float)
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """How many guesses were wrong, and the Clopper-Pearson upper limit of the probability of that error."""
+    """Number of wrong guesses, and the Clopper-Pearson upper limit of the probability of that error."""
 
     errors: int
     upper_limit: float
@@ -401,7 +401,7 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
 
 def epsilon_at_least(mu: float, delta: float) -> float:
     """Epsilon of a Gaussian mechanism with at least that mu, rounded down."""
-    # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
+    # gdp_epsilon rounds up by less than 1e-11 of itself and, if it is tiny, by less than 1e-11.
     return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
 
 
@@ -410,7 +410,7 @@ def epsilon_at_least(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many guesses were made, and how many of them were right."""
+    """Number of guesses, and of right ones."""
 
     guesses: int
     correct: int
@@ -423,7 +423,7 @@ class OneRunBounds:
     distribution_free: float  # of Steinke, Nasr and Jagielski, for any mechanism
     mu: float | None  # of `one_run_mu`, and the epsilon it means; None for a mechanism that is not Gaussian
     gaussian: float | None
-    tally: Tally  # behind `gaussian`, or where it is None behind `distribution_free`
+    tally: Tally  # behind `gaussian`, or behind `distribution_free` if that is None
 
     @property
     def best(self) -> float:
@@ -528,7 +528,7 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
             demanded = ndtr(ndtri(np.minimum(right, 1)) - mu)
             added = np.maximum(demanded - wrong, 0) / (r - j + 1)  # p_{j-1} / m
             right, wrong = right + added * (j - 1), wrong + added * (r - j + 1)
-            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # what demands nothing now never will
+            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # no further demand follows
                 break
         return (right + wrong) * m / r if r else np.zeros(mu.shape)
 

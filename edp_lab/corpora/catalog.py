@@ -39,10 +39,10 @@ PIECE = 1 << 16  # bytes read at a time
 class Source(NamedTuple):
     """One file that `edp-lab data fetch` brings."""
 
-    path: str  # where it lies below a data folder, with forward slashes
+    path: str  # below a data folder, with forward slashes
     size: int  # bytes
     digest: str  # sha256 of the content, hexadecimal
-    url: str  # where it is published, pinned to a commit
+    url: str  # of its publication, pinned to a commit
 
 
 class CorpusInfo(NamedTuple):
@@ -59,7 +59,7 @@ class _Entry(NamedTuple):
     description: str
     licence: str
     utterances: int
-    path: str  # what the reader takes, below a data folder
+    path: str  # the reader's argument, below a data folder
     read: Callable[[Path], Reading]
 
 
@@ -90,7 +90,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
     """Load a corpus of the catalogue by its name, or a user's own corpus by its path.
 
     A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``,
-    ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared where
+    ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared if
     ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
 
     UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
@@ -113,7 +113,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
 
 
 def list_corpora() -> list[CorpusInfo]:
-    """All corpora of the catalogue, found or not."""
+    """All corpora of the catalogue, at hand or not."""
     from edp_lab.corpora import smart_home
 
     corpora = [CorpusInfo(name, e.description, e.licence, find(name), e.utterances) for name, e in _PUBLISHED.items()]
@@ -126,20 +126,16 @@ def list_corpora() -> list[CorpusInfo]:
 
 
 def find(name: str) -> Path | None:
-    """Where a published corpus lies complete (every file there, with the right size), or None."""
+    """Path of a published corpus that is complete (every file there, with the right size), or None."""
     complete = (folder for folder in data_folders() if not _missing(folder, name))
     return next((folder / _PUBLISHED[name].path for folder in complete), None)
 
 
 def data_folders() -> list[Path]:
-    """Where corpora are looked for: $EDP_LAB_DATA, then a checkout's ``data/``, then the user's cache."""
-    beside = comes_with("data")
-    given = os.environ.get("EDP_LAB_DATA")
-    return [
-        *([given_path(given)] if given else []),
-        *([beside] if CARRIED not in beside.parents else []),
-        user_cache(),
-    ]
+    """Folders searched for corpora: $EDP_LAB_DATA, then a checkout's ``data/``, then the user's cache."""
+    given, beside = os.environ.get("EDP_LAB_DATA"), comes_with("data")
+    first = [given_path(given)] if given else []
+    return [*first, *([beside] if CARRIED not in beside.parents else []), user_cache()]
 
 
 def sources(name: str) -> tuple[Source, ...]:

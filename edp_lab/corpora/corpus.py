@@ -68,7 +68,7 @@ class Corpus:
 
 
 def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
-    """All tags: "O", then B- and I- of every slot."""
+    """The tag set of these slots: "O", then B- and I- of each."""
     return ("O", *(f"{prefix}-{slot}" for slot in slots for prefix in "BI"))
 
 
@@ -188,14 +188,10 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     groups = texts if keep_duplicates_together else np.arange(n)
     order = np.arange(groups.max() + 1 if n else 0)
     np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-    counts = np.bincount(groups, minlength=len(order))
-    dealt = np.cumsum(counts[order])
+    shuffled = np.argsort(np.argsort(order)[groups], kind="stable")  # by the turn of each utterance's group
+    dealt = np.cumsum(np.bincount(groups, minlength=len(order))[order])
     ends = n * np.cumsum(RATIOS)[:2] // sum(RATIOS)
-    part_of_group, rank = np.empty_like(order), np.empty_like(order)
-    part_of_group[order] = (dealt[:, None] > ends).sum(1)
-    rank[order] = np.arange(len(order))
-    shuffled = np.argsort(rank[groups], kind="stable")
-    places = [shuffled[part_of_group[groups[shuffled]] == k] for k in range(3)]
+    places = np.split(shuffled, [dealt[dealt <= end].max(initial=0) for end in ends])
     for name, rows in zip(("train", "validation", "test"), places, strict=True):
         if not len(rows):
             shares = ":".join(map(str, RATIOS))

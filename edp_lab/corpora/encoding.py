@@ -35,14 +35,14 @@ class Labels:
         return cls(corpus.intents, corpus.tags)
 
     def covers(self, utterance: Utterance) -> bool:
-        """Whether it can be encoded: its intent and, for a model with slots, all its tags are known."""
+        """True if its intent and, for a model with slots, all its tags are known."""
         if utterance.intent not in self.intents:
             return False
         return not self.tags or (utterance.tags is not None and set(utterance.tags) <= set(self.tags))
 
 
 class Features(Protocol):
-    """What a model reads of words."""
+    """Encoder of words as the numbers that a model reads."""
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
         """Named arrays; "words" has one row per token."""
