@@ -250,13 +250,14 @@ class Guards(NamedTuple):
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
     """Run every guard on the utterances that an attack is to tell apart."""
     texts = [{u.tokens for u in side} for side in (members, non_members)]
-    for name, side, distinct in zip(("members", "non-members"), (members, non_members), texts, strict=True):
-        if len(side) < LEAST_MEMBERS:
+    sides = len(members), len(non_members)
+    for name, size, distinct in zip(("members", "non-members"), sides, map(len, texts), strict=True):
+        if size < LEAST_MEMBERS:
             raise UsageError(
-                f"there are {len(side)} {name}: an attack needs at least {LEAST_MEMBERS}, so take a larger corpus"
+                f"there are {size} {name}: an attack needs at least {LEAST_MEMBERS}, so take a larger corpus"
             )
-        if len(distinct) < FOLDS:
-            raise UsageError(f"the {name} hold only {len(distinct)} distinct texts: an attack needs at least {FOLDS}")
+        if distinct < FOLDS:
+            raise UsageError(f"the {name} hold only {distinct} distinct texts: an attack needs at least {FOLDS}")
     scores = _text_scores(*texts)
     # Out-of-fold scores are no independent draws: text i helped to score text j and j to score i, so chance likeness
     # counts twice. For scores linear in the labels, s_i = sum_j P_ij y_j with random signs y, the variance of
@@ -266,7 +267,7 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
     # 0.5 in 0.8, 1 and 3 % of 400, 200 and 100 splits.
     wider = 1 - 2 * float(ndtr(math.sqrt(2) * ndtri((1 - SPLIT_CONFIDENCE) / 2)))
     area, interval = auc(*scores), auc_interval(*scores, wider)
-    duplicates, sides = len(texts[0] & texts[1]), (len(members), len(non_members))
+    duplicates = len(texts[0] & texts[1])
     leaks = not interval[0] <= 0.5 <= interval[1]
     evidence = f"AUC {area:.3f}, {100 * SPLIT_CONFIDENCE:g} % interval {interval[0]:.3f} to {interval[1]:.3f}"
     wrong = []

@@ -183,7 +183,7 @@ class RealModel:
     """The CLC or BERT on a corpus, set up as in training."""
 
     def __init__(self, config: TrainConfig, corpus: Corpus, data: Split, canaries: int) -> None:
-        slots = (data.train[0],) * canaries  # whose words are never read
+        slots = (data.train[0],) * canaries  # placeholders: their words are never read
         self.run = Trainer(config, corpus, replace(data, train=(*data.train, *slots)))
         self.layout = self.run.layout
         self.start = self._weights()

@@ -245,7 +245,7 @@ class StepNoise:
 
         UsageError: as there, or nothing is guaranteed.
         """
-        distance, std = mechanism.sensitivity() / mechanism.num_devices, mechanism.noise_std(0) / mechanism.num_devices
+        distance, std = (x / mechanism.num_devices for x in (mechanism.sensitivity(), mechanism.noise_std(0)))
         along = std * self._along[mechanism.variant]
         absent, present = along[:draws] - distance / 2, along[draws : 2 * draws] + distance / 2
         audit = audit_draws(mechanism, delta, absent, present, confidence)

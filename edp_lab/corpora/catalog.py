@@ -287,14 +287,12 @@ def _fetched(source: Source, target: Path) -> Iterator[int]:
 
 
 def _is_right(path: Path, source: Source) -> bool:
-    """Whether the file is there with the pinned digest."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == source.digest
+    """True if the file is there with the pinned digest."""
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == source.digest
 
 
 def _writable_folder() -> Path:
+    """The first of `data_folders` that can be written."""
     for folder in data_folders():
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if os.access(existing, os.W_OK):
