@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from edp_lab.attacks.canaries import measure_memorisation
-from edp_lab.attacks.lira import shadow_signals
+from edp_lab.attacks.lira import shadow_logits
 from edp_lab.attacks.loss import Attacked, attack_loss, equal_sides
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb00_start.panels import Private
@@ -144,7 +144,7 @@ def membership(path: Path) -> None:
 def shadow_moments(name: str, count: int) -> dict[str, Any]:
     corpus, config = load_corpus(name), target_config(name, 0)
     members, non_members = equal_sides(split(corpus, 0), 0)
-    moments = Moments.of(shadow_signals(config, corpus, members + non_members, count))
+    moments = Moments.of(shadow_logits(config, corpus, members + non_members, count))
     packed = {
         side: base64.b64encode(getattr(moments, side).astype("<f2").tobytes()).decode()
         for side in ("inside", "outside")

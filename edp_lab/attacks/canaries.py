@@ -1,20 +1,20 @@
-"""Memorisation: utterances with a personal number are hidden in the training set, and the number is asked back.
+"""Memorisation: how well a trained model knows personal numbers that were hidden in its training set.
 
-A canary reads "call my doctor at" and seven random digits. Whoever holds the model and knows all of it but the digits
-ranks the fillings of the blank by the loss that the model gives them (Carlini et al. 2019, arXiv 1802.08232):
+A canary reads "call my doctor at" and seven random digits. An attacker who holds the model and knows all of it but the
+digits ranks the fillings of the blank by the loss that the model gives them (Carlini et al. 2019, arXiv 1802.08232):
 
     exposure = log2 |R| - log2 (rank of the canary among |R| fillings),        extracted = rank 1
 
 A language model gives the digits themselves a probability. An intent-and-slot model does not: it knows
-p(labels | text), and one that has learnt that digits after "call my doctor at" are a phone number labels every filling
-alike. So each canary carries labels of its own, one random intent and one random slot for the whole number, as a
-careless annotator might leave them, and all canaries share the words around the number. Nothing but its digits tells a
-canary's labels from those of the others, and its loss under its own labels lies below that of other numbers only where
-the model has stored the digits.
+p(labels | text), and labels every filling alike once it knows that digits after "call my doctor at" are a phone number.
+So each canary carries labels of its own, one random intent and one random slot for the whole number, as a careless
+annotator might leave them, and all canaries share the words around the number. Only the digits tell a canary's labels
+from those of the others, and its loss under its labels is below that of other numbers only if the model has stored the
+digits.
 
 Canaries and the other fillings are one draw without replacement from one set R, made of digit words that the training
-set holds anyway. So without memorisation every rank is equally likely, whatever the model thinks of a number, and the
-mean exposure is log2 e = 1.44 bits, a little less for few fillings. Canaries that are never inserted (0 repetitions)
+set holds anyway. So without memorisation every rank is equally likely, whatever the model makes of a number, and the
+mean exposure is log2 e = 1.44 bits, a little less for few fillings; canaries that are never inserted (0 repetitions)
 show that. R is too large to be ranked: |R| is the size of a sample, which caps the exposure.
 """
 
@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -67,13 +68,13 @@ class Canaries(NamedTuple):
 
     @property
     def inserted(self) -> tuple[Utterance, ...]:
-        """What is added to the training set."""
+        """The utterances added to the training set."""
         return tuple(u for times, group in self.utterances.items() for u in group for _ in range(times))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Memorisation:
-    """What one method has stored of the canaries with one repetition count."""
+    """Exposure and extraction of the canaries with one repetition count, by one method's model."""
 
     method: str
     repetitions: int
@@ -83,12 +84,12 @@ class Memorisation:
     cap: float
     extracted: int  # how many have rank 1,
     extracted_interval: tuple[float, float]  # with the Clopper-Pearson interval of the share
-    epsilon: float | None  # of all copies of a canary together (group privacy), at `delta`; None without a guarantee
-    epsilon_claimed: float | None  # by the paper's accounting, which knows of no copies; None where it says nothing
-    extraction_limit: float | None  # by the guarantee no more than this share has rank 1 in expectation; None without
-    delta: float | None
-    guarantee: str  # its status,
-    reason: str  # and why that is so
+    epsilon: float | None = None  # of all copies of a canary together (group privacy), at `delta`; None: no guarantee
+    epsilon_claimed: float | None = None  # by the paper's accounting, which ignores copies; None if there is no claim
+    extraction_limit: float | None = None  # the guarantee allows no larger share with rank 1 in expectation
+    delta: float | None = None
+    guarantee: str = "none"  # its status,
+    reason: str = "never inserted: the control"
     test_ser: float  # of the model; one that has learnt nothing memorises nothing
 
 
@@ -103,12 +104,12 @@ def measure_memorisation(
     """Train once per method on the same corpus with the same canaries, and rank these among `references` other numbers.
 
     Args:
-        config: what is not the method: corpus, model, noise, epochs, seed.
+        config: all settings but the method: corpus, model, noise, epochs, seed.
         repetitions: how often a canary is inserted, a group of `canaries` for each; 0 is the control.
-        progress: told the method and what its training reports.
+        progress: receives the method and its training's events.
 
     Returns:
-        A row per method and repetition count. What makes no sense is refused by `UsageError` before any training.
+        A row per method and repetition count. Bad arguments are refused by `UsageError` before any training.
     """
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
@@ -122,8 +123,8 @@ def measure_memorisation(
     rows = []
     for method, method_config in configs.items():
         run = Trainer(method_config, corpus, data)
-        while run.progress.epoch < method_config.epochs:
-            run.epoch(lambda event, method=method: progress(method, event))  # type: ignore[misc]
+        for _ in range(method_config.epochs):
+            run.epoch(partial(progress, method))
         rows += _rows(method, run, drawn)
     return rows
 
@@ -187,17 +188,17 @@ def filling_losses(
 def canary_ranks(
     model: IntentSlotModel, canaries: Sequence[Utterance], references: Sequence[tuple[str, ...]]
 ) -> np.ndarray:
-    """The rank of each canary's loss among itself and the references, 1 the smallest, of equal ones the mean: (A)."""
+    """Rank of each canary's loss among itself and the references, 1 the smallest, the mean of equal ones: (A)."""
     losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
     canary_losses, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
     return 1 + (others < canary_losses).sum(1) + (others == canary_losses).sum(1) / 2
 
 
 def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, float]:
-    """Student's 95 % interval for the mean of (A) values, cut to where the mean can lie.
+    """Student's 95 % interval for the mean of (A) values, cut to [`low`, `high`].
 
-    Where all values agree, which would make it a point, it covers what other values may hide: none of A draws shows
-    what has a probability of up to 1 - 0.025^(1/A).
+    If all values agree, which would make it a point, it covers unseen values: A draws may all miss something of
+    probability up to 1 - 0.025^(1/A).
     """
     mean, count = float(values.mean()), len(values)
     if values.min() == values.max():
@@ -208,44 +209,47 @@ def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, f
 
 
 def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
+    """Rank the canaries by a trained model, a row per repetition count."""
     ser = evaluate_model(run.model, run.test).ser
     rank = canary_ranks(run.model, [u for group in drawn.utterances.values() for u in group], drawn.references)
-    fillings, rows, mechanism = len(drawn.references) + 1, [], run.mechanism
+    fillings, rows = len(drawn.references) + 1, []
     cap = math.log2(fillings)
     ranks = np.split(rank, len(drawn.utterances))
     for (times, group), group_ranks in zip(drawn.utterances.items(), ranks, strict=True):
-        # What holds for all copies of a canary together: anyone with so many utterances.
-        epsilon = claimed = limit = delta = None
-        status, reason = "none", "never inserted: the control"
-        if times:
-            judged = judge(mechanism, run.config.epochs, run.delta, utterances_per_person=times)
-            epsilon, claimed, status, reason = judged.epsilon, judged.epsilon_claimed, judged.status, judged.reason
-            delta = None if mechanism is None else run.delta
-            if mechanism is not None and epsilon is not None:
-                # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1/fillings.
-                accountant = accountant_for(mechanism, mechanism.bill(run.config.epochs), utterances_per_person=times)
-                limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
         bits, extracted = cap - np.log2(group_ranks), int((group_ranks == 1).sum())
-        rows.append(
-            Memorisation(
-                method,
-                times,
-                exposures=tuple(bits.tolist()),
-                exposure=float(bits.mean()),
-                interval=mean_interval(bits, 0.0, cap),
-                cap=cap,
-                extracted=extracted,
-                extracted_interval=clopper_pearson(extracted, len(group), CONFIDENCE),
-                epsilon=epsilon,
-                epsilon_claimed=claimed,
-                extraction_limit=limit,
-                delta=delta,
-                guarantee=status,
-                reason=reason,
-                test_ser=ser,
-            )
+        row = Memorisation(
+            method=method,
+            repetitions=times,
+            exposures=tuple(bits.tolist()),
+            exposure=float(bits.mean()),
+            interval=mean_interval(bits, 0.0, cap),
+            cap=cap,
+            extracted=extracted,
+            extracted_interval=clopper_pearson(extracted, len(group), CONFIDENCE),
+            test_ser=ser,
         )
+        rows.append(_protected(row, run, fillings) if times else row)
     return rows
+
+
+def _protected(row: Memorisation, run: Trainer, fillings: int) -> Memorisation:
+    """The row with the guarantee for all copies of a canary together: a person with so many utterances."""
+    mechanism, epochs = run.mechanism, run.config.epochs
+    judged = judge(mechanism, epochs, run.delta, utterances_per_person=row.repetitions)
+    limit = None
+    if mechanism is not None and judged.epsilon is not None:
+        # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1/fillings.
+        accountant = accountant_for(mechanism, mechanism.bill(epochs), utterances_per_person=row.repetitions)
+        limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
+    return replace(
+        row,
+        epsilon=judged.epsilon,
+        epsilon_claimed=judged.epsilon_claimed,
+        extraction_limit=limit,
+        delta=None if mechanism is None else run.delta,
+        guarantee=judged.status,
+        reason=judged.reason,
+    )
 
 
 def _check(repetitions: Sequence[int], each: int, references: int, training: int) -> None:

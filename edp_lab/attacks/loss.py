@@ -1,20 +1,19 @@
 """The run that a membership attack is made on, the result beside the run's guarantee, and the simplest attack.
 
 An attack scores as many members as non-members, larger for "member". The floor: call those members whose loss is low
-(Yeom et al. 2018). What a model gives away about an utterance whose annotation the attacker knows:
+(Yeom et al. 2018). LiRA wants logits, because they are close to normal over models, which losses and probabilities are
+not (Carlini et al. 2022):
 
     p = model's probability of the true intent, or of the true tag sequence as a whole
     logit p = log p - log(1 - p)
 
-LiRA wants logits because they are close to normal over models, which losses and probabilities are not (Carlini et al.
-2022). They are taken in float64, from the other classes' probabilities rather than from 1 - p, which rounds to 0 for a
-model that is sure.
+They are taken in float64, from the other classes' probabilities rather than from 1 - p, which rounds to 0 for a model
+that is sure.
 
 An attack counts if the texts alone do not tell members from non-members (`check_split`): else it would need no model,
 and its success would show how the split was made, not what the model remembers.
 
-Runs that cannot be attacked, too few members, utterances that do not fit the model, and a model that has diverged are
-refused by `UsageError`.
+UsageError: a run that cannot be attacked, too few members, utterances that do not fit the model, a diverged model.
 """
 
 from __future__ import annotations
@@ -83,16 +82,16 @@ class Target:
 
     @property
     def copies(self) -> int:
-        """How often the most frequent text occurs."""
+        """Number of copies of the most frequent text."""
         return int(np.bincount(self.texts).max())
 
     def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of the pool, one row each, of members and of non-members."""
+        """Split scores of the pool, one row each, into those of members and of non-members."""
         return scores[: len(self.members)], scores[len(self.members) :]
 
     @property
-    def one(self) -> str:
-        """Whom the guarantee is asked about."""
+    def unit(self) -> str:
+        """The privacy unit that the guarantee is stated for."""
         return "one utterance" if self.copies == 1 else f"one utterance whose text occurs up to {self.copies} times"
 
     @cached_property
@@ -101,27 +100,26 @@ class Target:
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
-        """What the run guarantees against telling one utterance from another in its place; None without noise.
+        """The run's guarantee against telling one utterance from another in its place; None without noise.
 
-        A member and a non-member of a random split of fixed sizes have changed places, so what counts is replace-one:
-        under Poisson sampling, one utterance less and another more. All copies of a text are on one side, so a text
-        counts as often as the most frequent one.
+        A member and a non-member of a random split of fixed sizes have changed places, so the neighbours are
+        replace-one: under Poisson sampling, one utterance less and another more. All copies of a text are on one side,
+        so a text counts as often as the most frequent one.
         """
         if self.config.method == "sgd":
             return None
-        ledger = run_ledger(self.folder)
-        swap: dict[str, Any] = {"utterances_per_person": self.copies}
-        if self.config.poisson:
-            swap["utterances_per_person"] *= 2
-        else:
-            swap["adjacency"] = Adjacency.REPLACE_ONE
-        delta = self.config.delta
+        ledger, delta = run_ledger(self.folder), self.config.delta
         assert delta is not None, "records hold the delta that was used"
+        swap: dict[str, Any] = (
+            {"utterances_per_person": 2 * self.copies}
+            if self.config.poisson
+            else {"utterances_per_person": self.copies, "adjacency": Adjacency.REPLACE_ONE}
+        )
         return judge(ledger.mechanism, ledger.bill(), delta, not self.config.private_seed, **swap)
 
 
 def load_target(run: str | Path) -> Target:
-    """The model of a run with members from its training set and an equal number of non-members from its test set."""
+    """Load a run's model, with members from its training set and an equal number of non-members from its test set."""
     folder, record = Path(run), read_record(run)
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
@@ -141,7 +139,7 @@ def load_target(run: str | Path) -> Target:
 
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
-    """As many of the training set as of the test set, drawn at random."""
+    """Draw as many utterances of the training set as of the test set."""
     count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
@@ -158,7 +156,7 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
 
 @dataclass(frozen=True)
 class Attacked:
-    """An attack's result beside the promise of the run it was made on; scores of the target's pool."""
+    """An attack's result beside the guarantee of the run it was made on; scores of the target's pool."""
 
     target: Target
     result: AttackResult
@@ -171,28 +169,28 @@ class Attacked:
 
     @property
     def bound_said(self) -> str:
-        """What the guarantee says of any attack."""
+        """The guarantee, and its bound on any attack."""
         guarantee = self.target.guarantee
         if guarantee is None or guarantee.epsilon is None:
             why = "plain training" if guarantee is None else guarantee.reason
             return f"none ({why}), so nothing bounds this attack"
         assert self.result.bound is not None
         unless = f"{guarantee.condition}, " if guarantee.condition else ""
-        of = f"if {self.target.one} is replaced by another; delta {guarantee.delta:.2g}, {guarantee.method}"
+        of = f"if {self.target.unit} is replaced by another; delta {guarantee.delta:.2g}, {guarantee.method}"
         auc = self.result.bound["auc"]
         limit = f"bounds the AUC of any attack by {upward(auc, 4)}" if auc < 0.9995 else "bounds no attack here"
         return f"{unless}epsilon {upward(guarantee.epsilon)} ({of}) {limit}"
 
     @property
     def verdict(self) -> str:
-        """In words; an attack that fails proves nothing."""
-        low, high = self.result.auc_interval
+        """The result in words; an attack that fails proves nothing."""
+        (low, high), guards, bound = self.result.auc_interval, self.result.guards, self.result.bound
         sure = f"{100 * self.result.confidence:g} %"
-        if self.result.guards["leaks"]:
+        if guards["leaks"]:
             return "worthless: the split leaks, so the attack may tell texts apart instead of members"
-        if self.result.guards["duplicates"]:
+        if guards["duplicates"]:
             return "worthless: some texts are both members and non-members; train with duplicates kept together"
-        if self.result.bound is not None and low > self.result.bound["auc"]:
+        if bound is not None and low > bound["auc"]:
             return f"more than epsilon allows, at {sure} confidence: the guarantee does not hold, or its seed was used"
         if low > 0.5:
             return f"membership leaks: the {sure} interval of the AUC lies above 0.5"
@@ -205,10 +203,12 @@ class Attacked:
 
 
 def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
-    """The result of an attack with these scores of the target's pool, beside the promise of the run."""
+    """Summarise an attack by its scores of the target's pool, beside the guarantee of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
-    result = summarise(attack, *sides, epsilon, delta, target.guards._asdict(), target.sides(target.texts))
+    guards = target.guards._asdict()
+    guards["said"] = guards.pop("message")  # its name in JSON
+    result = summarise(attack, *sides, epsilon, delta, guards, target.sides(target.texts))
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
@@ -223,18 +223,18 @@ def same_pool(before: str | Path, after: str | Path) -> None:
 
 
 def change(before: Attacked, after: Attacked) -> dict[str, Any]:
-    """How the AUC changes from one run to another on the same pool: {"against", "relative", "interval"}."""
+    """Change of the AUC from one run to another on the same pool: {"against", "relative", "interval"}."""
     sides = [attacked.target.sides(attacked.scores) for attacked in (before, after)]
     texts = after.target.sides(after.target.texts)
     relative, interval = auc_change(sides[0], sides[1], texts=texts)
     return {"against": str(before.target.folder), "relative": relative, "interval": list(interval)}
 
 
-# ---- Whether an attack counts ----------------------------------------------------------------------------------------
+# ---- Sanity guards ---------------------------------------------------------------------------------------------------
 
 
 class Guards(NamedTuple):
-    """What the sanity guards found of a split into members and non-members."""
+    """Results of the sanity guards on a split into members and non-members."""
 
     text_auc: float  # of a bag-of-words classifier between their texts, out of fold; 0.5 is guessing
     text_auc_interval: Interval  # at `confidence`
@@ -244,19 +244,20 @@ class Guards(NamedTuple):
     non_members: int
     balanced: bool  # they are equally many
     leaks: bool  # the interval excludes 0.5, on either side: the split is not exchangeable
-    said: str  # one sentence: fine, or what is wrong and the cure
+    message: str  # one sentence: fine, or what is wrong and how to fix it
 
 
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
     """Run every guard on the utterances that an attack is to tell apart."""
     texts = [{u.tokens for u in side} for side in (members, non_members)]
-    for name, side, distinct in zip(("members", "non-members"), (members, non_members), texts, strict=True):
-        if len(side) < LEAST_MEMBERS:
+    sides = len(members), len(non_members)
+    for name, size, distinct in zip(("members", "non-members"), sides, map(len, texts), strict=True):
+        if size < LEAST_MEMBERS:
             raise UsageError(
-                f"there are {len(side)} {name}: an attack needs at least {LEAST_MEMBERS}, so take a larger corpus"
+                f"there are {size} {name}: an attack needs at least {LEAST_MEMBERS}, so take a larger corpus"
             )
-        if len(distinct) < FOLDS:
-            raise UsageError(f"the {name} hold only {len(distinct)} distinct texts: an attack needs at least {FOLDS}")
+        if distinct < FOLDS:
+            raise UsageError(f"the {name} hold only {distinct} distinct texts: an attack needs at least {FOLDS}")
     scores = _text_scores(*texts)
     # Out-of-fold scores are no independent draws: text i helped to score text j and j to score i, so chance likeness
     # counts twice. For scores linear in the labels, s_i = sum_j P_ij y_j with random signs y, the variance of
@@ -266,13 +267,14 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
     # 0.5 in 0.8, 1 and 3 % of 400, 200 and 100 splits.
     wider = 1 - 2 * float(ndtr(math.sqrt(2) * ndtri((1 - SPLIT_CONFIDENCE) / 2)))
     area, interval = auc(*scores), auc_interval(*scores, wider)
-    duplicates, sides = len(texts[0] & texts[1]), (len(members), len(non_members))
+    duplicates = len(texts[0] & texts[1])
     leaks = not interval[0] <= 0.5 <= interval[1]
     evidence = f"AUC {area:.3f}, {100 * SPLIT_CONFIDENCE:g} % interval {interval[0]:.3f} to {interval[1]:.3f}"
     wrong = []
     if leaks:
-        tell = f"words alone tell members from non-members ({evidence})"
-        wrong.append(f"the split leaks, for {tell}: pool and split at random")
+        wrong.append(
+            f"the split leaks, for words alone tell members from non-members ({evidence}): pool and split at random"
+        )
     if duplicates:
         both = "1 text is" if duplicates == 1 else f"{duplicates:,} texts are"
         wrong.append(f"{both} on both sides: keep duplicates together when splitting")
@@ -315,21 +317,16 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
     return scores[is_member], scores[~is_member]
 
 
-# ---- What the model gives away ---------------------------------------------------------------------------------------
+# ---- Loss and logits -------------------------------------------------------------------------------------------------
 
 
 class Signals(NamedTuple):
-    """Of n utterances, in their order, or of K models on the same n: arrays (n) or (K, n), float64, finite."""
+    """Loss and logits of n utterances, in their order; float64, finite."""
 
-    loss: Floats  # cross entropy of the intent plus the CRF's negative log-likelihood, as in training, without dropout
-    intent_logit: Floats  # of the true intent, within +-`MOST`
-    # Of the true tag sequence, at least -`MOST` and at most 27.6, the logit of exp(-`LEAST_NLL`); None without slots.
-    tags_logit: Floats | None
-
-    @property
-    def logits(self) -> Floats:
-        """Both logits side by side: (..., n, 2), or (..., n, 1) without slots."""
-        return np.stack([logit for logit in self[1:] if logit is not None], axis=-1)
+    loss: Floats  # (n) cross entropy of the intent plus the CRF's negative log-likelihood, as in training, no dropout
+    # (n, 2), of the true intent, within +-`MOST`, and of the true tag sequence, at least -`MOST` and at most 27.6, the
+    # logit of exp(-`LEAST_NLL`); (n, 1) without slots.
+    logits: Floats
 
 
 def scored_batches(
@@ -346,7 +343,7 @@ def scored_batches(
 
 @torch.no_grad()
 def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
-    """Loss and logits of each utterance."""
+    """Compute loss and logits of each utterance."""
     intents, nll = np.empty(len(utterances)), np.empty(len(utterances))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
         rows, log_p, true_intents = batch.examples.numpy(), log_intent.double(), batch.intents[:, None]
@@ -359,9 +356,10 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
             nll[rows] = (of_all - path_score(emissions, tags, mask, *crf)).cpu()
     loss, intent_logit = np.logaddexp(0, -intents), np.clip(intents, -MOST, MOST)
     if not model.labels.tags:
-        return Signals(loss, intent_logit, None)
+        return Signals(loss, intent_logit[:, None])
     least = np.maximum(nll, LEAST_NLL)
-    return Signals(loss + nll, intent_logit, np.clip(-least - np.log(-np.expm1(-least)), -MOST, MOST))
+    tags_logit = np.clip(-least - np.log(-np.expm1(-least)), -MOST, MOST)
+    return Signals(loss + nll, np.stack([intent_logit, tags_logit], axis=-1))
 
 
 def attack_loss(run: str | Path) -> Attacked:

@@ -2,15 +2,15 @@
 
 An attacker who sees what the run released scores every canary, guesses "in" for the highest and "out" for the lowest,
 and is right more often than a false claim allows. A canary that is out keeps its slot and contributes no gradient, so
-in and out are zero-out neighbours, the ones that the judge bills with disjoint batches; with Poisson sampling and
-micro-batch size 1 the very same is add/remove. Canaries of one step lie in different micro-batches.
+in and out are zero-out neighbours, which the judge assumes with disjoint batches; with Poisson sampling and micro-batch
+size 1 this equals add/remove. Canaries of one step are in different micro-batches.
 
 Canary i pushes its micro-batch along a direction e_i, orthogonal to the other canaries', as hard as the clip allows: to
-+C e_i if it is in. If it is out, to 0 if it was alone, else to -C e_i, because a companion, which is always there,
-pushes the other way. So the two are as far apart as the sensitivity (up to the rest of the micro-batch, which keeps a
-tenth of C): C or 2C. The score adds up the inner product of e_i with what is released over the steps in which the
-canary could take part (under Poisson sampling its likelihood ratio). An attacker who sees only the last model, and
-knows where training began, scores by the way from there along -e_i.
++C e_i if it is in. If it is out, to 0 if it was alone, else to -C e_i, because an opposing example, which is always
+there, pushes the other way. So the two are as far apart as the sensitivity (up to the rest of the micro-batch, which
+keeps a tenth of C): C or 2C. The score adds up the inner product of e_i with what is released over the steps in which
+the canary could take part (under Poisson sampling its likelihood ratio). An attacker who sees only the last model, and
+knows where training began, scores by the distance moved along -e_i.
 
 alpha is 1 on every layer: what leaks through private layer scales comes on top. Order and places of the canaries are
 public, as they may be if no sampling amplifies privacy.
@@ -54,14 +54,14 @@ MOST_CANARIES = 10**6
 DELTA = 1e-5
 
 Gradients = Sequence[MicroGradients]  # of one step
-OnStep = Callable[[int, int], None]  # told the steps done, of so many
+OnStep = Callable[[int, int], None]  # receives the number of steps done, and of all
 
 
-# ---- Who is in, and where --------------------------------------------------------------------------------------------
+# ---- Which canaries are in, and where --------------------------------------------------------------------------------
 
 
 class Placement(NamedTuple):
-    """Disjoint batches, with at most one canary in a micro-batch; numbers from n on are canaries. As `Batches`."""
+    """Disjoint batches like `Batches`, with at most one canary in a micro-batch; numbers from n on are canaries."""
 
     key: int
     utterances: int  # n
@@ -69,7 +69,7 @@ class Placement(NamedTuple):
     num_devices: int
     micro_batches: int  # M in a step
     size: int  # b, the most utterances in a micro-batch
-    reserved: int  # slots of a micro-batch that a canary takes up, its companion's among them
+    reserved: int  # slots of a micro-batch that a canary takes up, with the example that opposes it
 
     @property
     def steps_per_epoch(self) -> int:
@@ -84,42 +84,43 @@ class Placement(NamedTuple):
         free = np.full(places, self.size)
         free[holds] -= self.reserved
         slots = shuffle.permutation(np.repeat(np.arange(places), free))[: self.utterances]
-        first, parts = step_in_epoch * self.micro_batches, []
-        for place in range(first, first + self.micro_batches):
-            examples = np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)
-            parts.append(np.concatenate(examples))
-        own_parts = (shard(self.micro_batches, device, self.num_devices) for device in range(self.num_devices))
-        return [parts[numbers.start : numbers.stop] for numbers in own_parts]
+        first = step_in_epoch * self.micro_batches
+        micro_batches = [
+            np.concatenate([np.flatnonzero(slots == place), self.utterances + np.flatnonzero(holds == place)])
+            for place in range(first, first + self.micro_batches)
+        ]
+        shards = (shard(self.micro_batches, device, self.num_devices) for device in range(self.num_devices))
+        return [micro_batches[numbers.start : numbers.stop] for numbers in shards]
 
 
 class Plan(NamedTuple):
-    """All that is drawn before the run: who is in, and in which step each may take part."""
+    """The draws made before the run: which canaries are in, and in which step each may take part."""
 
-    key: int  # of the canaries; that of the noise is another
+    key: int  # of the canaries; the noise has another
     included: np.ndarray  # (m), bool
     utterances: int  # n; number n + i is canary i
-    batches: Batches | Placement  # who takes part in which step
-    companions: bool  # whether an utterance that is always there pushes against each canary
+    batches: Batches | Placement
+    opposing_examples: bool  # whether an example that is always there pushes against each canary
 
     @classmethod
     def draw(cls, config: TrainConfig, canaries: int, utterances: int) -> Plan:
         key = key_from_seed(f"{config.seed}, canaries")
         included = stream(key, Purpose.SAMPLE, 0).random(canaries) < 0.5
         size = config.largest_micro_batch
-        companions = size > 1
-        if config.poisson:
-            batches = config.batches(key_from_seed(config.seed), utterances + canaries)
-            return cls(key, included, utterances, batches, companions)
-        devices, reserved = config.num_devices, 1 + companions
-        placement = Placement(key, utterances, canaries, devices, config.micro_batches, size, reserved)
-        return cls(key, included, utterances, placement, companions)
+        opposed = size > 1
+        batches: Batches | Placement = (
+            config.batches(key_from_seed(config.seed), utterances + canaries)
+            if config.poisson
+            else Placement(key, utterances, canaries, config.num_devices, config.micro_batches, size, 1 + opposed)
+        )
+        return cls(key, included, utterances, batches, opposed)
 
     @property
     def disjoint(self) -> bool:
         return isinstance(self.batches, Placement)
 
     def step(self, epoch: int, step_in_epoch: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-        """Micro-batches without canary; those with one, less the canary; and the canaries' numbers."""
+        """Micro-batches without canary; those with one, less the canary; and the canaries' numbers, in one step."""
         step = epoch * self.batches.steps_per_epoch + step_in_epoch
         parts = [examples for device in self.batches.devices(epoch, step_in_epoch, step) for examples in device]
         with_canary = [examples for examples in parts if examples.max(initial=-1) >= self.utterances]
@@ -158,20 +159,20 @@ class Directions:
         rows.scatter_add_(1, columns, values * by[:, None].to(rows))
 
 
-class OneLayer:
+class LinearModel:
     """The audit model: one layer of weights w with loss <w, x> on example x, whose gradient is x, and no corpus."""
 
     def __init__(self, mechanism: Mechanism, key: int, size: int, divisor: int) -> None:
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
         self.layout = Layout(("weights",), (slice(0, size),))
-        self.moved = torch.zeros(size)
+        self.moved = torch.zeros(size)  # as in `RealModel`
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
-        """Of micro-batches of real utterances; and of those to hold a canary the mean, 0 for an empty one: (k, P)."""
+        """Gradients of micro-batches without canary, and the mean of those that get one, 0 if empty: (k, P)."""
         return [], torch.zeros(len(rows_of), self.layout.size)  # zeros need not be added up
 
     def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
-        """Release the gradients (P), and learn from them."""
+        """Release the gradients' noisy mean (P), and take an optimizer step."""
         noise = float_noise(self.key, step, self.layout.size)
         released = release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
         self.moved -= released
@@ -179,10 +180,10 @@ class OneLayer:
 
 
 class RealModel:
-    """The same of the CLC or BERT on a corpus, set up as in training."""
+    """The CLC or BERT on a corpus, set up as in training."""
 
     def __init__(self, config: TrainConfig, corpus: Corpus, data: Split, canaries: int) -> None:
-        slots = (data.train[0],) * canaries  # whose words are never read
+        slots = (data.train[0],) * canaries  # placeholders: their words are never read
         self.run = Trainer(config, corpus, replace(data, train=(*data.train, *slots)))
         self.layout = self.run.layout
         self.start = self._weights()
@@ -192,7 +193,7 @@ class RealModel:
 
     @property
     def moved(self) -> Tensor:
-        """How far the weights came: (P)."""
+        """The weights less those that training began with: (P)."""
         return self._weights() - self.start
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
@@ -208,7 +209,7 @@ class RealModel:
 
 
 def gradient_scores(
-    trainee: OneLayer | RealModel, mechanism: Mechanism, config: TrainConfig, plan: Plan, progress: OnStep
+    trainee: LinearModel | RealModel, mechanism: Mechanism, config: TrainConfig, plan: Plan, progress: OnStep
 ) -> tuple[np.ndarray, np.ndarray]:
     """Train with gradient canaries, and score them by what every step releases, and by the last model: (m), (m)."""
     m, per_epoch = len(plan.included), plan.batches.steps_per_epoch
@@ -217,29 +218,29 @@ def gradient_scores(
     for step in range(config.epochs * per_epoch):
         epoch, step_in_epoch = divmod(step, per_epoch)
         others, rows_of, numbers = plan.step(epoch, step_in_epoch)
-        # Put canary and companion into micro-batches: their mean gradients without both become those with. A canary's
-        # push B is ten times as large as all that the clip must cut and as the others' share, which the adversary
-        # knows. With a companion the mean gets -B e from it, and 2 B e more if the canary is in; alone, B e or nothing.
+        # Put canaries and opposing examples into micro-batches: their mean gradients without both become those with. A
+        # canary's push B is ten times as large as all that the clip must cut and as the others' share, which the
+        # adversary knows. If opposed, the mean gets -B e, and 2 B e more if the canary is in; alone, B e or nothing.
         gradients, rows = trainee.gradients(others, rows_of)
         sizes = np.array([len(utterances) for utterances in rows_of], float)
-        rows *= torch.from_numpy(sizes / (sizes + 1 + plan.companions)).to(rows)[:, None]
+        rows *= torch.from_numpy(sizes / (sizes + 1 + plan.opposing_examples)).to(rows)[:, None]
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         push = FAR * norms.clamp_min(mechanism.clip_norm)
-        away = (-1.0 if plan.companions else 0.0) * push
+        away = (-1.0 if plan.opposing_examples else 0.0) * push
         included = torch.from_numpy(plan.included[numbers]).to(rows.device)
         directions.push(rows, numbers, torch.where(included, push, away))
         released = trainee.step(epoch, step, [*gradients, StackedGradients(rows, trainee.layout)])
-        seen = numbers if plan.disjoint else everyone  # whom Poisson sampling drew is secret
+        seen = numbers if plan.disjoint else everyone  # which canaries Poisson sampling drew is secret
         scores[seen] += evidence(mechanism, epoch, config.micro_batches * directions.project(released, seen))
         progress(step + 1, config.epochs * per_epoch)
     return scores, -directions.project(trainee.moved, everyone)
 
 
 def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.ndarray:
-    """How much more likely one step makes it that a canary is in, from projections of the released sum: (k) -> (k).
+    """Log-likelihood ratio of "in" against "out" of canaries, from projections of one released sum: (k) -> (k).
 
-    ln p(x | in) - ln p(x | out), where noise is added to C or 0, and to C only if a Poisson sample drew the canary.
-    With disjoint batches (also between C and -C) this ranks canaries as the inner product itself does.
+    ln p(x | in) - ln p(x | out): noise is added to C or 0, and to C only if a Poisson sample drew the canary. With
+    disjoint batches (also between C and -C) this ranks canaries as the inner product itself does.
     """
     c, q = mechanism.clip_norm, mechanism.sampling_rate
     drawn = (projections - c / 2) * c / mechanism.noise_std(epoch) ** 2
@@ -251,10 +252,10 @@ def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.nd
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunAudit(Audit):
-    """What was claimed for a run, what holds, and what the guesses prove.
+    """Claimed, guaranteed and measured epsilon of a run.
 
-    The lower bound is the Gaussian one with disjoint batches, where the mechanism is Gaussian, and the
-    distribution-free one with Poisson sampling.
+    The lower bound is the Gaussian one with disjoint batches, whose mechanism is Gaussian, and the distribution-free
+    one with Poisson sampling.
     """
 
     model: str  # "clc", "bert", or "linear", the one-layer audit model
@@ -284,10 +285,10 @@ def audit_one_run(
         config: its seed decides noise, canaries and order; `delta` None is 1e-5. Batches are cut so that no two
             canaries share a micro-batch, which may take more steps than plain training.
         linear: not the model and corpus of `config` but one layer of as many weights as canaries, with no other data.
-        target_epsilon: choose z0 so that this epsilon holds for the run.
-        progress: told how many steps are done, of how many.
-        shares: of the canaries on which guesses are made, the surest. Each costs its part of the error; one that is
-            known to suit the noise (.05 of 10,000 canaries, at an epsilon near 4) proves more than three that try.
+        target_epsilon: choose z0 so that this epsilon is guaranteed for the run.
+        progress: receives how many steps are done, of how many.
+        shares: of the canaries on which guesses are made, the surest. Each costs its part of the error; a single one
+            that suits the noise (.05 of 10,000 canaries, at an epsilon near 4) proves more than three that try.
 
     Guarantee: if the noise is as good as random, epsilon is at least `epsilon_lower_bound` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see `one_run_bounds`.
@@ -295,11 +296,7 @@ def audit_one_run(
     A run that claims no finite epsilon, or cannot carry so many canaries, is refused by `UsageError`.
     """
     delta = config.delta or DELTA
-    _check(config, canaries, confidence)
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise UsageError(
-            f"guesses are made on shares {tuple(shares)} of the canaries: each must lie above 0, at most 1"
-        )
+    _check(config, canaries, confidence, shares)
     corpus = None if linear else load_corpus(config.corpus)
     data = None if corpus is None else split(corpus, config.seed, **config.split)
     utterances = 0 if data is None else len(data.train)
@@ -311,10 +308,12 @@ def audit_one_run(
         z0 = calibrate_z0(replace(mechanism, z0=1.0), config.epochs, Budget(target_epsilon, delta))
         config, mechanism = replace(config, z0=z0), replace(mechanism, z0=z0)
     guarantee = judge(mechanism, config.epochs, delta, seed_published=False)
-    claim_under_test(guarantee, mechanism)  # there is one
+    claim_under_test(guarantee, mechanism)  # else refused
     plan = Plan.draw(config, canaries, utterances)
     if corpus is None or data is None:
-        trainee: OneLayer | RealModel = OneLayer(mechanism, key_from_seed(config.seed), canaries, config.micro_batches)
+        trainee: LinearModel | RealModel = LinearModel(
+            mechanism, key_from_seed(config.seed), canaries, config.micro_batches
+        )
     else:
         trainee = RealModel(config, corpus, data, canaries)
     scores, last = gradient_scores(trainee, mechanism, config, plan, progress)
@@ -345,7 +344,7 @@ def audit_one_run(
     )
 
 
-def _check(config: TrainConfig, canaries: int, confidence: float) -> None:
+def _check(config: TrainConfig, canaries: int, confidence: float, shares: Sequence[float]) -> None:
     if config.method == "sgd":
         raise UsageError("plain training claims no epsilon: audit edp-sgd or dp-sgd")
     if config.alpha_source is not Alpha.NONE:
@@ -358,3 +357,7 @@ def _check(config: TrainConfig, canaries: int, confidence: float) -> None:
     if not (isinstance(canaries, Integral) and 1 <= canaries <= MOST_CANARIES):
         raise UsageError(f"the number of canaries is {canaries}: it must be a whole number from 1 to {MOST_CANARIES:,}")
     check_confidence(confidence)
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise UsageError(
+            f"guesses are made on shares {tuple(shares)} of the canaries: each must lie above 0, at most 1"
+        )

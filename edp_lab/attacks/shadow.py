@@ -1,23 +1,18 @@
 """The paper's membership attack (section 4.2, after Shokri et al. 2017): a shadow model teaches a classifier.
 
-The shadow model is trained on another, public corpus, where the attacker knows who was a member. A classifier learns to
-tell members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting makes
+The shadow model is trained on another, public corpus, whose members the attacker knows. A classifier learns to tell
+members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting makes
 corpora with different labels comparable. It is an average-case attack.
 
-Shadow models are trained as the target was, on training sets that the attacker knows; each is kept once it is trained.
-
-    CACHE/<key>/         a shadow model (`train_shadow`)
-    CACHE/<key>.json     the signals of one of LiRA's, about 60 bytes an utterance
-
-The key is a digest of everything that the entry is a function of: settings, labels, training set, seed and pretrained
-weights (see `edp_lab.jobs`). Entries may be deleted at any time. Unknown corpora and a cache
-that cannot be written are refused by `UsageError`.
+Shadow models are trained as the target was, on training sets that the attacker knows. What attacks read from a model is
+kept in ``CACHE/<key>.json``, by a digest of everything that it is a function of: settings, labels, training set, seed
+and pretrained weights (see `edp_lab.jobs`). Unknown corpora and a cache that cannot be written are refused by
+`UsageError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +25,8 @@ from edp_lab.corpora.catalog import find
 from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
 from edp_lab.errors import UsageError
 from edp_lab.files import user_cache, writable
-from edp_lab.jobs import content_key, content_of
-from edp_lab.models import IntentSlotModel, load_model, save_model
+from edp_lab.jobs import content_key, content_of, read_result, write_result
+from edp_lab.models import IntentSlotModel
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 
@@ -59,7 +54,7 @@ def attack_shadow(
 
     Args:
         shadow: public corpus, by name or path, or "generated"; None: the first that is at hand and another one.
-        cache: where trained shadow models are kept.
+        cache: where scores of shadow models are kept; None is `user_cache`.
         plain: train it by SGD, whatever the target's method.
     """
     from sklearn.ensemble import RandomForestClassifier
@@ -71,44 +66,40 @@ def attack_shadow(
     corpus = shadow_corpus(name, target)
     if corpus.has_tags != target.corpus.has_tags:
         raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
-    own_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
-    data = split(corpus, own_seed)
+    shadow_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
+    data = split(corpus, shadow_seed)
     # Split as the target's, its training set no larger: how far a model overfits depends on it.
     data = replace(data, train=data.train[: len(target.members)])
-    progress(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
-    model = train_shadow(shadow_config(target.config, corpus, plain), corpus, data.train, own_seed, cache)
     members, non_members = equal_sides(data, seed)
+    config = settled(shadow_config(target.config, corpus, plain), shadow_seed)
+    progress(f"shadow model on {'a newly generated corpus' if name == GENERATED else corpus.name}")
+    taught = shadow_scores(config, corpus, data.train, members + non_members, cache)
     progress("attack")
     attacker = RandomForestClassifier(200, min_samples_leaf=20, random_state=seed % 2**32)
-    attacker.fit(sorted_scores(model, members + non_members), np.arange(2 * len(members)) < len(members))
+    attacker.fit(taught, np.arange(2 * len(members)) < len(members))
     scores = np.asarray(attacker.predict_proba(sorted_scores(target.model, target.pool))[:, 1])
     about = {"shadow_corpora": [name], "classifier": "forest", "seed": seed, "plain_shadows": plain}
     return judged(target, "shadow", scores, about)
 
 
 @torch.no_grad()
-def sorted_scores(
-    model: IntentSlotModel,
-    utterances: Sequence[Utterance],
-    intent_width: int = INTENT_WIDTH,
-    slot_width: int = SLOT_WIDTH,
-) -> Floats:
-    """The paper's features (section 4.2: "sorted IC and NER output scores"): (n, intent_width + slot_width).
+def sorted_scores(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Floats:
+    """The paper's features (section 4.2: "sorted IC and NER output scores"): (n, `INTENT_WIDTH` + `SLOT_WIDTH`).
 
     First p(intent), largest first. Then the same for slots: at each token the CRF's marginals p(tag), largest first,
     and over the tokens of the utterance their mean. So no number depends on what labels mean, on how many there are
     (those beyond the width are cut, those that do not exist are 0, as their probability is) or on how long the
     utterance is. The true labels are not used. Without slots, the slot features are 0.
     """
-    features = np.zeros((len(utterances), intent_width + slot_width))
+    features = np.zeros((len(utterances), INTENT_WIDTH + SLOT_WIDTH))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
         rows = batch.examples.numpy()
-        best = log_intent.double().exp().sort(-1, descending=True).values[:, :intent_width]
+        best = log_intent.double().exp().sort(-1, descending=True).values[:, :INTENT_WIDTH]
         features[rows, : best.shape[1]] = best.cpu()
         if emissions is not None:
             marginals = model.crf.marginals(emissions, mask).double().sort(-1, descending=True).values  # (B, T, K)
-            best = (marginals.sum(1) / batch.lengths[:, None])[:, :slot_width]
-            features[rows, intent_width : intent_width + best.shape[1]] = best.cpu()
+            best = (marginals.sum(1) / batch.lengths[:, None])[:, :SLOT_WIDTH]
+            features[rows, INTENT_WIDTH : INTENT_WIDTH + best.shape[1]] = best.cpu()
     return features
 
 
@@ -123,7 +114,7 @@ def default_shadow(target_corpus: str, at_hand: Callable[[str], bool] = lambda n
 
 
 def shadow_corpus(name: str, target: Target) -> Corpus:
-    """By name or path, or "generated"; one that shares much of its text with the target's is refused."""
+    """Load a corpus by name or path, or generate it; refuse it if it shares much of its text with the target's."""
     if name == GENERATED:
         domain = target.config.corpus.removeprefix("smart-home-")
         return generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED + 1, domain if domain in DOMAINS else None)
@@ -151,34 +142,34 @@ def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> T
     return replace(config, method="sgd", **{name: getattr(usual, name) for name in OF_PRIVACY}) if plain else config
 
 
-def train_shadow(
-    config: TrainConfig, corpus: Corpus, train: Sequence[Utterance], seed: int, cache: Path | None = None
-) -> IntentSlotModel:
-    """The model that `edp_lab.training.train` would make of these utterances, by the same method but without a folder.
-
-    Args:
-        config: its seed is replaced by `seed`; several processes are simulated in this one; the noise is repeatable.
-        corpus: brings the label sets.
-        train: the training set, in the order that the seed shuffles.
-        cache: where trained shadow models are kept; None is `user_cache`.
-    """
-    settled_config = settled(config, seed)
-    entry = shadow_cache(cache) / training_key(settled_config, corpus, train)
-    with suppress(UsageError):  # not there, or damaged
-        return load_model(entry).eval()
-    model = shadow_model(settled_config, corpus, train)
-    save_model(model, entry)  # each file is whole, also where another process writes the same entry
-    return model
+def shadow_scores(
+    config: TrainConfig,
+    corpus: Corpus,
+    train: Sequence[Utterance],
+    pool: Sequence[Utterance],
+    cache: Path | None = None,
+) -> Floats:
+    """Sorted scores of a pool by the `shadow_model` of a training set, which is trained unless they are kept."""
+    folder = shadow_cache(cache)
+    key = content_key(["membership"], "sorted scores", training_key(config, corpus, train), [u.tokens for u in pool])
+    kept = read_result(folder, key)
+    if kept is None:
+        scores = sorted_scores(shadow_model(config, corpus, train), pool)
+        kept = write_result(folder, key, {"scores": scores.tolist()})
+    return np.array(kept["scores"])
 
 
 def settled(config: TrainConfig, seed: int) -> TrainConfig:
-    """The same model in distribution, by the fastest way."""
+    """Settings of the same model in distribution, trained the fastest way and with repeatable noise."""
     method = "dp-sgd" if config.method == "dp-sgd-naive" else config.method
     return replace(config, seed=seed, method=method, processes=1, private_seed=False, noise="aggregate")
 
 
 def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:
-    """The model of a training set, without a folder of its own."""
+    """Train the model that `edp_lab.training.train` makes of these utterances and settings, without a folder.
+
+    `corpus` brings the label sets; the seed of `config` shuffles `train`.
+    """
     if not train:
         raise UsageError("a shadow model has no training set: give it utterances")
     run = Trainer(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
@@ -188,12 +179,12 @@ def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]
 
 
 def shadow_cache(folder: Path | None) -> Path:
-    """Where trained shadow models are kept; None is the user's cache."""
+    """The folder for results of shadow models; None is the user's cache."""
     return writable(user_cache() / "shadows" if folder is None else folder, "choose another --cache")
 
 
 def training_key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:
-    """Digest of all that shadow models trained on some of these utterances have in common, and of their order."""
+    """Digest of what shadow models trained on some of these utterances have in common, and of their order."""
     alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
     settings = replace(config, corpus="", alpha=None, pretrained=None)
     weights = None if config.pretrained is None else content_of(config.pretrained)

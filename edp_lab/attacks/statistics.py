@@ -1,4 +1,4 @@
-"""What an attack's scores show, what privacy lets any attack reach, and what right guesses prove of epsilon. No torch.
+"""Figures of an attack with their intervals, bounds that privacy sets to any attack, lower bounds on epsilon. No torch.
 
 Scores are 1-D arrays, one number per utterance, higher for "member"; infinite ones are welcome, NaN is refused. A
 threshold t calls every utterance with a score of at least t a member: TPR is the share of members so called, FPR the
@@ -44,11 +44,10 @@ GRID = 32  # intervals into which the search for mu cuts what is left; five time
 
 
 class Roc(NamedTuple):
-    """The ROC curve, every distinct threshold, from (0, 0) to (1, 1)."""
+    """The ROC curve at every distinct threshold, from (0, 0) to (1, 1); a tie of both sides raises both rates."""
 
-    fpr: Scores  # (T) ascending; where a member and a non-member tie, both rates rise at once
+    fpr: Scores  # (T) ascending
     tpr: Scores
-    thresholds: Scores  # (T) descending; the first, inf, stands for calling nobody a member
 
 
 class Rate(NamedTuple):
@@ -59,19 +58,16 @@ class Rate(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The most that any attack can reach; see `dp_bound` for when it applies. Rounded up.
-
-    `tpr` is the most true positives at a false-positive rate in [0, 1]: a number or (F) -> the same shape.
-    """
+    """The most that any attack can reach; see `dp_bound` for when it applies. Rounded up."""
 
     auc: float
     advantage: float
-    tpr: Callable[[ArrayLike], Scores]
+    tpr: Callable[[ArrayLike], Scores]  # at false-positive rates in [0, 1]: a number or (F) -> the same shape
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """How well one attack told members from non-members."""
+    """Figures of one attack: how well its scores separate members from non-members."""
 
     attack: str
     auc: float
@@ -80,14 +76,14 @@ class AttackResult:
     tpr_at_fpr: dict[str, dict[str, Any]]
     advantage: float  # max TPR - FPR, biased upwards (see `advantage`)
     bound: dict[str, Any] | None  # "epsilon", "delta", and `dp_bound`: "auc", "tpr_at_fpr", "advantage"; None without
-    guards: dict[str, Any]  # what the sanity guards found; empty where none ran
+    guards: dict[str, Any]  # results of the sanity guards; empty if none ran
     members: int
     non_members: int
     confidence: float
     roc: Roc = field(repr=False, compare=False)  # for figures
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the curve, for `json.dumps`."""
+        """All fields but the curve, for `json.dumps`."""
         return {name: value for name, value in vars(self).items() if name != "roc"}
 
 
@@ -102,7 +98,7 @@ def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
         np.append(0.0, (len(side) - np.searchsorted(np.sort(side), thresholds)) / len(side))
         for side in (outside, inside)
     )
-    return Roc(fpr, tpr, np.append(np.inf, thresholds))
+    return Roc(fpr, tpr)
 
 
 def auc(members: ArrayLike, non_members: ArrayLike) -> float:
@@ -115,17 +111,17 @@ def auc_interval(
 ) -> Interval:
     """An interval for the AUC, within [0, 1] and never of width zero.
 
-    `texts`: for members and for non-members the number of each one's text. Copies score alike, and say no more than
-    one of them does; they are taken together (Obuchowski 1997). None: all texts differ.
-
     DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), by sorting in O(n log n) as Sun and Xu 2014, normal on
     the logit scale. Asymptotic: at 95 % it covered the AUC of normal scores in 93 to 97 % of simulations up to AUC 0.9
     (20 to 1,000 a side) and, with equal sides, up to 0.99; but in 86 % at 0.999 with 50 members, 1,000 non-members.
 
-    Where that variance is 0 (all pairs right, all wrong, or all scores equal) or not defined (one utterance on a
-    side): Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them right. That is conservative: k
-    disjoint pairs of a member and a non-member are independent, each right with probability at most the AUC, and the
-    sample's other pairs only add to what is known. At AUC 1 the lower end is (alpha / 2)^(1/k).
+    If that variance is 0 (all pairs right, all wrong, or all scores equal) or not defined (one utterance on a side):
+    Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them right. That is conservative: k disjoint
+    pairs are independent, each right with probability at most the AUC, and the sample's other pairs only add to them.
+
+    Args:
+        texts: for each side, numbers of its utterances' texts. Copies score alike, so they are taken together
+            (Obuchowski 1997). None: all texts differ.
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -147,26 +143,23 @@ def auc_change(
     same utterances makes the interval narrower than that of two independent areas.
     """
     check_confidence(confidence)
-    first, second = _checked(*before), _checked(*after)
+    first, second = _placements(*_checked(*before)), _placements(*_checked(*after))
     if [len(side) for side in first] != [len(side) for side in second]:
         raise UsageError("the two attacks scored other numbers of utterances: compare them on the same ones")
-    placed, then = _placements(*first), _placements(*second)
-    areas = float(placed[0].mean()), float(then[0].mean())
+    areas = float(first[0].mean()), float(second[0].mean())
     if min(areas) == 0:
-        raise UsageError(
-            "an AUC of 0 has no relative change: its attack has members and non-members the wrong way round"
-        )
-    influences = [b / areas[1] - a / areas[0] for a, b in zip(placed, then, strict=True)]
+        raise UsageError("an AUC of 0 has no relative change: its attack has members and non-members swapped")
+    influences = [b / areas[1] - a / areas[0] for a, b in zip(first, second, strict=True)]
     ratio, reach = areas[1] / areas[0], _half_width(influences, texts, confidence)
     return ratio - 1, (ratio * math.exp(-reach) - 1, ratio * math.exp(reach) - 1)
 
 
 def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = CONFIDENCE) -> Rate | None:
-    """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None where fpr x non-members < 1.
+    """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None if fpr x non-members < 1.
 
-    With k non-members allowed, the threshold lies just above the (k + 1)-th highest non-member, so the members have
-    no say in it: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the
-    uncertainty of the FPR there, see `true_fpr`: it is about twice `fpr` where just one is allowed.
+    With k non-members allowed, the threshold is just above the (k + 1)-th highest non-member, whatever the members
+    score: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the uncertainty of
+    the FPR there, see `true_fpr`: about twice `fpr` if just one is allowed.
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -179,7 +172,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
 
 
 def true_fpr(allowed: int, non_members: int, confidence: float = CONFIDENCE) -> Rate:
-    """What the false-positive rate may be at a threshold that lets `allowed` of the non-members pass, and no more.
+    """The false-positive rate at a threshold that lets `allowed` of the non-members pass, and no more.
 
     With continuous scores it follows Beta(allowed + 1, non_members - allowed), whatever the scores: its mean, and its
     quantiles as the interval. It is also the TPR that useless scores have there.
@@ -189,7 +182,7 @@ def true_fpr(allowed: int, non_members: int, confidence: float = CONFIDENCE) -> 
 
 
 def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
-    """The largest TPR - FPR: at least 0, where nobody is called a member.
+    """The largest TPR - FPR; at least 0, its value if nobody is called a member.
 
     A description of these scores, no estimate: the best threshold is picked after the fact, so the value is biased
     upwards, the more so the fewer the utterances, and useless scores do not give 0. Hence no interval.
@@ -199,10 +192,7 @@ def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
 
 
 def clopper_pearson(successes: float, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """The interval of a probability, missing it on either side with probability (1 - confidence)/2 at most.
-
-    Source: Clopper and Pearson 1934.
-    """
+    """Interval of a probability, too high or too low with probability (1 - confidence)/2 each at most (1934)."""
     tail, failures = (1 - confidence) / 2, trials - successes
     low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
@@ -226,8 +216,8 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
 
     Assumptions: for one utterance, the rates compare training sets that differ in this utterance alone, in the way
     (add/remove, zero-out, replace-one) that the epsilon is stated for, whatever else the attacker knows. The region is
-    convex, so it also holds for rates averaged over utterances and over how the rest was drawn, if a fair coin of its
-    own decided each one's membership. A split of fixed size swaps one utterance for another, which is replace-one; an
+    convex, so it also holds for rates averaged over utterances and over how the rest was drawn, if an independent fair
+    coin decided each membership. A split of fixed size swaps one utterance for another, which is replace-one; an
     utterance whose text occurs k times is a group of k. It bounds true rates: an estimate may exceed it by chance.
     """
     check_loss("epsilon", epsilon)
@@ -237,17 +227,13 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
     area = 1 - (1 - delta) ** 2 * float(expit(-epsilon))
     gap = (2 * delta * shrink - math.expm1(-epsilon)) / (1 + shrink)
 
-    def tpr(fpr: ArrayLike) -> Scores:
-        """Without e^eps, which may overflow, and without differences, which may cancel."""
-        rates = check_rates(np.asarray(fpr, float))
-        if epsilon == math.inf:
-            return np.ones_like(rates)
+    def tpr(rates: Scores) -> Scores:
+        """Avoids e^eps, which may overflow, and differences, which may cancel."""
         with np.errstate(divide="ignore"):  # log 0
             steep = np.exp(np.minimum(epsilon + np.log(rates), 0.0)) + delta
-        flat = -math.expm1(-epsilon) + shrink * (delta + rates)
-        return np.minimum(np.minimum(steep, flat) * ROUND_UP, 1.0)
+        return np.minimum(steep, -math.expm1(-epsilon) + shrink * (delta + rates))
 
-    return Bound(min(1.0, area * ROUND_UP), min(1.0, gap * ROUND_UP), tpr)
+    return _rounded_up(epsilon, area, gap, tpr)
 
 
 def gaussian_bound(mu: float) -> Bound:
@@ -258,10 +244,15 @@ def gaussian_bound(mu: float) -> Bound:
     """
     check_loss("mu", mu)
     area, gap = float(ndtr(mu / math.sqrt(2))), float(erf(mu / math.sqrt(8)))
+    return _rounded_up(mu, area, gap, lambda rates: ndtr(ndtri(rates) + mu))
+
+
+def _rounded_up(loss: float, area: float, gap: float, best_tpr: Callable[[Scores], Scores]) -> Bound:
+    """The bound with these figures, rounded up; an infinite privacy loss bounds no rate."""
 
     def tpr(fpr: ArrayLike) -> Scores:
         rates = check_rates(np.asarray(fpr, float))
-        return np.ones_like(rates) if math.isinf(mu) else np.minimum(ndtr(ndtri(rates) + mu) * ROUND_UP, 1.0)
+        return np.ones_like(rates) if math.isinf(loss) else np.minimum(best_tpr(rates) * ROUND_UP, 1.0)
 
     return Bound(min(1.0, area * ROUND_UP), min(1.0, gap * ROUND_UP), tpr)
 
@@ -277,15 +268,14 @@ def summarise(
 ) -> AttackResult:
     """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon."""
     inside, outside = _checked(members, non_members)
-    area, interval, there = auc(inside, outside), auc_interval(inside, outside, texts=texts), len(outside)
     tpr_by_fpr: dict[str, dict[str, Any]] = {}
     for fpr in FPRS:
         rate = tpr_at_fpr(inside, outside, fpr)
         if rate is None:
-            needed = f"needs at least {math.ceil(1 / fpr - 1e-9):,} non-members, and there are {there:,}"
+            needed = f"needs at least {math.ceil(1 / fpr - 1e-9):,} non-members, and there are {len(outside):,}"
             tpr_by_fpr[f"{fpr:g}"] = {"value": None, "why": f"an FPR of {fpr:g} {needed}"}
         else:
-            guessing = true_fpr(_allowed(there, fpr), there)
+            guessing = true_fpr(_allowed(len(outside), fpr), len(outside))
             tpr_by_fpr[f"{fpr:g}"] = {**rate._asdict(), "guessing": guessing._asdict()}
     bound = None
     if epsilon is not None and epsilon != math.inf:
@@ -295,8 +285,19 @@ def summarise(
         rates = {f"{fpr:g}": float(most.tpr(fpr)) for fpr in FPRS}
         limits = {"auc": most.auc, "tpr_at_fpr": rates, "advantage": most.advantage}
         bound = {"epsilon": epsilon, "delta": delta, **limits}
-    best, sides, curve = advantage(inside, outside), (len(inside), there), roc(inside, outside)
-    return AttackResult(attack, area, interval, tpr_by_fpr, best, bound, dict(guards or {}), *sides, CONFIDENCE, curve)
+    return AttackResult(
+        attack,
+        auc=auc(inside, outside),
+        auc_interval=auc_interval(inside, outside, texts=texts),
+        tpr_at_fpr=tpr_by_fpr,
+        advantage=advantage(inside, outside),
+        bound=bound,
+        guards=dict(guards or {}),
+        members=len(inside),
+        non_members=len(outside),
+        confidence=CONFIDENCE,
+        roc=roc(inside, outside),
+    )
 
 
 def check_confidence(confidence: float) -> None:
@@ -312,17 +313,17 @@ def _checked(members: ArrayLike, non_members: ArrayLike) -> tuple[Scores, Scores
                 f"the scores of the {side} have shape {scores.shape}: give one number per utterance, at least 1"
             )
         if undefined := int(np.isnan(scores).sum()):
-            raise UsageError(f"{undefined} of the {side}' scores are NaN: mend the attack, or its model")
+            raise UsageError(f"{undefined} of the {side}' scores are NaN: fix the attack, or its model")
     return inside, outside
 
 
 def _allowed(non_members: int, fpr: float) -> int:
-    """How many of them may pass at that rate; compared as quotients, since 0.29 * 100 is below 29 in floats."""
+    """Number of non-members that pass at that rate; compared as quotients, since 0.29 * 100 is below 29 in floats."""
     return int(np.searchsorted(np.arange(non_members + 1) / non_members, fpr, side="right")) - 1
 
 
 def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
-    """Per member (M) the share of non-members below it, per non-member (N) of members above it; ties count half."""
+    """The share of non-members below each member (M), of members above each non-member (N); ties count half."""
 
     def share_below(scores: Scores, others: Scores) -> Scores:
         rows = np.sort(others)
@@ -332,7 +333,7 @@ def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
 
 
 def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float) -> float:
-    """Of the normal interval of a sum of means, each of values that are independent only from text to text."""
+    """Half the normal interval of a sum of means, each of values that are independent only from text to text."""
     variance = 0.0
     for values, of in zip(sides, texts or (None, None), strict=True):
         if of is not None:
@@ -348,7 +349,7 @@ def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float)
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """How many guesses were wrong, and the Clopper-Pearson upper limit of the probability of that error."""
+    """Number of wrong guesses, and the Clopper-Pearson upper limit of the probability of that error."""
 
     errors: int
     upper_limit: float
@@ -356,22 +357,22 @@ class ErrorRate:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lower bounds on epsilon at one delta, from the same two error rates."""
+    """Lower bounds on epsilon at one delta, from the same two error rates; see `lower_bounds`."""
 
     gaussian: float
     distribution_free: float
 
 
 def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
-    """Of the guesses that were `wrong`: (draws), bool."""
+    """Count the guesses that were `wrong`, (draws) bool, and limit the probability of that error."""
     errors = int(wrong.sum())
     return ErrorRate(errors, upper_limit(errors, len(wrong), confidence))
 
 
 def upper_limit(errors: int, draws: int, confidence: float) -> float:
-    """Upper limit of an error probability, wrong with probability (1 - confidence)/2 at most; rounded up.
+    """The upper end of `clopper_pearson` of an error probability, rounded up.
 
-    Two such limits hold jointly at `confidence`. Source: Clopper and Pearson 1934.
+    Wrong with probability (1 - confidence)/2 at most, so two such limits hold jointly at `confidence`.
     """
     if errors == draws:
         return 1.0
@@ -399,8 +400,8 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
 
 
 def epsilon_at_least(mu: float, delta: float) -> float:
-    """Of a Gaussian mechanism with at least that mu, rounded down."""
-    # gdp_epsilon rounds up by less than 1e-11 of itself and, where it is tiny, by less than 1e-11.
+    """Epsilon of a Gaussian mechanism with at least that mu, rounded down."""
+    # gdp_epsilon rounds up by less than 1e-11 of itself and, if it is tiny, by less than 1e-11.
     return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
 
 
@@ -409,7 +410,7 @@ def epsilon_at_least(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many guesses were made, and how many of them were right."""
+    """Number of guesses, and of right ones."""
 
     guesses: int
     correct: int
@@ -422,11 +423,11 @@ class OneRunBounds:
     distribution_free: float  # of Steinke, Nasr and Jagielski, for any mechanism
     mu: float | None  # of `one_run_mu`, and the epsilon it means; None for a mechanism that is not Gaussian
     gaussian: float | None
-    tally: Tally  # behind `gaussian`, or where it is None behind `distribution_free`
+    tally: Tally  # behind `gaussian`, or behind `distribution_free` if that is None
 
     @property
     def best(self) -> float:
-        """The one to go by, which the mechanism decides and not the guesses."""
+        """The valid bound, chosen by the mechanism and not by the guesses."""
         return self.distribution_free if self.gaussian is None else self.gaussian
 
 
@@ -445,7 +446,7 @@ def make_guesses(scores: np.ndarray, included: np.ndarray, shares: Sequence[floa
 
 
 def one_run_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: float, gaussian: bool) -> OneRunBounds:
-    """The best bounds that several tallies give. Looking at several is paid for: each gets its share of the error.
+    """The best bounds that several tallies give; each of them gets its share of the error.
 
     Guarantee: if flipping any one canary is a neighbour of the mechanism, its epsilon at `delta` lies below
     `distribution_free` with probability 1 - `confidence` at most; so with `gaussian`, if it is mu-GDP for some mu and
@@ -505,7 +506,7 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     """The largest mu for which v right out of r guesses on m canaries refute mu-GDP at significance beta; 0 for none.
 
     Let W guesses be right, p_i = P[W = i]. For any j, that guess k is right and W >= j means: it points to the truth,
-    and at least j - 1 of the others are right. Were canary k flipped, the same guesses would have k wrong and W >= j-1.
+    and at least j - 1 of the others are right. If canary k were flipped, the same guesses would have k wrong, W >= j-1.
     mu-GDP bounds the one probability by F(x) = Phi(Phi^-1(x) + mu) of the other. F is concave, so averaged over the m
     canaries and all the rest (an abstention is neither right nor wrong)
 
@@ -514,20 +515,20 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     which is the argument of Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
     Suppose P[W >= v] = beta. The least total probability that goes with it has all of beta at v and, from there
     downwards, just as much at each j - 1 as the inequality demands (moved further down, a surplus helps every
-    inequality that is left). Where that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
+    inequality that is left). If that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
 
     Guarantee: a mu-GDP mechanism, guesses and their places as in `one_run_epsilon`. Rounded down.
     """
     _check_counts(m, r, v, beta)
 
     def least_total(mu: np.ndarray) -> np.ndarray:
-        """What P[W >= v] = beta asks for; where it exceeds 1, some number above 1: (K) -> (K)."""
+        """The total that P[W >= v] = beta demands; some number above 1 if that exceeds 1: (K) -> (K)."""
         right, wrong = np.full(mu.shape, v * beta / m), np.full(mu.shape, (r - v) * beta / m)  # a_j, b_j
         for j in range(v, 0, -1):
             demanded = ndtr(ndtri(np.minimum(right, 1)) - mu)
             added = np.maximum(demanded - wrong, 0) / (r - j + 1)  # p_{j-1} / m
             right, wrong = right + added * (j - 1), wrong + added * (r - j + 1)
-            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # what demands nothing now never will
+            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # no further demand follows
                 break
         return (right + wrong) * m / r if r else np.zeros(mu.shape)
 

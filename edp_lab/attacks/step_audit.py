@@ -1,10 +1,10 @@
 """An audit of the bare mechanism: draw the real step on two neighbouring inputs, and bound epsilon from below.
 
-One utterance, the canary, pushes device 0's clipped gradient along a direction e: to +C e where it is present, and
-where it is zeroed out to -C e (or to 0, if it was alone in its micro-batch). Whoever sees the released gradient guesses
+One utterance, the canary, pushes device 0's clipped gradient along a direction e: to +C e if it is present, and if it
+is zeroed out to -C e (or to 0, if it was alone in its micro-batch). An attacker who sees the released gradient guesses
 "present" if its projection on e lies beyond the midpoint of the two means, a threshold that no draw has influenced. If
-the guesses are right more often than the claimed epsilon allows, the claim is refuted at the stated confidence. No
-training, no attack to tune: the pair is the worst that the mechanism's sensitivity admits.
+more guesses are right than the claimed epsilon allows, the claim is refuted at the stated confidence. No training, no
+attack to tune: no pair is further apart under the mechanism's sensitivity.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
 MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
 
 
-# ---- What an audit says of a claim -----------------------------------------------------------------------------------
+# ---- Verdict on a claim ----------------------------------------------------------------------------------------------
 
 
 class Finding(StrEnum):
-    """What the audit says of the claim; it can refute a claim, never prove one."""
+    """Verdict of an audit, which can refute a claim but never prove one."""
 
     REFUTED = "refuted"
     CONSISTENT = "consistent"
@@ -59,7 +59,7 @@ class Finding(StrEnum):
 
 
 def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
-    """As printed, the paper's zCDP epsilon; sound, the epsilon that holds."""
+    """The claimed epsilon: as printed, the paper's zCDP epsilon; sound, the guaranteed one. UsageError if none is."""
     sound = mechanism.variant is Variant.SOUND
     claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
     if claimed is None:
@@ -70,12 +70,12 @@ def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What was claimed, what holds, and what an audit proves."""
+    """Claimed, guaranteed and measured epsilon, with the verdict."""
 
     verdict: Finding
     explanation: str
     epsilon_claimed: float  # see `claim_under_test`
-    epsilon_holds: float | None  # the judge's answer; None where there is no guarantee
+    epsilon_holds: float | None  # the guaranteed epsilon; None without a guarantee
     epsilon_lower_bound: float  # epsilon is at least this, at `confidence`
     ceiling: float  # the lower bound without a single error
     confidence: float
@@ -98,11 +98,10 @@ class Audit:
         remark: str = "",
         **subclass_fields: Any,
     ) -> Self:
-        """Judge the claim by a lower bound and say why.
+        """Judge the claim by a lower bound, with an explanation.
 
         Args:
-            evidence: such as "100 draws a side"; `observed`: what it showed, `flawless`: what its ceiling does without.
-            subclass_fields: the other fields.
+            evidence: such as "100 draws a side"; `observed`: its result; `flawless`: the errors its ceiling excludes.
         """
         claimed = claim_under_test(guarantee, mechanism)
         shown = f"{observed}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
@@ -144,9 +143,9 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismAudit(Audit):
-    """What was claimed for one step, what holds, and what the draws prove: the Gaussian bound."""
+    """Claimed, guaranteed and measured epsilon of one step; the lower bound is the Gaussian one."""
 
-    epsilon_if_alpha_public: float | None  # that holds, had alpha come from public text, as it does for the draws
+    epsilon_if_alpha_public: float | None  # guaranteed if alpha came from public text, as it does for the draws
     mu_lower_bound: float
     bounds: Bounds
     draws: int
@@ -166,7 +165,7 @@ def audit_mechanism(
 
     Args:
         key: 128-bit noise key; draw i uses the noise that training with this key would add at step i.
-        progress: told now and then how many of the 2 `draws` draws are made.
+        progress: receives now and then how many of the 2 `draws` draws are made.
 
     Guarantee: if the noise is as good as random, epsilon is at least `epsilon_lower_bound` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits. Alpha from private gradients is
@@ -184,16 +183,16 @@ def audit_mechanism(
     if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
         raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
     check_confidence(confidence)
-    claim_under_test(judge(mechanism, 1, delta, seed_published=False), mechanism)  # there is one
+    claim_under_test(judge(mechanism, 1, delta, seed_published=False), mechanism)  # else refused before any draw
     return audit_draws(mechanism, delta, *draw_statistics(mechanism, draws, key, progress), confidence)
 
 
 def audit_draws(
     mechanism: Mechanism, delta: float, absent: np.ndarray, present: np.ndarray, confidence: float = 0.95
 ) -> MechanismAudit:
-    """What equally many draws without and with the canary prove, along e from the midpoint of both means.
+    """Audit by equally many draws without and with the canary, along e from the midpoint of both means.
 
-    UsageError without a finite claim, and for a delta out of range.
+    UsageError: no finite claim, or a delta out of range.
     """
     guarantee, draws = judge(mechanism, 1, delta, seed_published=False), len(absent)
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (absent > 0, present <= 0))
@@ -220,7 +219,7 @@ class StepAudit(NamedTuple):
     """One step of the first epoch, drawn many times without a canary and as often with it."""
 
     seed: int
-    audit: MechanismAudit  # what the draws prove
+    audit: MechanismAudit
     absent: np.ndarray  # (draws), the released gradient along the canary's direction, from the midpoint of both means
     present: np.ndarray
     distance: float  # between the means
@@ -231,9 +230,7 @@ class StepNoise:
     """The standard normal noise of many steps, as training with this seed adds it, along each canary's direction.
 
     A step is linear in its noise, so that one draw serves every C, z0, N and alpha_max: `audit` takes milliseconds.
-
-    Args:
-        draws: a side, that an audit can have at most.
+    `draws`: the most a side that an audit can have.
     """
 
     def __init__(self, seed: int, draws: int = 10_000) -> None:
@@ -246,9 +243,9 @@ class StepNoise:
     def audit(self, mechanism: Mechanism, delta: float, draws: int, confidence: float = 0.95) -> StepAudit:
         """The very draws of `audit_mechanism` with this seed's key, and its guarantee; if sound, without alpha.
 
-        UsageError: as there; where no epsilon holds.
+        UsageError: as there, or nothing is guaranteed.
         """
-        distance, std = mechanism.sensitivity() / mechanism.num_devices, mechanism.noise_std(0) / mechanism.num_devices
+        distance, std = (x / mechanism.num_devices for x in (mechanism.sensitivity(), mechanism.noise_std(0)))
         along = std * self._along[mechanism.variant]
         absent, present = along[:draws] - distance / 2, along[draws : 2 * draws] + distance / 2
         audit = audit_draws(mechanism, delta, absent, present, confidence)
@@ -286,8 +283,14 @@ def draw_statistics(
     s = mechanism.alpha_max
     run = replace(mechanism, clip_norm=s * mechanism.clip_norm, z0=mechanism.z0 / s, alpha_max=1.0)
     pair = worst_case_pair(run)
-    silence = torch.zeros(1, LAYOUT.size)
-    midpoint = sum(_project(run, pair, side, silence)[0] for side in (pair.absent, pair.present)) / 2
+    e = pair.direction.double().numpy()
+
+    def projections(gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
+        """The real step's output on e, for each noise: (draws), float64."""
+        stack = [StackedGradients(gradients, LAYOUT)]
+        with torch.inference_mode():
+            outputs = (release(run, 0, stack, LAYOUT, pair.alpha, noise).gradient for noise in noises)
+            return np.fromiter((output.numpy() @ e for output in outputs), np.float64)
 
     def noise(steps: range) -> Iterator[Tensor]:
         for step in steps:
@@ -295,15 +298,8 @@ def draw_statistics(
                 progress(step)
             yield float_noise(key, step, LAYOUT.size)
 
-    absent = _project(run, pair, pair.absent, noise(range(draws)))
-    present = _project(run, pair, pair.present, noise(range(draws, 2 * draws)))
+    silence = torch.zeros(1, LAYOUT.size)
+    midpoint = sum(projections(side, silence)[0] for side in (pair.absent, pair.present)) / 2
+    absent = projections(pair.absent, noise(range(draws)))
+    present = projections(pair.present, noise(range(draws, 2 * draws)))
     return absent - midpoint, present - midpoint
-
-
-def _project(mechanism: Mechanism, pair: Pair, gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
-    """The real step's output on e, for each noise: (draws), float64."""
-    e = pair.direction.double().numpy()
-    stack = [StackedGradients(gradients, LAYOUT)]
-    with torch.inference_mode():
-        outputs = (release(mechanism, 0, stack, LAYOUT, pair.alpha, noise).gradient for noise in noises)
-        return np.fromiter((output.numpy() @ e for output in outputs), np.float64)

@@ -105,7 +105,7 @@ def canaries(
 
 # ---- Who was in the training set -------------------------------------------------------------------------------------
 
-Cache = Annotated[Path | None, "Where trained shadow models are kept. (default: the user's cache)"]
+Cache = Annotated[Path | None, "Folder for results of trained shadow models. (default: the user's cache)"]
 Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
 Against = Annotated[Path | None, "Also attack this run of the same corpus and seed, and show how the AUC changes."]
 

@@ -1,7 +1,7 @@
-"""The catalogue: which corpora there are, which files make them up, where those lie, and how to load one.
+"""The catalogue of corpora: which files make them up, where they are, how to load one and how to fetch one.
 
-A published corpus lies under a data folder, the first of `data_folders` that holds it complete. Anything
-else is a user's own corpus, given by its path.
+A published corpus is in the first of `data_folders` that holds it complete. Any other corpus is a user's, given by its
+path.
 
 `edp-lab data fetch` brings the files of a published corpus, each checked against its pinned digest. A file grows beside
 its target as ``<name>.part`` and takes the target's name, in one step, only once its digest is right.
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import readers
-from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, user_cache
@@ -39,27 +39,27 @@ PIECE = 1 << 16  # bytes read at a time
 class Source(NamedTuple):
     """One file that `edp-lab data fetch` brings."""
 
-    path: str  # where it lies below a data folder, with forward slashes
+    path: str  # below a data folder, with forward slashes
     size: int  # bytes
     digest: str  # sha256 of the content, hexadecimal
-    url: str  # where it is published, pinned to a commit
+    url: str  # of its publication, pinned to a commit
 
 
 class CorpusInfo(NamedTuple):
-    """What is known of a corpus without loading it."""
+    """Facts about a corpus that need no loading."""
 
     name: str
     description: str
     licence: str
-    where: Path | None  # the file or folder where it lies complete
-    utterances: int | None  # where that is known before loading
+    where: Path | None  # the file or folder that holds it complete
+    utterances: int | None  # None if the number is known only after loading
 
 
 class _Entry(NamedTuple):
     description: str
     licence: str
     utterances: int
-    path: str  # what the reader takes, below a data folder
+    path: str  # the reader's argument, below a data folder
     read: Callable[[Path], Reading]
 
 
@@ -90,7 +90,7 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
     """Load a corpus of the catalogue by its name, or a user's own corpus by its path.
 
     A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``,
-    ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared where
+    ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared if
     ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
 
     UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
@@ -108,12 +108,12 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
         return smart_home.load(_EMBEDDED[name])
     path = given_path(name)
     if path.exists() or path.suffix == ".jsonl" or "/" in name or os.sep in name:
-        return _own_corpus(name, path)
+        return _user_corpus(name, path)
     raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
 
 
 def list_corpora() -> list[CorpusInfo]:
-    """All corpora of the catalogue, found or not."""
+    """All corpora of the catalogue, at hand or not."""
     from edp_lab.corpora import smart_home
 
     corpora = [CorpusInfo(name, e.description, e.licence, find(name), e.utterances) for name, e in _PUBLISHED.items()]
@@ -126,24 +126,20 @@ def list_corpora() -> list[CorpusInfo]:
 
 
 def find(name: str) -> Path | None:
-    """Where a published corpus lies complete (every file there, with the right size), or None."""
+    """Path of a published corpus that is complete (every file there, with the right size), or None."""
     complete = (folder for folder in data_folders() if not _missing(folder, name))
     return next((folder / _PUBLISHED[name].path for folder in complete), None)
 
 
 def data_folders() -> list[Path]:
-    """Where corpora are looked for: $EDP_LAB_DATA, then a checkout's ``data/``, then the user's cache."""
-    beside = comes_with("data")
-    given = os.environ.get("EDP_LAB_DATA")
-    return [
-        *([given_path(given)] if given else []),
-        *([beside] if CARRIED not in beside.parents else []),
-        user_cache(),
-    ]
+    """Folders searched for corpora: $EDP_LAB_DATA, then a checkout's ``data/``, then the user's cache."""
+    given, beside = os.environ.get("EDP_LAB_DATA"), comes_with("data")
+    first = [given_path(given)] if given else []
+    return [*first, *([beside] if CARRIED not in beside.parents else []), user_cache()]
 
 
 def sources(name: str) -> tuple[Source, ...]:
-    """The files of a corpus that can be fetched; UsageError for any other name."""
+    """The files that `fetch` brings of a corpus; UsageError if the name is of no corpus that can be fetched."""
     if name not in _sources():
         if name in _EMBEDDED:
             raise UsageError(f"{name} comes with edp_lab: there is nothing to fetch")
@@ -180,15 +176,16 @@ def _missing(folder: Path, name: str) -> list[Path]:
 
 
 def _not_found(name: str) -> UsageError:
-    cure = f"run `edp-lab data fetch {name}`"
+    hint = f"run `edp-lab data fetch {name}`"
     for missing in (_missing(folder, name) for folder in data_folders()):
         if len(missing) < len(sources(name)):
-            return UsageError(f"{name} is incomplete: {missing[0]} is missing or has the wrong size; {cure}")
+            return UsageError(f"{name} is incomplete: {missing[0]} is missing or has the wrong size; {hint}")
     folders = ", ".join(map(str, data_folders()))
-    return UsageError(f"{name} is in none of {folders}: {cure}, or set EDP_LAB_DATA to the folder that holds it")
+    return UsageError(f"{name} is in none of {folders}: {hint}, or set EDP_LAB_DATA to the folder that holds it")
 
 
-def _own_corpus(name: str, path: Path) -> Corpus:
+def _user_corpus(name: str, path: Path) -> Corpus:
+    """A user's corpus, with declared label sets if their files are beside it."""
     if not path.exists():
         raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or JSONL")
     reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
@@ -197,13 +194,13 @@ def _own_corpus(name: str, path: Path) -> Corpus:
     if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):
         return _corpus(name, reading._replace(warnings=[*reading.warnings, *_lone(reading.utterances)]), False)
 
-    declared: list[set[str]] = []
-    for file in (intent_file, slot_file):
-        needed = file == intent_file or reading.utterances[0].tags is not None
-        if needed and not file.exists():
+    def declared(file: Path) -> set[str]:
+        if not file.exists():
             raise UsageError(f"{file} is missing: declared label sets need both intents.txt and slots.txt")
-        declared.append({line.strip() for line in readers.text_lines(file) if line.strip()} if needed else set())
-    intents, slots = declared
+        return {line.strip() for line in readers.text_lines(file) if line.strip()}
+
+    intents = declared(intent_file)
+    slots = set() if reading.utterances[0].tags is None else declared(slot_file)
     for utterance, place in zip(reading.utterances, reading.places, strict=True):
         if utterance.intent not in intents:
             raise UsageError(f"{place}: intent {utterance.intent!r} is not listed in {intent_file}")
@@ -214,7 +211,7 @@ def _own_corpus(name: str, path: Path) -> Corpus:
 
 
 def _lone(utterances: Sequence[Utterance]) -> list[str]:
-    """A note on intents that occur once where others have many: often slips, and their names go into the model."""
+    """Warn of intents that occur once while others have many: often slips, and their names go into the model."""
     count = Counter(utterance.intent for utterance in utterances)
     once = [intent for intent, times in count.items() if times == 1]
     if not once or len(utterances) < MANY * len(count):
@@ -224,14 +221,11 @@ def _lone(utterances: Sequence[Utterance]) -> list[str]:
 
 
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
-    """With the labels that occur."""
+    """A corpus with the labels that occur."""
     utterances, _, warnings = reading
-    intents = {utterance.intent for utterance in utterances}
-    slots = {tag[2:] for utterance in utterances for tag in utterance.tags or () if tag != "O"}
     if utterances[0].tags is None:
         warnings = [*warnings, NO_TAGS]
-    labels = tuple(sorted(intents)), tuple(sorted(slots))
-    return Corpus(name, tuple(utterances), *labels, labels_declared, tuple(warnings))
+    return Corpus(name, tuple(utterances), *labels_of(utterances), labels_declared, tuple(warnings))
 
 
 # ---- Fetching --------------------------------------------------------------------------------------------------------
@@ -272,7 +266,7 @@ def fetch(
 
 
 def _fetched(source: Source, target: Path) -> Iterator[int]:
-    """Bring one file; yields how many bytes are there, after every piece."""
+    """Fetch one file; yields the number of bytes there, after every piece."""
     if _is_right(target, source):
         yield target.stat().st_size
         return
@@ -293,14 +287,12 @@ def _fetched(source: Source, target: Path) -> Iterator[int]:
 
 
 def _is_right(path: Path, source: Source) -> bool:
-    """Whether the file is there with the pinned digest."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == source.digest
+    """True if the file is there with the pinned digest."""
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == source.digest
 
 
 def _writable_folder() -> Path:
+    """The first of `data_folders` that can be written."""
     for folder in data_folders():
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if os.access(existing, os.W_OK):

@@ -1,12 +1,9 @@
-"""Utterances with one intent and, mostly, a BIO tag for each token; corpora of them as numbers; their random split.
-
-Models do not read utterances but `Coded` ones: words, tags and intents as numbers, in flat arrays.
-"""
+"""Utterances with one intent and, mostly, a BIO tag for each token; corpora; words as numbers; random splits."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,7 +32,7 @@ class Utterance:
 
     @property
     def line(self) -> bytes:
-        """All of it, as it counts for a corpus' checksum."""
+        """The bytes that count for a corpus' checksum."""
         return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}\n".encode()
 
 
@@ -71,8 +68,15 @@ class Corpus:
 
 
 def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
-    """All tags: "O", then B- and I- of every slot."""
+    """The tag set of these slots: "O", then B- and I- of each."""
     return ("O", *(f"{prefix}-{slot}" for slot in slots for prefix in "BI"))
+
+
+def labels_of(utterances: Iterable[Utterance]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The intents and the slots that occur, each sorted."""
+    pairs = {(u.intent, u.tags) for u in utterances}
+    slots = {tag[2:] for _, tags in pairs for tag in tags or () if tag != "O"}
+    return tuple(sorted({intent for intent, _ in pairs})), tuple(sorted(slots))
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------
@@ -119,50 +123,27 @@ class Ragged:
         return torch.from_numpy(rows), torch.from_numpy(lengths)
 
     def through(self, table: np.ndarray) -> Ragged:
-        """The same examples, with what `table` has for each number."""
+        """The same examples, each number replaced by its row of `table`."""
         return Ragged(self.codes, self.offsets, table)
 
 
 class Words(NamedTuple):
-    """The words of n utterances: distinct ones, and for each token its number among them."""
+    """The words of n utterances: distinct ones, sorted, and for each token its number among them."""
 
     types: Sequence[str]
     numbers: Ragged
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[str]]) -> Words:
-        return cls(*_numbered(sentences))
-
-    def counts(self) -> np.ndarray:
-        """How often each of the types occurs."""
-        return np.bincount(self.numbers.codes, minlength=len(self.types))
+        types = sorted({word for words in sentences for word in words})
+        return cls(types, numbered(sentences, types))
 
 
-class Coded(NamedTuple):
-    """n annotated utterances."""
-
-    words: Words
-    intent_names: Sequence[str]
-    intents: np.ndarray  # (n) numbers among `intent_names`
-    tag_names: Sequence[str]
-    tags: Ragged | None  # of each token its number among `tag_names`; None without slot annotation
-
-
-def coded(utterances: Sequence[Utterance]) -> Coded:
-    """Utterances as numbers."""
-    intents, numbers = _numbered([[u.intent] for u in utterances])
-    tags, tag_numbers = _numbered([u.tags or () for u in utterances])
-    tagged = any(u.tags is not None for u in utterances)
-    words = Words.of([u.tokens for u in utterances])
-    return Coded(words, intents, numbers.codes, tags, tag_numbers if tagged else None)
-
-
-def _numbered(rows: Sequence[Sequence[str]]) -> tuple[list[str], Ragged]:
-    """The distinct names, sorted, and each row as numbers among them."""
-    names = sorted({name for row in rows for name in row})
+def numbered(rows: Sequence[Sequence[str]], names: Sequence[str]) -> Ragged:
+    """Rows of names as their numbers among `names`; -1 for any other."""
     number = {name: k for k, name in enumerate(names)}
-    codes = np.fromiter((number[name] for row in rows for name in row), dtype=np.int64)
-    return names, Ragged(codes, _offsets(rows))
+    codes = np.fromiter((number.get(name, -1) for row in rows for name in row), dtype=np.int64)
+    return Ragged(codes, _offsets(rows))
 
 
 def _offsets(rows: Sequence[Sequence[str] | np.ndarray]) -> np.ndarray:
@@ -183,7 +164,7 @@ class Split:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many utterances train, validation and test hold, and how many duplicates there are in test."""
+        """Number of utterances of each part, and of duplicates in test."""
         return {part: len(utterances) for part, utterances in vars(self).items()}
 
 
@@ -207,14 +188,10 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     groups = texts if keep_duplicates_together else np.arange(n)
     order = np.arange(groups.max() + 1 if n else 0)
     np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-    counts = np.bincount(groups, minlength=len(order))
-    dealt = np.cumsum(counts[order])
+    shuffled = np.argsort(np.argsort(order)[groups], kind="stable")  # by the turn of each utterance's group
+    dealt = np.cumsum(np.bincount(groups, minlength=len(order))[order])
     ends = n * np.cumsum(RATIOS)[:2] // sum(RATIOS)
-    part_of_group, rank = np.empty_like(order), np.empty_like(order)
-    part_of_group[order] = (dealt[:, None] > ends).sum(1)
-    rank[order] = np.arange(len(order))
-    shuffled = np.argsort(rank[groups], kind="stable")
-    places = [shuffled[part_of_group[groups[shuffled]] == k] for k in range(3)]
+    places = np.split(shuffled, [dealt[dealt <= end].max(initial=0) for end in ends])
     for name, rows in zip(("train", "validation", "test"), places, strict=True):
         if not len(rows):
             shares = ":".join(map(str, RATIOS))
@@ -228,6 +205,6 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
 
 
 def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
-    """(n) Equal for utterances of the same token string and for no others, from 0 in the order of appearance."""
+    """Number the distinct token strings from 0, in order of appearance; the number of each utterance's: (n)."""
     known: dict[tuple[str, ...], int] = {}
     return np.array([known.setdefault(u.tokens, len(known)) for u in utterances], dtype=np.int64)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, Words, coded
+from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, Words, numbered
 from edp_lab.errors import UsageError
 
 WORD_BYTES = 16  # bytes of a word that the character CNN sees
@@ -35,14 +35,14 @@ class Labels:
         return cls(corpus.intents, corpus.tags)
 
     def covers(self, utterance: Utterance) -> bool:
-        """Whether it can be encoded: its intent and, for a model with slots, all its tags are known."""
+        """True if its intent and, for a model with slots, all its tags are known."""
         if utterance.intent not in self.intents:
             return False
         return not self.tags or (utterance.tags is not None and set(utterance.tags) <= set(self.tags))
 
 
 class Features(Protocol):
-    """What a model wants to know of an utterance's words."""
+    """Encoder of words as the numbers that a model reads."""
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
         """Named arrays; "words" has one row per token."""
@@ -59,10 +59,7 @@ class WordFeatures:
     @classmethod
     def from_training_words(cls, utterances: Sequence[Utterance]) -> WordFeatures:
         """Words that occur at least twice; the others train the shared rows. Not private."""
-        words = coded(utterances).words
-        counts: Counter[str] = Counter()
-        for word, count in zip(words.types, words.counts().tolist(), strict=True):
-            counts[word.lower()] += count
+        counts = Counter(token.lower() for u in utterances for token in u.tokens)
         return cls(tuple(sorted(w for w, k in counts.items() if k > 1)), buckets=64)
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
@@ -78,7 +75,7 @@ class WordFeatures:
 
 
 def hashed(word: str, buckets: int) -> int:
-    """In which of the buckets a word is, in whatever case: the same on all machines."""
+    """Bucket of a word, whatever its case: the same on all machines."""
     return zlib.crc32(word.lower().encode(errors="surrogatepass")) % buckets
 
 
@@ -100,7 +97,7 @@ class Batch(NamedTuple):
 class Dataset:
     """Encoded utterances, from which batches are cut.
 
-    UsageError for no utterances, or one without words, with labels the model does not know, or with more or fewer tags
+    UsageError: no utterances, or one without words, with labels the model does not know, or with more or fewer tags
     than words (which would shift the tags of every utterance behind it).
     """
 
@@ -108,25 +105,22 @@ class Dataset:
         if not len(utterances):
             raise UsageError("the split is empty: use a larger corpus")
         self.utterances = tuple(utterances)
-        encoded = coded(self.utterances)
-        intents = _numbers(encoded.intent_names, labels.intents)[encoded.intents]
-        self.lengths = encoded.words.numbers.lengths
+        words = Words.of([u.tokens for u in self.utterances])
+        intents = numbered([[u.intent] for u in self.utterances], labels.intents).codes
+        self.lengths = words.numbers.lengths
         fits = (intents >= 0) & (self.lengths > 0)
         self._tags = None
         if labels.tags:
-            known = _numbers(encoded.tag_names, labels.tags)
-            self._tags = Ragged.of([np.zeros(0, np.int64)] * len(fits)) if encoded.tags is None else encoded.tags
-            self._tags = self._tags.through(known)
+            self._tags = numbered([u.tags or () for u in self.utterances], labels.tags)
             fits &= self._tags.lengths == self.lengths
-            unknown = known[self._tags.codes] < 0
-            fits[np.repeat(np.arange(len(fits)), self._tags.lengths)[unknown]] = False
+            fits[np.repeat(np.arange(len(fits)), self._tags.lengths)[self._tags.codes < 0]] = False
         if not fits.all():
             u = self.utterances[int(np.argmin(fits))]
             raise UsageError(
                 f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, "
                 "labels that the model knows, and one tag per word"
             )
-        self.features = features.rows(encoded.words)
+        self.features = features.rows(words)
         self._intents = torch.from_numpy(intents)
 
     def __len__(self) -> int:
@@ -140,9 +134,3 @@ class Dataset:
         tags = None if self._tags is None else self._tags.take(numbers)[0]
         index = torch.from_numpy(numbers)
         return Batch(index, inputs["words_rows"], inputs, self._intents[index], tags)
-
-
-def _numbers(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
-    """The place of each name among the known ones; -1 for an unknown one."""
-    place = {name: k for k, name in enumerate(known)}
-    return np.array([place.get(name, -1) for name in names], dtype=np.int64)

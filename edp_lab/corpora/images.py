@@ -1,6 +1,6 @@
 """The thesis' data sets: scikit-learn's digits, MNIST from its original files, and points on two circles.
 
-What is unknown, missing, damaged or impossible is a UsageError.
+UsageError: an unknown name, missing or damaged files, impossible settings.
 """
 
 from __future__ import annotations
@@ -98,13 +98,12 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 def _mnist_file(name: str) -> Path:
     folders = [folder / "mnist" for folder in data_folders()]
-    for path in (folder / (name + suffix) for folder in folders for suffix in (".gz", "")):
-        if path.is_file():
-            return path
-    places = ", ".join(map(str, folders))
+    paths = (folder / (name + suffix) for folder in folders for suffix in (".gz", ""))
+    if path := next(filter(Path.is_file, paths), None):
+        return path
     raise UsageError(
-        f"MNIST's {name}.gz is in none of {places}: run `edp-lab data fetch mnist`, or put the four original files "
-        "into one of these"
+        f"MNIST's {name}.gz is in none of {', '.join(map(str, folders))}: run `edp-lab data fetch mnist`, or put the "
+        "four original files into one of these"
     )
 
 

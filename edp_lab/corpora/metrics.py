@@ -1,9 +1,8 @@
-"""How well intents and slots are predicted: SER, intent accuracy, slot F1, exact match. Plain Python.
+"""Scores of predicted intents and slots: SER, intent accuracy, slot F1, exact match. Plain Python.
 
-A frame is (intent, tokens, tags): what an utterance says, as annotated or as predicted. Tags are None where a
-corpus has none; then only intents are scored. References and predictions are compared pairwise;
-`UsageError` where the two differ in number, in tokens or in having tags, where tags and tokens differ in
-number, or where there is nothing to score.
+A frame is (intent, tokens, tags) of an utterance, as annotated or as predicted. Tags are None in a corpus without them;
+then only intents are scored. References and predictions are compared pairwise. UsageError: the two differ in number, in
+tokens or in having tags, tags and tokens differ in number, or there is nothing to score.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ class Scores:
 
     # Semantic error rate (paper, section 4.2): the sum over utterances of (intent wrong + substituted, deleted and
     # inserted slots), divided by the sum of (1 + reference slots). Slots are compared as the sequence of their
-    # (label, value), aligned by edit distance. Exceeds 1 where many slots are inserted.
+    # (label, value), aligned by edit distance. Exceeds 1 if many slots are inserted.
     ser: float
     intent_accuracy: float  # share of utterances with the right intent
     # Over all slots of all utterances; a slot is right if start, end and label are (as conlleval). None without tags; 0
-    # where neither side has a slot.
+    # if neither side has a slot.
     slot_f1: float | None
     exact_match: float  # share of utterances with the right intent and exactly the right slots
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted for the scores, over any number of utterances; tallies of parts add up to that of the whole."""
+    """Counts behind the scores, of any number of utterances; tallies of parts add up to that of the whole."""
 
     utterances: int = 0
     intents_right: int = 0
@@ -74,7 +73,7 @@ def evaluate(references: Sequence[Frame], predictions: Sequence[Frame]) -> Score
 
 
 def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
-    """Of one utterance, in the order of `Tally`."""
+    """The counts of one utterance, in the order of `Tally`."""
     (intent, tokens, tags), (guess, same_tokens, guessed) = reference, prediction
     if list(tokens) != list(same_tokens):
         raise UsageError(f"prediction {i} has other tokens than its reference")

@@ -1,15 +1,13 @@
 """Readers: one function per file format, each giving the utterances in file order.
 
 Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens (JSONL's ``text`` is cut at white
-space). In the formats that mark slots inside running text (NLU-EVAL), a token ends at white space and
-at the edge of a slot, nowhere else: "[place : rome]'s weather" gives ``rome 's weather``. Punctuation
-stays on its word, case is kept.
+space). If slots are marked inside running text (NLU-EVAL), a token ends at white space and at the edge of a slot,
+nowhere else: "[place : rome]'s weather" gives ``rome 's weather``. Punctuation stays on its word, case is kept.
 
-Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does,
-with one warning that counts them and names the first.
+Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does, with one
+warning that counts them and names the first.
 
-All readers raise `UsageError` (file and line) for a file that cannot be read, is malformed or holds no
-utterance.
+All readers raise `UsageError` (file and line) for a file that cannot be read, is malformed or holds no utterance.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ SPLIT_FOLDERS = ("train", "valid", "dev", "test")
 LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
 
 Chunk = tuple[str, str | None]  # a piece of running text, and the slot it fills if any
-Notes = defaultdict[str, list[str]]  # what happened, and the places where
+Notes = defaultdict[str, list[str]]  # kinds of repairs, and the places of each
 
 
 class Row(NamedTuple):
-    """One utterance as its file gives it, not yet checked; `place` says where it stands."""
+    """One utterance as its file gives it, not yet checked; `place` is its file and line."""
 
     tokens: Sequence[str]
     tags: Sequence[str] | None
@@ -45,7 +43,7 @@ class Row(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a reader found: utterances in file order, where each of them stands, and what was mended."""
+    """Utterances in file order, the place of each, and warnings of repairs."""
 
     utterances: list[Utterance]
     places: list[str]
@@ -71,7 +69,8 @@ def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Re
             if row.tags is not None:
                 given = tuple(row.tags)
                 if given not in seen:
-                    _check_tags(row)
+                    for tag in given:
+                        _check_tag(tag, row.place)
                     seen[given] = repair_bio(given)
                 tags, repairs = seen[given]
                 loose += [row.place] * repairs
@@ -100,21 +99,18 @@ def _check(row: Row) -> None:
         raise UsageError(f"{row.place}: the text holds half a surrogate pair, not a character") from None
     if row.tags is not None and len(row.tags) != len(row.tokens):
         raise UsageError(f"{row.place}: {len(row.tags)} tags for {len(row.tokens)} tokens")
-    _check_labels(row, row.intent)
+    _check_label(row.intent, row.place)
 
 
-def _check_tags(row: Row) -> None:
-    tags = row.tags or ()
-    _check_labels(row, *tags)
-    for tag in tags:
-        if tag != "O" and (tag[:2] not in ("B-", "I-") or len(tag) == 2):
-            raise UsageError(f"{row.place}: tag {tag!r} is neither O nor B-<slot> nor I-<slot>")
+def _check_tag(tag: str, place: str) -> None:
+    _check_label(tag, place)
+    if tag != "O" and (tag[:2] not in ("B-", "I-") or len(tag) == 2):
+        raise UsageError(f"{place}: tag {tag!r} is neither O nor B-<slot> nor I-<slot>")
 
 
-def _check_labels(row: Row, *labels: str) -> None:
-    for label in labels:
-        if CONTROL.search(label):
-            raise UsageError(f"{row.place}: label {label!r} holds a control character or a line break: take it out")
+def _check_label(label: str, place: str) -> None:
+    if CONTROL.search(label):
+        raise UsageError(f"{place}: label {label!r} holds a control character or a line break: take it out")
 
 
 def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
@@ -227,20 +223,17 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
 # --- Text files ---
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
-
-
 def text_lines(path: Path) -> list[str]:
     """A UTF-8 file's lines without their ends (LF or CRLF) and without blank ones at the end of the file.
 
     Not str.splitlines: it also breaks at characters that occur inside utterances.
     """
-    lines = [line.removesuffix("\r") for line in _text(path).split("\n")]
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     if len(lines) == 1 and "\r" in lines[0]:
         raise UsageError(f"{path}: its lines end in CR alone: save the file with LF or CRLF")
     while lines and not lines[-1].strip():

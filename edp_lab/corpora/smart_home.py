@@ -1,10 +1,10 @@
-"""The smart-home corpus: utterances in the paper's three domains, generated from a frozen grammar.
+"""Generated corpora: smart-home commands in the paper's three domains, and everyday requests.
 
-The paper's Communication, Health and Video corpora (section 4.1) are internal; these stand in for them. A
-text is drawn first and annotated second: where it has several readings, one is drawn with odds that the
-grammar states. Then a share `NOISE` of the utterances gets one annotation error.
+The paper's Communication, Health and Video corpora (section 4.1) are internal; the smart-home corpus stands in for
+them. A text is drawn first and annotated second: if it has several readings, one is drawn with odds that the grammar
+states. Then a share `NOISE` of the utterances gets one annotation error.
 
-The grammar lies in `smart_home.json`. Notation of its lines:
+The grammar is in `smart_home.json`. Notation of its lines:
     word           itself
     (a|b c|)       one of the alternatives, equally likely
     <phrase>       a draw from the phrase (or word list) of that name, not annotated
@@ -22,6 +22,10 @@ and an invented last name; telephone numbers are 555-01xx, kept for fiction, or 
 streets, shops, titles and all but a few generic medicines are invented. The file is frozen: whatever
 changes the draws needs a new "version".
 
+Everyday requests come from `everyday.txt`, which explains its notation: public text for what private models start from
+(`edp_lab.models.public_start`), some six hundred intents that anybody might have for an assistant or a service desk,
+with slots. Nothing is trained on it to be protected, and it is no measure of anything.
+
 UsageError: an unknown domain, fewer than one utterance, a file that cannot be read or written.
 """
 
@@ -32,18 +36,21 @@ import json
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
-from itertools import accumulate, chain, islice, product
+from itertools import accumulate, chain, product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
 from edp_lab.corpora.metrics import spans
+from edp_lab.corpora.readers import read_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, write_whole
 
-_DATA = json.loads(Path(__file__).with_name("smart_home.json").read_text(encoding="utf-8"))
+_FOLDER = Path(__file__).parent
+_DATA = json.loads((_FOLDER / "smart_home.json").read_text(encoding="utf-8"))
 GRAMMAR_VERSION: int = _DATA["version"]
 INTENTS: dict[str, tuple[str, ...]] = {domain: tuple(of["intents"]) for domain, of in _DATA["labels"].items()}
 SLOTS: dict[str, tuple[str, ...]] = {domain: tuple(of["slots"]) for domain, of in _DATA["labels"].items()}
@@ -78,16 +85,14 @@ def load(domain: str | None = None) -> Corpus:
     """The embedded corpus, `generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED)`, or its utterances of one domain."""
     corpus = _corpus((), domain)
     try:
-        with gzip.open(EMBEDDED, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
-        utterances = [Utterance(tuple(row["tokens"]), tuple(row["tags"]), row["intent"]) for row in rows]
+        utterances = read_jsonl(EMBEDDED).utterances
         if len(utterances) != EMBEDDED_UTTERANCES:
-            raise ValueError(f"{len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{EMBEDDED} holds {len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
+    except UsageError as error:
         raise UsageError(
-            f"cannot read the embedded smart-home corpus {EMBEDDED} ({error}); restore it from the repository"
-        ) from error
-    return _corpus((u for u in utterances if u.intent in corpus.intents), domain)
+            f"the embedded smart-home corpus is damaged: {error}; restore it from the repository"
+        ) from None
+    return replace(corpus, utterances=tuple(u for u in utterances if u.intent in corpus.intents))
 
 
 def write_jsonl(corpus: Corpus, path: Path | str) -> None:
@@ -102,7 +107,7 @@ def write_jsonl(corpus: Corpus, path: Path | str) -> None:
 
 
 def _corpus(utterances: Iterable[Utterance], domain: str | None) -> Corpus:
-    """With declared labels; UsageError for an unknown domain."""
+    """A corpus with declared labels; UsageError for an unknown domain."""
     domains = _domains(domain)
     return Corpus(
         name=f"smart-home-{domain}" if domain else "smart-home",
@@ -118,7 +123,7 @@ def _domains(domain: str | None) -> tuple[str, ...]:
     return (domain,) if domain else DOMAINS
 
 
-# ---- Samples -----------------------------------------------------------------------------------------------
+# ---- Samples ---------------------------------------------------------------------------------------------------------
 
 
 _Reading = tuple[Tags, str]  # tags and intent
@@ -127,16 +132,11 @@ _Reading = tuple[Tags, str]  # tags and intent
 def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[tuple[Utterance, _Reading]]:
     """Each utterance as annotated, and as meant, before annotation noise."""
     domains = _domains(domain)
-    if utterances < 1:
-        raise UsageError(f"cannot generate {utterances} utterances: ask for at least 1")
+    _check_count(utterances)
     # Python keeps the sequence of `Random.random` for a seed on all its versions.
     uniform = Random(f"smart-home {GRAMMAR_VERSION} {seed} {domain}").random
-    return islice(_endless(domains, uniform), utterances)
-
-
-def _endless(domains: tuple[str, ...], uniform: Uniform) -> Iterator[tuple[Utterance, _Reading]]:
     shared: dict[Tags, Tags] = {}  # equal tag sequences are one object, which halves the memory
-    while True:
+    while utterances:
         drawn = domains[int(uniform() * len(domains))]
         words, meant = _draw_sentence(drawn, uniform)
         if len(words) in LENGTHS:
@@ -144,6 +144,12 @@ def _endless(domains: tuple[str, ...], uniform: Uniform) -> Iterator[tuple[Utter
                 _misspell(words, uniform)
             tags, intent = _mistake(*meant, drawn, uniform) if uniform() < NOISE else meant
             yield Utterance(tuple(words), shared.setdefault(tags, tags), intent), meant
+            utterances -= 1
+
+
+def _check_count(utterances: int) -> None:
+    if utterances < 1:
+        raise UsageError(f"cannot generate {utterances} utterances: ask for at least 1")
 
 
 def _misspell(tokens: list[str], uniform: Uniform) -> None:
@@ -180,7 +186,7 @@ def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> _Reading
     return tuple(wrong), intent
 
 
-# ---- The grammar, compiled -----------------------------------------------------------------------------------------
+# ---- The grammar, compiled -------------------------------------------------------------------------------------------
 
 
 class _Phrase(NamedTuple):
@@ -253,7 +259,7 @@ def _drawn(name: str, uniform: Uniform) -> list[str]:
     return [word for item in items for word in (_drawn(item[1:-1], uniform) if item[0] == "<" else (item,))]
 
 
-# ---- From the file to the compiled grammar -----------------------------------------------------------------
+# ---- From the file to the compiled grammar ---------------------------------------------------------------------------
 
 _INNERMOST_ALTERNATIVES = re.compile(r"\(([^()]*)\)")
 _WEIGHT = re.compile(r"(?:(\d+) \*)?(.*)")
@@ -278,7 +284,7 @@ def _phrase(name: str) -> _Phrase:
 
 @cache
 def _slot(item: str) -> _Slot | None:
-    """What an item of a template stands for; None for a word."""
+    """The slot or phrase of an item of a template; None for a word."""
     name = item[1:-1]
     if item.startswith("<"):
         phrases, odds = [name], {"O": 1.0}
@@ -301,7 +307,7 @@ def _weighted(lines: Iterable[str]) -> list[str]:
 @cache
 def _variants(line: str) -> list[str]:
     """Every way through a line's alternatives, innermost first, so that nested alternatives keep their odds."""
-    return _ways(re.sub(r"@(\w+)", lambda macro: _macro(macro[1]), line))
+    return _ways(re.sub(r"@(\w+)", lambda name: f"({'|'.join(_weighted(_DATA['macros'][name[1]]))})", line))
 
 
 def _ways(text: str) -> list[str]:
@@ -310,11 +316,6 @@ def _ways(text: str) -> list[str]:
         return [text]
     before, after = text[: match.start()], text[match.end() :]
     return [way for choice in match[1].split("|") for way in _ways(f"{before}{choice}{after}")]
-
-
-@cache
-def _macro(name: str) -> str:
-    return "(" + "|".join(_weighted(_DATA["macros"][name])) + ")"
 
 
 @cache
@@ -345,3 +346,74 @@ def _titles() -> dict[str, list[str]]:
         while len(taken) < target:
             taken.setdefault(" ".join(_drawn(phrase, uniform)), kind)
     return {kind: [title for title, of in taken.items() if of == kind] for kind in _DATA["titles"]}
+
+
+# ---- Everyday requests -----------------------------------------------------------------------------------------------
+
+_INTENT = re.compile(r"\[(\w+)(?: (\d+))?\]")
+_LIST = re.compile(r"(\w+): (.*)")
+
+
+def everyday(utterances: int, seed: int = 0) -> Corpus:
+    """Generate everyday requests: the same on every platform for the same arguments; UsageError for fewer than one."""
+    _check_count(utterances)
+    lists, rules = _everyday_grammar()
+    random = Random(f"everyday {seed}")
+    weights = [weight for _, weight, _ in rules]
+    made = []
+    for intent, _, templates in random.choices(rules, weights, k=utterances):
+        tokens: list[str] = []
+        tags: list[str] = []
+        for item in _chosen(random.choice(templates), random).split():
+            slot, _, name = item[1:-1].partition("=")
+            if item.startswith("{"):
+                words = _expanded(f"<{name or slot}>", lists, random)
+                tags += [f"B-{slot}"] + [f"I-{slot}"] * (len(words) - 1)
+            else:
+                words = _expanded(item, lists, random)
+                tags += ["O"] * len(words)
+            tokens += words
+        made.append(Utterance(tuple(tokens), tuple(tags), intent))
+    return Corpus("everyday", tuple(made), *labels_of(made))
+
+
+def related(orders: int, seed: int = 0) -> list[list[str]]:
+    """Lines of words that are near in meaning (``related.txt``), each in so many random orders: text for vectors."""
+    random = Random(f"related {seed}")
+    text = (_FOLDER / "related.txt").read_text(encoding="utf-8")
+    lines = [line.split() for line in text.split("\n") if line[:1] not in ("", "#")]
+    return [random.sample(line, len(line)) for _ in range(orders) for line in lines]
+
+
+def _expanded(item: str, lists: dict[str, list[str]], random: Random) -> list[str]:
+    """The words of an item of a template: itself, or a draw from a list."""
+    if not item.startswith("<"):
+        return [item]
+    name, _, ending = item[1:].partition(">")
+    words = [w for part in _chosen(random.choice(lists[name]), random).split() for w in _expanded(part, lists, random)]
+    return [*words[:-1], words[-1] + ending]
+
+
+def _chosen(text: str, random: Random) -> str:
+    """The text with one of each group of alternatives."""
+    while match := _INNERMOST_ALTERNATIVES.search(text):
+        text = text[: match.start()] + random.choice(match[1].split("|")) + text[match.end() :]
+    return text
+
+
+@cache
+def _everyday_grammar() -> tuple[dict[str, list[str]], list[tuple[str, int, list[str]]]]:
+    """The word lists by name; for each intent its name, weight and templates."""
+    lists: dict[str, list[str]] = {}
+    rules: list[tuple[str, int, list[str]]] = []
+    text = (_FOLDER / "everyday.txt").read_text(encoding="utf-8")
+    for line in re.sub(r"\n  +", " ", text).split("\n"):
+        if not line or line.startswith("#"):
+            continue
+        if match := _INTENT.fullmatch(line):
+            rules.append((match[1], int(match[2] or 1), []))
+        elif match := _LIST.fullmatch(line):
+            lists[match[1]] = match[2].split(", ")
+        else:
+            rules[-1][2].append(line)
+    return lists, rules

@@ -26,7 +26,7 @@ from transformers import BertForMaskedLM, BertTokenizer
 from edp_lab.corpora import list_corpora
 from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, tag_set
 from edp_lab.corpora.encoding import Labels, WordFeatures
-from edp_lab.corpora.everyday import everyday, related
+from edp_lab.corpora.smart_home import everyday, related
 from edp_lab.errors import UsageError
 from edp_lab.files import new_folder
 from edp_lab.models.bert import BertSize, bert_config, encode_pieces, load_bert, quiet

@@ -14,8 +14,8 @@ import pytest
 from scipy.stats import norm
 
 from edp_lab.attacks import lira as lira_module
-from edp_lab.attacks.lira import ShadowSignals, aligned, attack_lira, half_samples, lira_scores
-from edp_lab.attacks.loss import Floats, Signals, attack_loss, equal_sides, load_target
+from edp_lab.attacks.lira import ShadowLogits, aligned, attack_lira, lira_scores
+from edp_lab.attacks.loss import Floats, attack_loss, equal_sides, load_target
 from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow, shadow_config, shadow_corpus
 from edp_lab.attacks.statistics import LEAST_MEMBERS, auc, auc_interval
 from edp_lab.corpora import load_corpus, split
@@ -103,13 +103,13 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
     write_jsonl(generate(400, 6), tmp_path / "changed.jsonl")
     record = read_record(overfitted)
     config = record["config"]
-    for spoilt, said in (
+    for spoilt, message in (
         ({**record, "status": "running"}, "is running: finish it with edp-lab train --resume"),
         ({**record, "config": {**config, "corpus": str(tmp_path / "gone.jsonl")}}, r"gone\.jsonl"),
         ({**record, "config": {**config, "corpus": str(tmp_path / "changed.jsonl")}}, "has changed since"),
     ):
         write_record(members, spoilt)
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             load_target(members)
 
 
@@ -158,11 +158,11 @@ def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkey
     """SGD by the target's other settings: one shadow model serves all targets of a table."""
     trained: list[TrainConfig] = []
 
-    def train_shadow(config: TrainConfig, *rest: Any) -> Any:
+    def shadow_model(config: TrainConfig, *rest: Any) -> Any:
         trained.append(config)
         return load_target(overfitted).model
 
-    monkeypatch.setattr("edp_lab.attacks.shadow.train_shadow", train_shadow)
+    monkeypatch.setattr("edp_lab.attacks.shadow.shadow_model", shadow_model)
     for run in (overfitted, private):
         attack_shadow(run, GENERATED, cache=tmp_path, plain=True)
     assert [config.method for config in trained] == ["sgd"] * 2
@@ -184,16 +184,14 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
             attack_shadow(overfitted, shadow, **settings)
 
 
-def test_the_command_tells_scripts_and_people_what_was_found_and_what_could_not_be(overfitted, private, trains, cli):
-    status, printed, _ = cli("attack", "loss", "--run", str(private), "--json")
-    assert status == 0
-    assert json.loads(printed)["bound"]["epsilon"] > 0
+def test_the_command_reports_the_attack_and_the_change_against_another_run(overfitted, private, trains, cli):
     status, printed, _ = cli("attack", "loss", "--run", str(overfitted))
-    said = ("AUC", "TPR at 0.1 % no number", "guarantee none (plain training)", "verdict membership leaks")
-    assert [words for words in said if words not in " ".join(printed.split())] == []
+    parts = ("AUC", "TPR at 0.1 % no number", "guarantee none (plain training)", "verdict membership leaks")
+    assert (status, [part for part in parts if part not in " ".join(printed.split())]) == (0, [])
     against = ("attack", "loss", "--run", str(private), "--against")
-    changed = json.loads(cli(*against, str(overfitted), "--json")[1])["change"]
-    assert changed["relative"] < changed["interval"][1] < 0  # noise lowers the AUC
+    report = json.loads(cli(*against, str(overfitted), "--json")[1])
+    assert report["bound"]["epsilon"] > 0
+    assert report["change"]["relative"] < report["change"]["interval"][1] < 0  # noise lowers the AUC
     assert "AUC against" in cli(*against, str(overfitted))[1]
     status, _, error = cli(*against, str(trains("other", "smart-home-health", method="sgd")))
     assert (status, "other members" in error) == (2, True)
@@ -206,16 +204,16 @@ def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they
     """The rate of one size lets another one diverge; shadows of other settings are as sure only once aligned."""
     asked = []
 
-    def drawn_signals(config, corpus, pool, shadows, *rest):
+    def drawn_logits(config, corpus, pool, shadows, *rest):
         asked.append(config)
         draw = np.random.default_rng(0)
         inside = np.arange(shadows)[:, None] % 2 == draw.integers(2, size=len(pool))
         logits = 400 + draw.normal(size=(shadows, len(pool))) + 3 * inside
-        return ShadowSignals(Signals(-logits, logits, logits), inside)
+        return ShadowLogits(np.stack([logits, logits], axis=-1), inside)
 
     target = replace(load_target(overfitted), config=replace(load_target(overfitted).config, lr=0.011))
     monkeypatch.setattr(lira_module, "load_target", lambda run: target)
-    monkeypatch.setattr(lira_module, "shadow_signals", drawn_signals)
+    monkeypatch.setattr(lira_module, "shadow_logits", drawn_logits)
     found = attack_lira(overfitted, 8, size=size, cache=tmp_path)
     assert asked[0].lr == rate
     assert np.abs(found.scores).max() < 300  # unaligned, every logit lies hundreds of deviations below the shadows'
@@ -225,11 +223,7 @@ IN, OUT = (3.0, 1.0), (1.0, -1.0)  # mean intent and tags logit with and without
 SPREAD_IN, SPREAD_OUT = (0.5, 1.0), (1.0, 2.0)
 
 
-def of(logits: Floats) -> Signals:
-    return Signals(-logits.sum(-1), logits[..., 0], logits[..., 1] if logits.shape[-1] > 1 else None)
-
-
-def synthetic(models: int, utterances: int, seed: int = 0) -> tuple[Signals, ShadowSignals]:
+def synthetic(models: int, utterances: int, seed: int = 0) -> tuple[Floats, ShadowLogits]:
     """Shadow models with logits of those means, the difficulty of each utterance added; a target to score them by.
 
     Of the target, the first half of the utterances are members.
@@ -242,7 +236,7 @@ def synthetic(models: int, utterances: int, seed: int = 0) -> tuple[Signals, Sha
         mean, spread = np.where(member[..., None], IN, OUT), np.where(member[..., None], SPREAD_IN, SPREAD_OUT)
         return difficulty + mean + spread * draw.standard_normal((*member.shape, 2))
 
-    return of(logits(np.arange(utterances) < utterances // 2)), ShadowSignals(of(logits(inside)), inside)
+    return logits(np.arange(utterances) < utterances // 2), ShadowLogits(logits(inside), inside)
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -250,7 +244,7 @@ def test_scores_are_the_log_likelihood_ratio_by_hand(fixed: bool, monkeypatch: p
     monkeypatch.setattr(lira_module, "MANY", 7 if fixed else 6)
     inside = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 1], [1, 0]], dtype=bool)
     models = np.random.default_rng(0).normal(size=(6, 2, 2))
-    x, shadows = np.array([[0.3, -1.0], [2.0, 0.5]]), ShadowSignals(of(models), inside)
+    x, shadows = np.array([[0.3, -1.0], [2.0, 0.5]]), ShadowLogits(models, inside)
     spread = {}
     for side in (True, False):
         own = [models[inside[:, i] == side, i].var(0, ddof=1) for i in range(2)]
@@ -260,12 +254,12 @@ def test_scores_are_the_log_likelihood_ratio_by_hand(fixed: bool, monkeypatch: p
             norm.logpdf(x[i], models[inside[:, i] == side, i].mean(0), np.sqrt(spread[side][fixed][i])).sum()
             for side in (True, False)
         ]
-        assert lira_scores(of(x), shadows)[i] == pytest.approx(part[0] - part[1])
+        assert lira_scores(x, shadows)[i] == pytest.approx(part[0] - part[1])
 
 
 def test_difficulty_of_utterances_cancels_where_it_defeats_the_loss() -> None:
     target, shadows = synthetic(models=16, utterances=4000)
-    loss, lira = (auc(found[:2000], found[2000:]) for found in (-target.loss, lira_scores(target, shadows)))
+    loss, lira = (auc(found[:2000], found[2000:]) for found in (target.sum(-1), lira_scores(target, shadows)))
     draw = np.random.default_rng(2)  # without difficulty, and with means and spreads known
     x = np.concatenate([draw.normal(IN, SPREAD_IN, (2000, 2)), draw.normal(OUT, SPREAD_OUT, (2000, 2))])
     exact = (norm.logpdf(x, IN, SPREAD_IN) - norm.logpdf(x, OUT, SPREAD_OUT)).sum(1)
@@ -276,32 +270,29 @@ def test_difficulty_of_utterances_cancels_where_it_defeats_the_loss() -> None:
 def test_a_target_that_is_surer_of_everything_is_attacked_as_well_once_it_is_aligned() -> None:
     target, shadows = synthetic(models=16, utterances=4000)
 
-    def area(target: Signals) -> float:
+    def area(target: Floats) -> float:
         found = lira_scores(target, shadows)
         return auc(found[:2000], found[2000:])
 
-    surer = of(target.logits + np.array([4.0, 7.0]))
+    surer = target + np.array([4.0, 7.0])
     assert area(surer) < 0.7 < 0.9 < area(target)
     assert area(aligned(surer, shadows)) == pytest.approx(area(target), abs=0.01)
-    np.testing.assert_allclose(aligned(surer, shadows).logits, aligned(target, shadows).logits)
-    untagged = ShadowSignals(of(shadows.signals.logits[..., :1]), shadows.inside)
-    assert aligned(of(surer.logits[:, :1]), untagged).logits.shape == (4000, 1)
+    np.testing.assert_allclose(aligned(surer, shadows), aligned(target, shadows))
 
 
 @pytest.mark.parametrize("models", [4, 64])
 def test_models_that_agree_to_the_last_bit_give_finite_scores(models: int) -> None:
-    inside = half_samples(load_corpus("smart-home").utterances[:5], models, seed=0)
-    shadows = ShadowSignals(of(np.full((models, 5, 2), 27.6)), inside)
-    assert np.isfinite(lira_scores(of(np.zeros((5, 2))), shadows)).all()
+    shadows = synthetic(models, 6)[1]._replace(logits=np.full((models, 6, 2), 27.6))
+    assert np.isfinite(lira_scores(np.zeros((6, 2)), shadows)).all()
 
 
 def test_signals_that_do_not_fit_and_too_few_models_are_refused() -> None:
     target, shadows = synthetic(models=8, utterances=6)
-    for other in (of(target.logits[:5]), of(target.logits[:, :1])):
+    for other in (target[:5], target[:, :1]):
         with pytest.raises(UsageError, match="the same utterances and heads"):
-            lira_scores(other, shadows)
+            lira_scores(aligned(other, shadows), shadows)
     for side in (True, False):
         inside = shadows.inside.copy()
         inside[1:, 2] = side
         with pytest.raises(UsageError, match="fewer than two shadow models"):
-            lira_scores(target, ShadowSignals(shadows.signals, inside))
+            lira_scores(target, shadows._replace(inside=inside))

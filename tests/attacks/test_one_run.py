@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from edp_lab.attacks import one_run
-from edp_lab.attacks.one_run import Directions, OneLayer, Plan, RealModel, audit_one_run, gradient_scores
+from edp_lab.attacks.one_run import Directions, LinearModel, Plan, RealModel, audit_one_run, gradient_scores
 from edp_lab.attacks.statistics import (
     SHARES,
     Tally,
@@ -51,8 +51,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
         (1000, 100, 75, 1e-4, 0.673),
         (100_000, 1510, 1439, 1e-5, 2.676),
         (100, 100, 100, 1e-5, 3.49),
-        (500, 500, 500, 1e-5, 5.10),
-        (1000, 1000, 1000, 1e-5, 5.78),
         (5000, 5000, 5000, 1e-5, 7.28),
     ],
 )
@@ -81,16 +79,12 @@ def test_epsilon_is_the_largest_that_is_refuted_rounded_down(seed):
         assert chance(m, r, v, delta, epsilon + 1e-4) >= beta
 
 
-def test_bound_stays_stable_for_very_many_guesses_and_rises_with_them_and_with_a_smaller_delta():
+def test_bound_stays_stable_for_very_many_guesses_and_proves_nothing_by_none():
     plain = math.log(700_000 / 300_000)
     assert plain - 0.02 < one_run_epsilon(10**6, 10**6, 700_000, 1e-12, 0.05) < plain
     exact = -math.log(math.expm1(-math.log(0.05) / 1e5))
     assert one_run_epsilon(10**5, 10**5, 10**5, 0.0, 0.05) == pytest.approx(exact, rel=1e-6)
-    by_guesses = [one_run_epsilon(300, 100, v, 1e-5, 0.05) for v in range(0, 101, 5)]
-    by_delta = [one_run_epsilon(300, 100, 90, delta, 0.05) for delta in (0.0, 1e-8, 1e-5, 1e-4, 1e-3, 0.1)]
-    assert by_guesses == sorted(by_guesses)
-    assert by_delta == sorted(by_delta, reverse=True)
-    assert (by_guesses[0], by_guesses[10], by_delta[-1]) == (0, 0, 0)
+    assert one_run_epsilon(300, 100, 0, 1e-5, 0.05) == one_run_epsilon(300, 100, 90, 0.1, 0.05) == 0
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 5.0])
@@ -154,16 +148,12 @@ def test_guesses_are_made_on_the_extreme_scores_of_both_ends():
 
 
 def test_several_tallies_are_paid_for_and_the_gaussian_bound_needs_less_than_the_free_one():
-    one, three = (one_run_bounds(1000, [Tally(100, 80)] * count, DELTA, 0.95, gaussian=True) for count in (1, 3))
-    assert three.distribution_free == one_run_epsilon(1000, 100, 80, DELTA, 0.05 / 3) < one.distribution_free
-    assert three.mu == one_run_mu(1000, 100, 80, 0.05 / 3) < one.mu
-    mixed = one_run_bounds(1000, [Tally(100, 80), Tally(1000, 600)], DELTA, 0.95, gaussian=True)
-    assert mixed.tally == Tally(100, 80)
-    bounds = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=True)
-    assert bounds.best == bounds.gaussian > bounds.distribution_free > 1
-    assert bounds.gaussian <= gdp_epsilon(bounds.mu, DELTA)
+    one, three = (one_run_bounds(1000, [Tally(100, 83)] * count, DELTA, 0.95, gaussian=True) for count in (1, 3))
+    assert three.distribution_free == one_run_epsilon(1000, 100, 83, DELTA, 0.05 / 3) < one.distribution_free
+    assert three.mu == one_run_mu(1000, 100, 83, 0.05 / 3) < one.mu
+    assert gdp_epsilon(one.mu, DELTA) >= one.gaussian == one.best > one.distribution_free > 1
     free = one_run_bounds(1000, [Tally(100, 83)], DELTA, 0.95, gaussian=False)
-    assert (free.best, free.mu, free.gaussian) == (bounds.distribution_free, None, None)
+    assert (free.best, free.mu, free.gaussian) == (one.distribution_free, None, None)
 
 
 def test_algorithm_1_as_printed_is_refuted():
@@ -216,8 +206,7 @@ def test_few_canaries_have_no_power_and_the_seed_decides_everything():
     assert audit.epsilon_lower_bound <= audit.ceiling < audit.epsilon_claimed
     assert "cannot test" in audit.explanation
     first, again, other = (audit_one_run(config(seed=seed, **FAST), 200, linear=True) for seed in (1, 1, 2))
-    assert first == again
-    assert first.included != other.included
+    assert first == again != other
     assert Plan.draw(config(), 10, 0).key != key_from_seed(0)  # which is that of the noise
 
 
@@ -275,7 +264,7 @@ def test_canaries_in_and_out_are_as_far_apart_as_the_sensitivity(corpus, changes
     mechanism = chosen.mechanism(n + m)
     plan, ends = Plan.draw(chosen, m, n), []
     for included in (np.ones(m, bool), np.zeros(m, bool)):
-        trainee = RealModel(chosen, load_corpus(corpus), data, m) if real else OneLayer(mechanism, 1, m, 1)
+        trainee = RealModel(chosen, load_corpus(corpus), data, m) if real else LinearModel(mechanism, 1, m, 1)
         silent = Silent(trainee, mechanism, divisor=1)
         gradient_scores(silent, mechanism, chosen, plan._replace(included=included), lambda done, steps: None)
         projections = np.zeros(m)
@@ -299,17 +288,9 @@ def test_scores_are_the_log_likelihood_ratios_of_what_is_released():
     assert np.allclose(one_run.evidence(disjoint, 0, sums), np.log(present / absent))
 
     plan = Plan.draw(replace(chosen, sampling="shuffle"), 20, 0)
-    silent = Silent(OneLayer(disjoint, 1, 20, 64), disjoint, divisor=64)
+    silent = Silent(LinearModel(disjoint, 1, 20, 64), disjoint, divisor=64)
     scores, _ = gradient_scores(silent, disjoint, chosen, plan, lambda done, steps: None)
     assert np.allclose(scores, one_run.evidence(disjoint, 0, 0.7 * plan.included), atol=1e-3)  # the clip's margin
-
-
-def test_the_last_model_gives_away_a_single_step_and_of_many_steps_less():
-    alone = config(method="dp-sgd", sampling="shuffle", z0=1.5)
-    one, many = (audit_one_run(replace(alone, batch_size=b), 1000, linear=True) for b in (1000, 64))
-    assert one.steps == 1
-    assert one.last_model.distribution_free == one.bounds.distribution_free  # from the same guesses
-    assert many.last_model.distribution_free < many.bounds.distribution_free
 
 
 def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(corpus):

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -157,11 +156,6 @@ def test_a_link_to_nothing_is_no_missing_file(tmp_path, name):
         load_corpus(path)
 
 
-def test_own_path_that_does_not_exist():
-    with pytest.raises(UsageError, match=r"no corpus at \./nowhere"):
-        load_corpus("./nowhere")
-
-
 # --- fetching ---
 
 
@@ -294,11 +288,6 @@ def test_default_target_is_the_first_writable_data_folder(site, folders, monkeyp
 
 
 # --- the real corpora ---
-
-
-def test_real_corpus_read_as_a_users_own_is_the_same(real_data, tmp_path):
-    shutil.copytree(real_data / "atis", tmp_path / "atis")
-    assert load_corpus(tmp_path / "atis").sha256 == load_corpus("atis").sha256
 
 
 class Mirror(SimpleHTTPRequestHandler):

@@ -13,7 +13,7 @@ from gensim.similarities.fastss import editdist
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edp_lab.corpora import Split, load_corpus, split
+from edp_lab.corpora import Split, split
 from edp_lab.corpora.corpus import Corpus, Utterance
 from edp_lab.corpora.encoding import HASH_BUCKETS, WORD_BYTES, Dataset, Labels, Ragged, WordFeatures
 from edp_lab.corpora.metrics import Frame, edit_distance, evaluate, spans
@@ -66,20 +66,6 @@ def test_seeds_give_different_splits_and_each_utterance_a_fair_chance():
     assert all(abs(members[str(i)] / 400 - 0.45) < 0.125 for i in range(100))  # 5 standard deviations
 
 
-def test_a_negative_seed_is_refused():
-    with pytest.raises(UsageError, match="seed -1 is negative"):
-        split(corpus(["a", "b"]), -1)
-
-
-@pytest.mark.usefixtures("real_data")
-def test_atis_split():
-    atis = load_corpus("atis")
-    apart, together = split(atis, 0, keep_duplicates_together=False), split(atis, 0)
-    assert (apart.counts["train"], apart.counts["duplicates"] > 100) == (2_641, True)  # 45 % of 5,871
-    assert abs(together.counts["train"] - 2_641) < 10
-    assert together.counts["duplicates"] == 0
-
-
 # ---- From utterances to tensors: rows follow their examples, unseen words never raise, bad input is refused ----------
 
 
@@ -91,11 +77,6 @@ THIRD = Utterance(("play", "the", "Who", "now"), ("O", "B-artist", "I-artist", "
 
 def dataset(*utterances: Utterance) -> Dataset:
     return Dataset(utterances or (FIRST, SECOND, THIRD), LABELS, WordFeatures(("play", "the"), buckets=5))
-
-
-def values(ragged: Ragged) -> np.ndarray:
-    """All rows end to end."""
-    return ragged.gather(np.arange(len(ragged)))[0]
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6), st.data())
@@ -155,16 +136,18 @@ def test_an_utterance_that_does_not_fit_is_refused_by_its_text(bad):
         dataset(FIRST, bad, SECOND)
 
 
-def test_an_empty_split_is_refused_in_words():
+def test_an_empty_split_and_a_negative_seed_are_refused():
     with pytest.raises(UsageError, match="empty"):
         Dataset([], LABELS, WordFeatures())
+    with pytest.raises(UsageError, match="seed -1 is negative"):
+        split(corpus(["a", "b"]), -1)
 
 
 def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_processes():
-    words = values(WordFeatures(("play", "the"), buckets=5).rows([("PLAY", "The", "zebra", "ZEBRA")])["words"])
+    words = WordFeatures(("play", "the"), buckets=5).rows([("PLAY", "The", "zebra", "ZEBRA")])["words"].values
     assert words[:2].tolist() == [0, 1]
     assert 2 <= words[2] == words[3] < 7
-    words = values(WordFeatures().rows([tuple(f"word{k}" for k in range(20_000))])["words"])
+    words = WordFeatures().rows([tuple(f"word{k}" for k in range(20_000))])["words"].values
     counts = np.bincount(words, minlength=HASH_BUCKETS)
     assert len(counts) == HASH_BUCKETS
     assert counts.max() < 25  # 4.9 expected: no bucket draws a crowd
@@ -177,7 +160,7 @@ def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_pr
     )
     salted = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=salted)
-    assert other.stdout.strip() == str(values(WordFeatures().rows([tokens])["words"]).tolist())
+    assert other.stdout.strip() == str(WordFeatures().rows([tokens])["words"].values.tolist())
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()), min_size=1, max_size=30), min_size=1, max_size=5))
@@ -185,10 +168,10 @@ def test_no_word_or_character_ever_raises(tokens):
     """Also unpaired surrogates, which JSON can hold."""
     features = WordFeatures(("a",), buckets=3)
     rows = features.rows([tokens])
-    assert len(values(rows["words"])) == len(values(rows["characters"])) == len(tokens)
-    assert values(rows["words"]).min() >= 0
-    assert values(rows["words"]).max() < 4
-    characters = values(rows["characters"])
+    assert len(rows["words"].values) == len(rows["characters"].values) == len(tokens)
+    assert rows["words"].values.min() >= 0
+    assert rows["words"].values.max() < 4
+    characters = rows["characters"].values
     assert characters.min() >= 0
     assert characters.max() <= 256
     spelled = characters > 0
@@ -197,7 +180,7 @@ def test_no_word_or_character_ever_raises(tokens):
 
 
 def test_bytes_are_cut_at_the_limit_whatever_else_is_encoded_and_training_words_occur_twice():
-    characters = values(WordFeatures().rows([("é" * 20, "\x00", "ab")])["characters"])
+    characters = WordFeatures().rows([("é" * 20, "\x00", "ab")])["characters"].values
     assert characters.shape == (3, WORD_BYTES)
     assert (characters[0] > 0).all()
     assert characters[1].tolist() == [1, *[0] * (WORD_BYTES - 1)]
@@ -206,7 +189,7 @@ def test_bytes_are_cut_at_the_limit_whatever_else_is_encoded_and_training_words_
     alone = features.rows([("zebra",)])
     together = features.rows([("play", "aardvark"), ("zebra",), ("zzz",)])
     for name in alone:
-        assert (values(alone[name])[0] == values(together[name])[2]).all()
+        assert (alone[name].values[0] == together[name].values[2]).all()
     twice = [Utterance(("Play", "it"), None, "play"), Utterance(("play", "that"), None, "play")]
     assert WordFeatures.from_training_words(twice).words == ("play",)
 

@@ -72,13 +72,10 @@ IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 WHOLE = gzip.compress(idx(pictures(20)))
 DAMAGE = {
     "no gzip": (IMAGES, b"not gzipped", "cannot be read"),
-    "gzip cut short": (IMAGES, WHOLE[:-100], "cannot be read"),
     "gzip with a wrong bit": (IMAGES, WHOLE[:200] + bytes([WHOLE[200] ^ 16]) + WHOLE[201:], "damaged"),
     "empty": (IMAGES, gzip.compress(b""), "begin"),
-    "labels for images": (IMAGES, gzip.compress(idx(np.zeros(20, dtype=np.uint8))), "begin"),
     "header cut short": (IMAGES, gzip.compress(idx(pictures(1))[:9]), "begin"),
     "pixels missing": (IMAGES, gzip.compress(idx(pictures(20))[:-1]), "announces"),
-    "pixels too many": (IMAGES, gzip.compress(idx(pictures(20)) + b"\0"), "announces"),
     "announces more than memory": (IMAGES, gzip.compress(idx(pictures(1))[:4] + b"\xff" * 12), "announces"),
     "fewer labels": (LABELS, gzip.compress(idx(np.zeros(19, dtype=np.uint8))), "19 labels for 20 images"),
     "label 10": (LABELS, gzip.compress(idx(np.full(20, 10, dtype=np.uint8))), "label 10 is outside 0..9"),

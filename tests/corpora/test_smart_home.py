@@ -64,12 +64,6 @@ def test_domains_mix_evenly_and_nearly_all_utterances_are_distinct(large):
     assert 0.05 < with_new_word / 20_000 < 0.5
 
 
-@pytest.mark.parametrize("text", ["call my parents at", "refill my aspirin prescription", "play my favorite movie"])
-def test_paper_examples_are_drawn(large, text):
-    """Section 4.1; the first goes on with a number."""
-    assert any(f" {text} " in f" {u.text} " for u in large)
-
-
 def test_annotation_errors_are_as_frequent_as_stated():
     n = 40_000
     wrong = sum((u.tags, u.intent) != meant for u, meant in smart_home._samples(n, 6, None))

@@ -14,8 +14,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from edp_lab.attacks.lira import ShadowSignals, aligned, half_samples, lira_scores
-from edp_lab.attacks.loss import Attacked, Signals, equal_sides, signals
+from edp_lab.attacks.lira import ShadowLogits, aligned, half_samples, lira_scores
+from edp_lab.attacks.loss import Attacked, equal_sides, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.corpora import load_corpus, split
 from edp_lab.course.nb07_membership import panels
@@ -44,16 +44,16 @@ def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) 
     return panels.show_roc(attacks, **{"attack": attack, "called": 10.0, "people": most, **LINES, **change})
 
 
-def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowSignals:
+def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowLogits:
     """Shadow models that were never trained, on the target's pool."""
     pool, rng = loss.target.pool, np.random.default_rng(seed)
     inside = half_samples(pool, models, seed)
     logits = rng.normal(0, 1.5, (models, len(pool), 2)) + rng.normal(0, 2, (1, len(pool), 2)) + inside[..., None]
-    return ShadowSignals(Signals(-logits[..., 0], logits[..., 0], logits[..., 1]), inside)
+    return ShadowLogits(logits, inside)
 
 
 def test_moments_of_shadow_models_give_the_very_scores_of_the_models(loss: Attacked) -> None:
-    shadows, own = drawn_shadows(loss, 10), signals(loss.target.model, loss.target.pool)
+    shadows, own = drawn_shadows(loss, 10), signals(loss.target.model, loss.target.pool).logits
     kept = Moments.of(shadows).shadows()
     from_all = lira_scores(aligned(own, shadows), shadows)
     assert lira_scores(aligned(own, kept), kept) == pytest.approx(from_all, rel=1e-9, abs=1e-9)
@@ -70,7 +70,7 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
     path.write_text(json.dumps({"shadows": [item], "defended": [], "canaries": []}))
     lira = kept_lira(loss, path)
     assert lira is not None
-    wanted = lira_scores(aligned(signals(target.model, target.pool), moments.shadows()), moments.shadows())
+    wanted = lira_scores(aligned(signals(target.model, target.pool).logits, moments.shadows()), moments.shadows())
     assert lira.scores == pytest.approx(wanted, rel=0.02, abs=0.05)  # stored in half precision
     assert (lira.result.attack, lira.about["shadows"]) == ("lira-online", 6)
     other = replace(loss, target=replace(target, config=replace(target.config, seed=1)))

@@ -10,7 +10,7 @@ from torch import nn
 
 from edp_lab.corpora import Corpus, Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures, hashed
-from edp_lab.corpora.everyday import everyday, related
+from edp_lab.corpora.smart_home import everyday, related
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model, load_model, public_start, save_model
 from edp_lab.models.clc import CLC, CLCSize

@@ -21,8 +21,8 @@ import numpy as np
 
 from edp_lab.attacks import statistics as stats
 from edp_lab.attacks.canaries import Memorisation
-from edp_lab.attacks.lira import ShadowSignals, aligned, lira_scores
-from edp_lab.attacks.loss import Attacked, Signals, judged, signals
+from edp_lab.attacks.lira import ShadowLogits, aligned, lira_scores
+from edp_lab.attacks.loss import Attacked, judged, signals
 from edp_lab.attacks.statistics import AttackResult, Bound, Rate, clopper_pearson, summarise
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
@@ -113,8 +113,8 @@ class Moments(NamedTuple):
     v_out: Array
 
     @classmethod
-    def of(cls, shadows: ShadowSignals) -> Moments:
-        logits, half = shadows.signals.logits, len(shadows.inside) // 2  # each utterance is in half of the models
+    def of(cls, shadows: ShadowLogits) -> Moments:
+        logits, half = shadows.logits, len(shadows.inside) // 2  # each utterance is in half of the models
         sides = []
         for used in (shadows.inside, ~shadows.inside):
             mean = (logits * used[..., None]).sum(0) / half
@@ -122,14 +122,13 @@ class Moments(NamedTuple):
         (inside, v_in), (outside, v_out) = sides
         return cls(len(shadows.inside), inside, outside, v_in, v_out)
 
-    def shadows(self) -> ShadowSignals:
-        """Four models, two with every utterance and two without, that have these moments; they carry no losses."""
+    def shadows(self) -> ShadowLogits:
+        """Four models, two with every utterance and two without, that have these moments."""
         apart = [sign * np.sqrt(v / 2) for v in (self.v_in, self.v_out) for sign in (-1, 1)]
         means = (self.inside, self.inside, self.outside, self.outside)
         logits = np.stack([mean + shift for mean, shift in zip(means, apart, strict=True)])
-        tags = logits[..., 1] if logits.shape[-1] > 1 else None
         known = np.repeat([[True], [True], [False], [False]], logits.shape[1], axis=1)
-        return ShadowSignals(Signals(np.full(known.shape, np.nan), logits[..., 0], tags), known)
+        return ShadowLogits(logits, known)
 
 
 def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
@@ -145,7 +144,7 @@ def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
         for side in ("inside", "outside")
     )
     shadows = Moments(row["models"], inside, outside, np.array(row["v_in"]), np.array(row["v_out"])).shadows()
-    scores = lira_scores(aligned(signals(target.model, target.pool), shadows), shadows)
+    scores = lira_scores(aligned(signals(target.model, target.pool).logits, shadows), shadows)
     about = {"shadows": row["models"], "shadow_size": "small", "shadow_epochs": EPOCHS}
     return judged(target, "lira-online", scores, about)
 
