@@ -13,7 +13,6 @@ import typer
 from edp_lab.cli import reports
 from edp_lab.cli.account import AlphaMax, AsPrinted, MicroBatchSize, described
 from edp_lab.cli.options import (
-    COUNT,
     App,
     BatchSize,
     Clip,
@@ -31,7 +30,7 @@ from edp_lab.cli.options import (
 from edp_lab.cli.output import PATIENCE, Screen, answer, bar, number, print_json, telling
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.errors import UsageError
-from edp_lab.training.config import SEED, TrainConfig
+from edp_lab.training.config import COUNT, SEED, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.attacks.loss import Attacked
