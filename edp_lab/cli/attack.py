@@ -218,6 +218,10 @@ def mechanism(
 
     if alpha is None:
         alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
+    if alpha == Alpha.PRIVATE and not as_printed:
+        raise UsageError(
+            "--alpha private is Algorithm 1 as printed: add --as-printed, or choose none, public or noised"
+        )
     sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
     tested = described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):

@@ -254,7 +254,8 @@ def _show(comparison: Comparison) -> None:
     reference = comparison.reference
     meanings = {
         "epsilon_claimed": "claimed epsilon: by the paper's accounting",
-        "epsilon_if_alpha_public": "epsilon if alpha public: if alpha and words were public and the seed secret",
+        "epsilon_if_alpha_public": "epsilon if alpha public: if alpha and words came from "
+        "public text, and the seed were secret",
     }
     parts = ["scores are on the test set"]
     if reference is not None and len(comparison.runs) > 1:
