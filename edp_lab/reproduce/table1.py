@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from edp_lab.attacks.loss import attack_loss
 from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow
@@ -51,7 +52,7 @@ from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
-from edp_lab.files import new_folder, writable, write_whole
+from edp_lab.files import given_path, new_folder, writable, write_whole
 from edp_lab.jobs import NUMERICS, content_key, parallel
 from edp_lab.models.vectors import WordVectors
 from edp_lab.privacy import Decay, judge
@@ -300,6 +301,7 @@ class TableRuns:
         workers: runs at a time, a thread each.
         tell: called with a line of progress, and whether it is worth keeping.
         fresh: ignore results that come with the checkout.
+        encoder: hub name or folder of the encoder that starts are made from.
 
     Raises:
         UsageError: a missing result takes a corpus or an encoder that is not at hand; a worker was killed; a folder
@@ -312,13 +314,16 @@ class TableRuns:
         workers: int = 1,
         tell: Callable[[str, bool], None] = lambda line, kept: None,
         fresh: bool = False,
+        encoder: str = ENCODER,
     ) -> None:
-        self.out, self.workers, self.tell = writable(out, "choose another --out"), workers, tell
+        self.out, self.workers, self.tell, self.encoder = writable(out, "choose another --out"), workers, tell, encoder
         committed = [] if fresh else read_lines(COMMITTED)
         self._made = read_lines(out / "cells.jsonl")
         self._numerics = {area: NUMERICS[area] for area in AREAS}
         self._examples = {line["config"]["corpus"]: line["result"]["examples"] for line in committed}
         self._known = {name: content for line in committed for name, content in line["contents"].items()}
+        if encoder != ENCODER:
+            self._known.pop("encoder", None)
         self._results: dict[str, list[Result]] = {}
         for line in [*committed, *self._made]:
             self._results.setdefault(_text(line["config"]), []).append(line)
@@ -382,7 +387,7 @@ class TableRuns:
         key = content_key(["pretraining"], config.pretrained, sources)[:16]
         folder = self.out / "public" / f"{config.pretrained.replace(':', '-')}-{key}"
         if not folder.is_dir():
-            make_start(config.pretrained, ENCODER, [name for name in sources if name != "encoder"], folder)
+            make_start(config.pretrained, self.encoder, [name for name in sources if name != "encoder"], folder)
         return folder
 
     def _corpora(self, config: TrainConfig) -> list[str]:
@@ -403,9 +408,9 @@ class TableRuns:
     def _content(self, name: str) -> str:
         """Digest of a corpus or of the encoder: as it is at hand, else as the committed results know it."""
         encoder = name == "encoder"
-        if name in self._known and not (encoder_at_hand(ENCODER) if encoder else corpus_at_hand(name)):
+        if name in self._known and not (encoder_at_hand(self.encoder) if encoder else corpus_at_hand(name)):
             return str(self._known[name])
-        return encoder_content(ENCODER) if encoder else corpus_content(name)
+        return encoder_content(self.encoder) if encoder else corpus_content(name)
 
     def _has(self, corpus: str) -> bool:
         return corpus_at_hand(corpus) or corpus in self._known
@@ -447,7 +452,10 @@ def corpus_at_hand(name: str) -> bool:
 @cache
 def encoder_at_hand(name: str) -> bool:
     """Whether a published encoder can be read without a network."""
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    try:
+        return given_path(name).exists() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
 
 
 @cache
@@ -468,7 +476,8 @@ def _blamed(name: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(
-            f"the public encoder {name!r} cannot be used: bring it into the hub's cache, or allow a network ({error})"
+            f"the public encoder {name!r} cannot be used: give --encoder a folder that holds a BERT, or a hub name and "
+            f"a network ({error})"
         ) from error
 
 

@@ -362,6 +362,7 @@ def test_an_encoder_is_known_by_its_weights(published: str, tmp_path: Path) -> N
     pretrain_bert(SENTENCES[1:], tmp_path / "other", epochs=1, size=BertSize(2, 2, 4, 6, positions=32))
     assert encoder_content(str(tmp_path / "other")) != encoder_content(published)
     assert not encoder_at_hand("far/away")
+    assert not encoder_at_hand("no such: name")
 
 
 def test_fasttext_vectors_never_read_the_corpus_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
