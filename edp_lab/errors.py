@@ -1,4 +1,4 @@
-"""Bad input and faults of the machine: each is said in one sentence, which names the culprit and the cure."""
+"""Bad input and faults of the machine: each is said in one sentence, which names the culprit and a hint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 # What Rust's writers of weights and tokenizers say of the machine; they raise kinds of their own.
 RUST = re.compile(r"\(os error \d+\)|\bOs \{ code: \d+.*?message: \"(?P<why>[^\"]*)")
 ROOM = "make room there, then run it again"
-CURES = {
+HINTS = {
     errno.ENAMETOOLONG: "give a shorter one",
     errno.ENOENT: "check the path",
     errno.EMFILE: "allow more open files (ulimit -n)",
@@ -24,7 +24,7 @@ CURES = {
 
 
 class UsageError(ValueError):
-    """Bad input. The message is one sentence that names the culprit and the cure.
+    """Bad input. The message is one sentence that names the culprit and a hint.
 
     The command line prints it as ``error: ...`` and exits with status 2; a panel shows it in its error box.
     """
@@ -68,7 +68,7 @@ def sentence(error: BaseException) -> str | None:
         case OSError():
             if error.errno is None:  # a library that cannot be loaded says so at length
                 return f"{str(error).split('. ')[0]}: mend that, or allow more memory, then run it again"
-            return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {cure_of(error)}"
+            return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {hint_of(error)}"
         case RuntimeError() if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
             return f"{error}: give another path"
         case MemoryError():
@@ -88,12 +88,12 @@ def why(error: BaseException) -> str | None:
     return match and (match["why"] or str(error))
 
 
-def cure_of(error: Exception) -> str:
-    return CURES.get(getattr(error, "errno", None) or 0, "mend that, then run it again")
+def hint_of(error: Exception) -> str:
+    return HINTS.get(getattr(error, "errno", None) or 0, "mend that, then run it again")
 
 
 @contextmanager
-def writing(what: object, cure: str) -> Iterator[None]:
+def writing(what: object, hint: str) -> Iterator[None]:
     """Where the block's file or folder cannot be written, as on a full disk, say so by a UsageError."""
     try:
         yield
@@ -101,5 +101,5 @@ def writing(what: object, cure: str) -> Iterator[None]:
         raise
     except Exception as error:
         if reason := why(error):
-            raise UsageError(f"{what} cannot be written ({reason}): {cure}") from error
+            raise UsageError(f"{what} cannot be written ({reason}): {hint}") from error
         raise

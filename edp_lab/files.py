@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edp_lab
-from edp_lab.errors import UsageError, cure_of, writing
+from edp_lab.errors import UsageError, hint_of, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ def user_cache() -> Path:
 
 
 def write_whole(
-    path: Path, content: bytes, cure: str = "make room there, or give another path", mode: int = 0o666
+    path: Path, content: bytes, hint: str = "make room there, or give another path", mode: int = 0o666
 ) -> None:
     """Write a file so that `path` holds its old or its new content, never a part, however the process ends.
 
@@ -48,9 +48,9 @@ def write_whole(
         mode: the permissions, less those that the umask takes.
 
     Raises:
-        UsageError: it cannot be written, where the sentence ends in `cure`, or is no file.
+        UsageError: it cannot be written, where the sentence ends in `hint`, or is no file.
     """
-    with writing(path, cure):
+    with writing(path, hint):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = regular(path).with_name(f"{PARTIAL}{path.name[:40]}-{secrets.token_hex(8)}")
         try:
@@ -65,14 +65,14 @@ def write_whole(
             raise
 
 
-def writable(folder: Path, cure: str) -> Path:
+def writable(folder: Path, hint: str) -> Path:
     """The folder itself, which need not exist: whatever writes an output makes it, but not before there is something.
 
     Raises:
-        UsageError: nothing can be written there; ends in `cure`.
+        UsageError: nothing can be written there; ends in `hint`.
     """
     there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
-    with writing(there if there.is_file() else folder, cure), tempfile.TemporaryFile(dir=there):
+    with writing(there if there.is_file() else folder, hint), tempfile.TemporaryFile(dir=there):
         with suppress(FileNotFoundError):
             folder.lstat()  # a name that is too long
         return folder
@@ -126,7 +126,7 @@ def read_bytes(path: Path) -> bytes:
         return gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(
-            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {cure_of(error)}"
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {hint_of(error)}"
         ) from error
 
 

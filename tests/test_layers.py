@@ -124,7 +124,7 @@ class NotInstalled:
         if name == "torch":
             raise ModuleNotFoundError("No module named 'torch'", name=name)
 sys.meta_path.insert(0, NotInstalled)
-import edp_lab.reproduce.compare, edp_lab.training.run_files
+import edp_lab.cli.compare, edp_lab.training.run_files
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS
 from edp_lab.course.nb01_coins import panels

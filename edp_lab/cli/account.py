@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edp_lab.cli import reports
-from edp_lab.cli.options import COUNT, Clip, Gpus, Json, given, neighbours_named
+from edp_lab.cli.options import Clip, Gpus, Json, given, neighbours_named
 from edp_lab.cli.output import answer
 from edp_lab.errors import UsageError
 from edp_lab.files import read_json
-from edp_lab.training.config import flag_of
+from edp_lab.training.config import COUNT, flag_of
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism

@@ -13,7 +13,6 @@ import typer
 from edp_lab.cli import reports
 from edp_lab.cli.account import AlphaMax, AsPrinted, MicroBatchSize, described
 from edp_lab.cli.options import (
-    COUNT,
     App,
     BatchSize,
     Clip,
@@ -31,7 +30,7 @@ from edp_lab.cli.options import (
 from edp_lab.cli.output import PATIENCE, Screen, answer, bar, number, print_json, telling
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.errors import UsageError
-from edp_lab.training.config import SEED, TrainConfig
+from edp_lab.training.config import COUNT, SEED, TrainConfig
 
 if TYPE_CHECKING:
     from edp_lab.attacks.loss import Attacked
@@ -219,6 +218,10 @@ def mechanism(
 
     if alpha is None:
         alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
+    if alpha == Alpha.PRIVATE and not as_printed:
+        raise UsageError(
+            "--alpha private is Algorithm 1 as printed: add --as-printed, or choose none, public or noised"
+        )
     sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
     tested = described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):

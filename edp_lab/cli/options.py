@@ -14,14 +14,12 @@ from typer.core import TyperCommand
 
 from edp_lab.cli.output import echo
 from edp_lab.errors import UsageError
-from edp_lab.training.config import MOST, MOST_PROCESSES, Bounds, flag_of, option_name
+from edp_lab.training.config import MOST, Bounds, flag_of, option_name
 
 S = TypeVar("S")
 Number = TypeVar("Number", int, float)
 Command = Callable[..., None]
 
-COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: more would not end
-CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
 UTTERANCES: Bounds = {"min": 1, "max": 10_000_000}  # a file of two gigabytes
 
 BatchSize = Annotated[int, "Utterances per step, over all devices."]

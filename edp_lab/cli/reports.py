@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from edp_lab.attacks.step_audit import MechanismAudit
     from edp_lab.privacy import Mechanism
     from edp_lab.privacy.claimed import Verdict
-    from edp_lab.reproduce.epsilons import Table1Epsilon
-    from edp_lab.three_phase.phases import ThreePhaseRecord
     from edp_lab.training.recipe import Plan
 
 Facts = list[tuple[str, str]]  # names and values; a line without a name goes on with what is above it
@@ -131,32 +129,6 @@ def claim(verdict: Verdict) -> Report:
     if verdict.measured:
         facts.append(("measured epsilon", f"at least {down(verdict.measured)}, whatever the accountant"))
     return Report(facts=facts, notes=[ASSUMED])
-
-
-TABLE1_EPSILONS = (
-    "log10 epsilon in Table 1: as printed -> true (rounded up) if alpha were public, and a setting that explains the "
-    "printed value: z0, tau, number of epochs T"
-)
-
-
-def table1_epsilons(result: Table1Epsilon) -> Report:
-    """What the table of explained epsilons shows."""
-    explained = [(row, *row.epochs_range) for row in result.rows if row.epochs_range is not None]
-    high, low = max(explained, key=lambda row: row[1]), min(explained, key=lambda row: row[2])
-    needs = [
-        f"{row.log10_epsilon} ({row.model}, {row.corpus}, {row.decay}) needs T {sign} {epochs}"
-        for row, sign, epochs in ((high[0], ">=", high[1]), (low[0], "<=", low[2]))
-    ]
-    count = f"{len(explained)} of the {len(result.rows)} values can be explained, each with a T of its own"
-    common = " or ".join(map(str, result.common_epochs))
-    return Report(
-        notes=[
-            f"{count}; all of them with one T only if T = {common}: {', '.join(needs)}.",
-            result.note,
-            "With alpha from private gradients, as in the paper, no epsilon is guaranteed.",
-            "* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch.",
-        ]
-    )
 
 
 # ---- Runs ------------------------------------------------------------------------------------------------------------
@@ -342,76 +314,3 @@ def audited_run(a: OneRunAudit, corpus: str | None) -> Report:
         facts.append(("", f"{tally.correct:,} of {tally.guesses:,} guesses right"))
     facts.append(("from the last model alone", f"at least {a.last_model.distribution_free:.4g}, for any mechanism"))
     return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])
-
-
-# ---- Tables of the sources -------------------------------------------------------------------------------------------
-
-TABLE1_NOTE = (
-    "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed. AUC: the paper's attack; by "
-    "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
-    "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
-    "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
-    "has), found in so many trials, which no epsilon covers. docs/results.md says what this table does not show."
-)
-
-
-def table1_title(cell: Mapping[str, Any]) -> str:
-    """Heading of one model on one corpus."""
-    about, paper, corpus = cell["about"], cell["paper"], cell["stands_for"]
-    if corpus.lower() != cell["corpus"].lower():
-        corpus = f"{cell['corpus']} (in place of the paper's internal {corpus})"
-    theirs = "" if paper["ser"] is None else f" (the paper's SGD: SER {paper['ser']}, AUC {paper['auc']})"
-    runs = f"{cell['seeds']} seed{'' if cell['seeds'] == 1 else 's'}, n = {about['examples']}, {about['device']}"
-    size = f"{about['size']} size, {about['epochs']} epochs of batches of {about['batch_size']}"
-    return f"{cell['model'].upper()} on {corpus}{theirs}: {size}, {runs}, shadow {', '.join(about['shadow_corpora'])}"
-
-
-def compared(comparison: Any) -> str:
-    """What the headings of runs side by side mean."""
-    runs, reference = comparison.runs, comparison.reference
-    parts = ["scores are on the test set"]
-    if reference is not None and len(runs) > 1:
-        parts.append(f"time: seconds per epoch over those of {reference['name']}")
-    if any(run["epsilon_claimed"] is not None for run in runs):
-        parts.append("claimed epsilon: by the paper's accounting")
-    if any(run["epsilon_if_alpha_public"] is not None for run in runs):
-        parts.append("epsilon if alpha public: if alpha and words came from public text, and the seed were secret")
-    return "; ".join(parts)
-
-
-def thesis_note(lab: Any) -> str:
-    return (
-        f"On {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or the range of the "
-        "repeats on circles. Epsilon: of one example with its label, and of its image alone, if the seeds were secret. "
-        "The thesis has 60,000 training images of 28 x 28 pixels; digits are 1,197 of 8 x 8."
-    )
-
-
-# ---- The three phases ------------------------------------------------------------------------------------------------
-
-
-def three_phases(record: ThreePhaseRecord, reasons: Mapping[str, Iterable[str]], voters: str) -> Report:
-    """What a run of the three phases trained on, and what its labels cost; `reasons`: why, and of whom."""
-    data, settings, labels, account = record.data, record.settings, record.labels, record.privacy
-    released = "none"
-    if labels is not None and account is not None and account.composed:
-        ways = ", ".join(f"{way} {up(epsilon, 4)}" for way, epsilon in account.composed.items())
-        unless = "" if record.status == "holds" else f" ({record.status})"
-        right = f"{labels.right:.1%} right ({labels.right_without_noise:.1%} without noise)"
-        each = up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
-        cost = f"epsilon of one {each}, of all {up(account.epsilon, 4)} at delta {account.delta:g}"
-        released = f"{labels.queries:,} labels, {right}; {cost}, one training example replaced{unless}: {ways}"
-    elif labels is not None:
-        released = f"{labels.queries:,} without noise, no guarantee"
-    return Report(
-        facts=[
-            (
-                "data",
-                f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test",
-            ),
-            ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
-            ("seed", "secret" if settings.private_seed else f"{settings.seed}, published: no epsilon holds"),
-            *((f"epsilon of {', '.join(names)}", why) for why, names in reasons.items()),
-            (f"labels by {settings.vote} vote of {voters}", released),
-        ]
-    )

@@ -6,21 +6,22 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import HEAVY_HEAD
 
 from edp_lab.cli import reports
-from edp_lab.cli.options import CORES, COUNT, App, BatchSize, Corpus, Delta, Json, Size, chosen, commas, numbers
+from edp_lab.cli.options import App, BatchSize, Corpus, Json, Size, chosen, commas, numbers, options_of
 from edp_lab.cli.output import Screen, Tell, bar, echo, number, print_json, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
-from edp_lab.training.config import SEED
+from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, ThreePhaseSettings
+from edp_lab.training.config import CORES, COUNT, SEED
 
 if TYPE_CHECKING:
     from edp_lab.reproduce import thesis as study
@@ -31,6 +32,17 @@ WIDTH = 150
 Row = dict[str, Any]  # of a table, as its JSON has it
 
 reproduce_app = App(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
+
+
+@contextmanager
+def _resumable(out: Path, what: str) -> Iterator[Tell]:
+    """Progress on standard error; after Ctrl-C, what was kept."""
+    with telling() as tell:
+        try:
+            yield tell
+        except KeyboardInterrupt:
+            tell(f"interrupted; finished {what} are kept in {out}: the same command resumes", True)
+            raise
 
 
 # ---- Table 1 ---------------------------------------------------------------------------------------------------------
@@ -54,11 +66,6 @@ def table1(
         "sentence-transformers/all-MiniLM-L6-v2)",
     ] = None,
     seeds: Annotated[int | None, "Runs of each cell. (default: 3)", COUNT] = None,
-    epochs: Annotated[
-        int | None,
-        "Maximum epochs of each run, an even number. (default: 8, of BERT 4; 6 and 4 if --quick)",
-        {**COUNT, "min": 2},
-    ] = None,
     workers: Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore finished runs that come with the checkout.")] = False,
     out: Annotated[Path, "Folder for table.json, finished runs and the run in progress."] = Path("runs/table1"),
@@ -68,44 +75,55 @@ def table1(
 
     Finished runs are kept in the folder: after a kill, the same command resumes and gives the same table.
     """
-    with telling() as tell:
+    made: list[Row] = []
+    with _resumable(out, "runs") as tell:
         from edp_lab.jobs import usable_cores
-        from edp_lab.reproduce.table1 import ENCODER, FULL, MODELS, QUICK, TableRuns
+        from edp_lab.reproduce.table1 import ENCODER, FULL, QUICK, TableRuns
         from edp_lab.reproduce.table1 import table1 as rows_of
 
-        if epochs is not None and epochs % 2:
-            raise UsageError(f"--epochs is {epochs}: give an even number, as a control takes half of them")
         if encoder and quick and "bert" not in models.split(","):
             raise UsageError("--quick has the CLC read words that are made on the spot: drop --encoder or --quick")
         scale = QUICK if quick else FULL
-        scale = replace(scale, seeds=scale.seeds if seeds is None else seeds)
-        if epochs is not None:
-            scale = replace(scale, most_epochs=dict.fromkeys(MODELS, epochs))
+        scale = replace(scale, seeds=seeds or scale.seeds)
         runs = TableRuns(out, workers or usable_cores(), tell, fresh, encoder or ENCODER)
-        made: list[list[Row]] = []
-        try:
-            for cells in rows_of(runs, scale, models.split(","), corpora.split(",")):
-                made.append(cells)
-                table = json.dumps([cell for row in made for cell in row], indent=1)
-                write_whole(out.resolve() / "table.json", f"{table}\n".encode(), "choose another --out")
-        except KeyboardInterrupt:
-            tell(f"interrupted; finished runs are kept in {out}: the same command resumes", True)
-            raise
+        for cells in rows_of(runs, scale, models.split(","), corpora.split(",")):
+            made += cells
+            table = json.dumps(made, indent=1)
+            write_whole(out.resolve() / "table.json", f"{table}\n".encode(), "choose another --out")
     if as_json:
-        print_json([cell for row in made for cell in row])
+        print_json(made)
         return
     console = Screen(WIDTH)
-    for cells in made:
-        console.print(f"\n{reports.table1_title(cells[0])}")
+    for _, row in groupby(made, lambda cell: (cell["model"], cell["corpus"])):
+        cells = [*row]
+        console.print(f"\n{_title1(cells[0])}")
         console.table([HEADINGS1, *map(_line1, cells)], padding=(0, 1, 0, 0))
-    console.print(f"\n{reports.TABLE1_NOTE}")
+    console.print(f"\n{NOTE1}")
     echo(f"written: {out / 'table.json'}")
 
 
+NOTE1 = (
+    "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed. AUC: the paper's attack; by "
+    "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
+    "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
+    "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
+    "has), found in so many trials, which no epsilon covers. docs/results.md says what this table does not show."
+)
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
-    "log10 ε", "theirs", "log10 ε\nthat holds", "z0", "trials",
+    "log10 ε\nclaimed", "theirs", "log10 ε\nguaranteed", "z0", "trials",
 )  # fmt: skip
+
+
+def _title1(cell: Row) -> str:
+    """Heading of one model on one corpus."""
+    about, paper, corpus = cell["about"], cell["paper"], cell["stands_for"]
+    if corpus.lower() != cell["corpus"].lower():
+        corpus = f"{cell['corpus']} (in place of the paper's internal {corpus})"
+    theirs = "" if paper["ser"] is None else f" (the paper's SGD: SER {paper['ser']}, AUC {paper['auc']})"
+    runs = f"{cell['seeds']} seed{'' if cell['seeds'] == 1 else 's'}, n = {about['examples']}, {about['device']}"
+    size = f"{about['size']} size, {about['epochs']} epochs of batches of {about['batch_size']}"
+    return f"{cell['model'].upper()} on {corpus}{theirs}: {size}, {runs}, shadow {', '.join(about['shadow_corpora'])}"
 
 
 def _line1(cell: Row) -> list[str]:
@@ -145,8 +163,6 @@ def _tenths(value: float | None, sign: str = "") -> str:
 
 # ---- Table 2 ---------------------------------------------------------------------------------------------------------
 
-QUARTILES = "{ratio_spread[0]:.2f}-{ratio_spread[1]:.2f}"
-
 
 @reproduce_app.command()
 def table2(
@@ -180,19 +196,16 @@ def table2(
     if as_json:
         print_json([{**row, **surroundings()} for row in rows])
         return
-    lines = [["method", "gpus", "procs", "s / step", "x SGD", "quartiles", "s / epoch", "peak MB", "paper x"]]
-    for row in rows:
-        paper = "" if row["paper_ratio"] is None else f"{row['paper_ratio']:.2f}"
-        cells = "{seconds:.3g}", "{ratio_to_sgd:.2f}", QUARTILES, "{seconds_per_epoch:.3g}", "{peak_memory_mb:.0f}"
-        counted = [row["method"], str(row["gpus"]), str(row["processes"])]
-        lines.append([*counted, *(cell.format_map(row) for cell in cells), paper])
-    title = (
-        f"{task.model} ({task.size}) on {task.corpus}, batches of {task.batch_size}, {rows[0]['device']}, "
-        f"{rows[0]['threads']} thread(s) a process"
-    )
-    caption = "seconds: median; x SGD: median of the ratios within a round; the paper's ratios are of whole epochs"
-    framed: dict[str, Any] = {"box": HEAVY_HEAD, "show_edge": True, "pad_edge": True, "padding": (0, 0, 0, 1)}
-    Screen().table(lines, title=title, caption=caption, **framed)
+    cells = {
+        "method": "{method}", "gpus": "{gpus}", "procs": "{processes}", "s / step": "{seconds:.3g}",
+        "x SGD": "{ratio_to_sgd:.2f}", "quartiles": "{ratio_spread[0]:.2f}-{ratio_spread[1]:.2f}",
+        "s / epoch": "{seconds_per_epoch:.3g}", "peak MB": "{peak_memory_mb:.0f}", "paper x": "{paper_ratio}",
+    }  # fmt: skip
+    console, device, threads = Screen(), rows[0]["device"], rows[0]["threads"]
+    console.print(f"{model} ({size}) on {corpus}, batches of {batch_size}, {device}, {threads} thread(s) a process")
+    shown = [{**row, "paper_ratio": number(row["paper_ratio"], absent="")} for row in rows]
+    console.table([[*cells], *([cell.format_map(row) for cell in cells.values()] for row in shown)])
+    console.print("seconds: median; x SGD: median of the ratios within a round; the paper's ratios are of whole epochs")
 
 
 def surroundings() -> Row:
@@ -230,13 +243,28 @@ def epsilons(as_json: Json = False) -> None:
         print_json(asdict(result))
         return
     console = Screen(markup=True)
+    console.print(
+        "log10 epsilon in Table 1: as printed -> true (rounded up) if alpha were public, and a setting that explains "
+        "the printed value: z0, tau, number of epochs T"
+    )
     lines = [["model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay)]]
     for start in range(0, len(result.rows), len(Decay)):
         cells = result.rows[start : start + len(Decay)]
         lines.append([cells[0].model, cells[0].corpus, *map(cell, cells)])
-    console.print(reports.TABLE1_EPSILONS)
     console.table(lines)
-    console.report(reports.table1_epsilons(result))
+    explained = [(row, *row.epochs_range) for row in result.rows if row.epochs_range is not None]
+    high, low = max(explained, key=lambda row: row[1]), min(explained, key=lambda row: row[2])
+    needs = [
+        f"{row.log10_epsilon} ({row.model}, {row.corpus}, {row.decay}) needs T {sign} {epochs}"
+        for row, sign, epochs in ((high[0], ">=", high[1]), (low[0], "<=", low[2]))
+    ]
+    common = f"all of them with one T only if T = {' or '.join(map(str, result.common_epochs))}: {', '.join(needs)}."
+    console.print(
+        f"{len(explained)} of the {len(result.rows)} values can be explained, each with a T of its own; {common}\n"
+        f"{result.note}\n"
+        "With alpha from private gradients, as in the paper, no epsilon is guaranteed.\n"
+        "* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch."
+    )
 
 
 # ---- The thesis ------------------------------------------------------------------------------------------------------
@@ -265,15 +293,11 @@ def thesis(
     for name in tables:
         if name not in TABLES:
             raise UsageError(f"unknown table {name!r}: choose {', '.join(TABLES)}")
-    with telling() as tell:
+    with _resumable(out, "networks") as tell:
         from edp_lab.reproduce.thesis import Lab, reproduce
 
         lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
-        try:
-            rows = [*reproduce(lab, tables)]
-        except KeyboardInterrupt:
-            tell(f"interrupted; finished networks are kept in {out}: the same command resumes from there", True)
-            raise
+        rows = [*reproduce(lab, tables)]
     if as_json:
         print_json([asdict(row) for row in rows])
     else:
@@ -316,7 +340,11 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
             console.print(note if len(notes) == 1 else f"{', '.join(names)}: {note}", style="dim")
         if table.remark:
             console.print(f"the print: {table.remark}", style="dim")
-    console.print(f"\n{reports.thesis_note(lab)}")
+    console.print(
+        f"\nOn {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or the range of the "
+        "repeats on circles. Epsilon: of one example with its label, and of its image alone, if the seeds were secret. "
+        "The thesis has 60,000 training images of 28 x 28 pixels; digits are 1,197 of 8 x 8."
+    )
 
 
 def _both(row: study.Row) -> list[str]:
@@ -332,35 +360,24 @@ def _both(row: study.Row) -> list[str]:
 # ---- The three phases ------------------------------------------------------------------------------------------------
 
 
+@options_of(ThreePhaseSettings)
 def three_phase(
     ctx: typer.Context,
     data: Annotated[str, "digits (embedded) or mnist (edp-lab data fetch mnist)."] = "digits",
-    model: Annotated[str, "cnn (two convolutions), alexnet, vgg or mlp."] = "cnn",
     phases: Annotated[str, "Which phases take part, such as 1,2,3 or 2,3."] = "1,2,3",
-    sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6,
-    instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set.", COUNT] = 10,
-    vote: Annotated[str, "hard, laplace or gaussian."] = "laplace",
-    vote_epsilon: Annotated[float, "Of one noised label; all of them together cost more."] = 0.2,
-    labels: Annotated[int | None, "Public images put to the vote (default: all).", COUNT] = None,
-    method: Annotated[str, "Training of the instructors: adam, sgd, dp-adam or dp-sgd."] = "adam",
-    understudy: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam",
-    train_epsilon: Annotated[float, "Of each network trained with a private method."] = 7.0,
-    delta: Delta = 1e-5,
-    epochs: Annotated[int | None, "Of every network (default: as its examples need).", COUNT] = None,
-    seed: Annotated[int, "Published, so that the run can be repeated.", SEED] = 0,
-    private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon holds."] = False,
-    workers: Annotated[
-        int | None, "Processes that train instructors (default: one, or one per core for mnist).", CORES
-    ] = None,
+    *,
     as_json: Json = False,
+    **_: Any,
 ) -> None:
-    """Run the thesis' three phases: accuracy of every part beside the printed one, and its guaranteed epsilon."""
+    """Run the thesis' three phases: accuracy of every part beside the printed one, and its guaranteed epsilon.
+
+    A plain model, trained without noise on the same data, stands beside them.
+    """
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import run_three_phase
-    from edp_lab.three_phase.settings import ThreePhaseSettings
 
     settings = chosen(ctx, ThreePhaseSettings, phases=numbers("--phases", phases, "1,2,3", most=3))
-    images = load_images(data, seed)
+    images = load_images(data, settings.seed)
     with bar("training") as (update, say):
 
         def listen(event: Event) -> None:
@@ -379,26 +396,45 @@ def three_phase(
 def _show_run(record: ThreePhaseRecord) -> None:
     """The scores of every part, and below what its epsilon rests on."""
     from edp_lab.three_phase.phases import of_instructors
-    from edp_lab.three_phase.settings import ONE, PLAIN
 
-    console, settings = Screen(), record.settings
+    data, settings = record.data, record.settings
     rows: dict[str, list[Part]] = {}  # instructors share one
     reasons: dict[str, dict[str, None]] = {}
     for part in record.parts:
         name = of_instructors(settings.instructors) if part.name.startswith("instructor") else part.name
         rows.setdefault(name, []).append(part)
         reasons.setdefault(part.why, {})[name] = None
-    voters = (
-        of_instructors(settings.voters) if 2 in settings.phases else f"the {ONE if 1 in settings.phases else PLAIN}"
-    )
-    console.table(_scores(rows, settings.model))
-    console.report(reports.three_phases(record, reasons, voters))
+    voters = of_instructors(settings.voters)
+    if 2 not in settings.phases:
+        voters = f"the {ONE if 1 in settings.phases else PLAIN}"
+    facts = [
+        ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),
+        ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
+        ("seed", "secret" if settings.private_seed else f"{settings.seed}, published: no epsilon holds"),
+        *((f"epsilon of {', '.join(names)}", why) for why, names in reasons.items()),
+        (f"labels by {settings.vote} vote of {voters}", _released(record)),
+    ]
+    Screen().table(_scores(rows, settings.model))
+    Screen().report(reports.Report(facts=facts))
+
+
+def _released(record: ThreePhaseRecord) -> str:
+    """How many labels were released, how many of them are right, and what they cost together."""
+    labels, account = record.labels, record.privacy
+    if labels is None or account is None:
+        return "none"
+    if not account.composed:
+        return f"{labels.queries:,} without noise, no guarantee"
+    ways = ", ".join(f"{way} {reports.up(epsilon, 4)}" for way, epsilon in account.composed.items())
+    unless = "" if record.status == "holds" else f" ({record.status})"
+    right = f"{labels.right:.1%} right ({labels.right_without_noise:.1%} without noise)"
+    each = reports.up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
+    cost = f"epsilon of one {each}, of all {reports.up(account.epsilon, 4)} at delta {account.delta:g}"
+    return f"{labels.queries:,} labels, {right}; {cost}, one training example replaced{unless}: {ways}"
 
 
 def _scores(rows: Mapping[str, Sequence[Part]], model: str) -> list[list[str]]:
     """Accuracy with its 95 % interval; or of several networks the mean, and the range from worst to best."""
-    from edp_lab.three_phase.settings import THESIS_ACCURACY
-
     thesis, scores = THESIS_ACCURACY.get(model, {}), ("precision", "recall", "F-score")
     lines = [["", "examples", "accuracy %", "thesis", *scores, "seconds", "epsilon", "of image"]]
     for name, parts in rows.items():

@@ -19,11 +19,11 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from edp_lab.cli import reports
-from edp_lab.cli.options import COUNT, UTTERANCES, App, Json, RunFolder, chosen, commas, given, options_of
+from edp_lab.cli.options import UTTERANCES, App, Json, RunFolder, chosen, commas, given, options_of
 from edp_lab.cli.output import Screen, answer, bar, echo, output_folder, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
-from edp_lab.training.config import SEED, SIZES, TrainConfig, flag_of, option_name
+from edp_lab.training.config import COUNT, SEED, SIZES, TrainConfig, flag_of, option_name
 from edp_lab.training.launch import end_rank, launched, rank
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ RESULTS = comes_with("data") / "results"
 
 def rows(path: Path, command: str) -> list[dict[str, Any]]:
     """What `command` printed, one row after the other; UsageError where the file is missing or damaged."""
-    cure = f"run this in a clone of the project, or make it with `{command}`"
+    hint = f"run this in a clone of the project, or make it with `{command}`"
     if not path.exists():
-        raise UsageError(f"{path} is not there: {cure}")
+        raise UsageError(f"{path} is not there: {hint}")
     content = read_json(path)
     if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
-        raise UsageError(f"{path} holds no rows: {cure}")
+        raise UsageError(f"{path} holds no rows: {hint}")
     return content
 
 

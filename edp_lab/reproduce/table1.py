@@ -358,9 +358,16 @@ class TableRuns:
 
     def prepare(self, configs: Sequence[TrainConfig]) -> None:
         """Make what missing runs start from: a corpus or an encoder that is not at hand shows before hours of work."""
-        for config in configs:
-            if self.known(config) is None:
-                self._start(config)
+        todo = [config for config in configs if self.known(config) is None]
+        needed = {name: None for config in todo for name in (*self._corpora(config), *self._sources(config))}
+        absent = [name for name in needed if name != "encoder" and not corpus_at_hand(name)]
+        if absent[1:]:
+            raise UsageError(
+                f"{', '.join(absent)} are not at hand: run `edp-lab data fetch` for each, or set EDP_LAB_DATA to the "
+                "folder that holds them"
+            )
+        for config in todo:
+            self._start(config)
 
     def _keep(self, config: TrainConfig, result: Result) -> None:
         line = {"config": settings(config), "contents": self._contents(config), "numerics": self._numerics}
@@ -376,30 +383,34 @@ class TableRuns:
     def _start(self, config: TrainConfig) -> Path:
         """The folder of what a run starts from, made if it is missing."""
         assert config.pretrained is not None
-        sources = self._sources(config)
+        sources = {name: self._content(name) for name in self._sources(config)}
         key = content_key(["pretraining"], config.pretrained, sources)[:16]
         folder = self.out / "public" / f"{config.pretrained.replace(':', '-')}-{key}"
         if not folder.is_dir():
             make_start(config.pretrained, self.encoder, [name for name in sources if name != "encoder"], folder)
         return folder
 
+    def _corpora(self, config: TrainConfig) -> list[str]:
+        """The corpora of a run and of the attack on it."""
+        shadow = self._shadow(config.corpus)
+        return [config.corpus, *([] if shadow == GENERATED else [shadow])]
+
+    def _sources(self, config: TrainConfig) -> list[str]:
+        """What the start is made from: the encoder, or corpora."""
+        if config.pretrained != VECTORS:
+            return ["encoder"]
+        return [name for name in PUBLIC if name != config.corpus and self._has(name)]
+
     def _contents(self, config: TrainConfig) -> dict[str, str]:
         """Digests of all that a run and the attack on it are made from, by name."""
-        shadow = self._shadow(config.corpus)
-        corpora = [config.corpus, *([] if shadow == GENERATED else [shadow])]
-        return {**{name: self._content(name) for name in corpora}, **self._sources(config)}
-
-    def _sources(self, config: TrainConfig) -> dict[str, str]:
-        """Digests of what the start is made from, by name."""
-        others = [name for name in PUBLIC if name != config.corpus and self._has(name)]
-        return {name: self._content(name) for name in (others if config.pretrained == VECTORS else ["encoder"])}
+        return {name: self._content(name) for name in (*self._corpora(config), *self._sources(config))}
 
     def _content(self, name: str) -> str:
         """Digest of a corpus or of the encoder: as it is at hand, else as the committed results know it."""
-        at_hand = encoder_at_hand(self.encoder) if name == "encoder" else corpus_at_hand(name)
-        if not at_hand and name in self._known:
+        encoder = name == "encoder"
+        if name in self._known and not (encoder_at_hand(self.encoder) if encoder else corpus_at_hand(name)):
             return str(self._known[name])
-        return encoder_content(self.encoder) if name == "encoder" else corpus_content(name)
+        return encoder_content(self.encoder) if encoder else corpus_content(name)
 
     def _has(self, corpus: str) -> bool:
         return corpus_at_hand(corpus) or corpus in self._known

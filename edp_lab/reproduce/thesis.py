@@ -28,9 +28,10 @@ from edp_lab.files import writable
 from edp_lab.jobs import content_key, kept_results, read_result
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_epsilon
+from edp_lab.three_phase.classifier import Scores, score_labels
 from edp_lab.three_phase.perturbation import image_guarantee, perturb
 from edp_lab.three_phase.phases import Job, usable_workers
-from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings, Scores, score_labels
+from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings
 from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
 
 SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,6 +37,7 @@ from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.private_step import PrivateStep
 from edp_lab.training.run_files import versions
 
+Classes = NDArray[np.int64]
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -202,6 +204,36 @@ class ClassifierTraining:
             "threads": torch.get_num_threads(),
             "versions": versions(),
         }
+
+
+# ---- Scores --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of predicted labels."""
+
+    accuracy: float
+    interval: tuple[float, float]  # of the accuracy, 95 % by Clopper and Pearson
+    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or not there
+    recall: float
+    f_score: float
+    confusion: list[list[int]]  # [true][predicted] counts
+
+
+def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
+    """Accuracy, and precision, recall and F-score averaged over classes: (n), (n) -> numbers; n at least 1."""
+    confusion = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(confusion, (truth, predicted), 1)
+    right, total = np.diag(confusion), int(confusion.sum())
+    precision = right / np.maximum(confusion.sum(axis=0), 1)
+    recall = right / np.maximum(confusion.sum(axis=1), 1)
+    f_score = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
+    hits = int(right.sum())
+    low = float(betaincinv(hits, total - hits + 1, 0.025)) if hits else 0.0
+    high = float(betaincinv(hits + 1, total - hits, 0.975)) if hits < total else 1.0
+    means = [float(values.mean()) for values in (precision, recall, f_score)]
+    return Scores(hits / total, (low, high), means[0], means[1], means[2], confusion.tolist())
 
 
 # ---- Ways to bound an example's gradient (the thesis' 2.4.8 and 3.2.2) -----------------------------------------------

@@ -31,10 +31,18 @@ from edp_lab.jobs import parallel, usable_cores
 from edp_lab.models.image import ImageClassifier
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.guarantee import IDEAL, VOID
-from edp_lab.three_phase import settings as asked
-from edp_lab.three_phase.classifier import Trained, train_classifier
+from edp_lab.three_phase.classifier import Classes, Scores, Trained, score_labels, train_classifier
 from edp_lab.three_phase.perturbation import ImageGuarantee, Perturbation, compare, image_guarantee, perturb
-from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, Classes, ClassifierSettings, ThreePhaseSettings
+from edp_lab.three_phase.settings import (
+    HARD,
+    NOT_PRIVATE,
+    ONE,
+    PLAIN,
+    PUBLIC_SHARE,
+    UNDERSTUDY,
+    ClassifierSettings,
+    ThreePhaseSettings,
+)
 from edp_lab.three_phase.votes import VoteAccount, account_votes, vote_counts
 from edp_lab.training.run_files import versions
 
@@ -49,7 +57,7 @@ class Part:
 
     name: str
     examples: int  # it was trained on
-    scores: asked.Scores
+    scores: Scores
     rows: Rows  # of each epoch: loss, test loss, accuracy, seconds; none for a vote
     seconds: float  # of training
     epsilon: float | None  # of one private training example, image and label; None where nothing is guaranteed
@@ -82,7 +90,7 @@ class ThreePhaseRecord:
     # Of the guarantee: `IDEAL` (its noise is float), `VOID` (whoever knows the seed can redraw it), or "none".
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
-    not_private: str = asked.NOT_PRIVATE  # what of this record must not be published together with the understudy
+    not_private: str = NOT_PRIVATE  # what of this record must not be published together with the understudy
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -172,7 +180,7 @@ class _Run:
     """What the phases hand on to one another, and the record that they fill. `images` are noised from phase I on."""
 
     def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
-        self.public = int(asked.PUBLIC_SHARE * len(images.test))
+        self.public = int(PUBLIC_SHARE * len(images.test))
         _check(settings, images, self.public)
         self.settings, self.images, self.listener = settings, images, listener
         self.key = secrets.randbits(128) if settings.private_seed else key_from_seed(f"three phases {settings.seed}")
@@ -289,7 +297,7 @@ class _Run:
     def _add(
         self, name: str, examples: int, predicted: Classes, epsilon: float | None, why: str, rows: Rows, seconds: float
     ) -> None:
-        scores = asked.score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
+        scores = score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
         noise = self.record.image_guarantee
         image = min(noise.epsilon if noise else math.inf, math.inf if epsilon is None else epsilon)
         image_epsilon = image if math.isfinite(image) else None

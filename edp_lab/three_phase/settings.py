@@ -1,23 +1,19 @@
-"""What is asked of the three phases and of each network, and what their labels are worth. It needs no torch."""
+"""Settings of the three phases and of each network, validated.
+
+Importing this brings neither torch nor numpy: ``edp-lab three-phase --help`` reads the fields of `ThreePhaseSettings`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import betaincinv
+from typing import TYPE_CHECKING, Annotated, Any
 
 from edp_lab.errors import UsageError, check_types
-from edp_lab.privacy.calibration import Budget
-from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.privacy.gdp import check_delta
-from edp_lab.three_phase.perturbation import check_sigma
-from edp_lab.three_phase.votes import Aggregator
+from edp_lab.training.config import CORES, COUNT, SEED
 
-Classes = NDArray[np.int64]
+if TYPE_CHECKING:
+    from edp_lab.three_phase.votes import Aggregator
 
 PUBLIC_SHARE = 0.9  # of the test set
 PLAIN, ONE, HARD, UNDERSTUDY = "plain model", "one instructor", "hard vote", "understudy"
@@ -97,6 +93,8 @@ class ClassifierSettings:
         if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
             raise UsageError(f"weight decay is {self.weight_decay}: it must be 0 or more")
         if self.epsilon is not None or self.private:
+            from edp_lab.privacy.calibration import Budget
+
             Budget(EPSILON if self.epsilon is None else self.epsilon, self.delta)
 
     @property
@@ -127,23 +125,29 @@ class ClassifierSettings:
 class ThreePhaseSettings:
     """One run of the pipeline."""
 
-    model: str = "cnn"  # or "alexnet", "vgg"; for instructors and understudy alike
-    phases: tuple[int, ...] = (1, 2, 3)  # that take part; without 2 there is one instructor, on all training examples
-    instructors: int = 10
-    sigma: float = 0.6  # standard deviation of the noise on a pixel, phase I
-    vote: str = "laplace"  # see `edp_lab.three_phase.votes`
-    vote_epsilon: float = 0.2  # of one label
-    labels: int | None = None  # public images put to the vote, from the first on; None: all
-    method: str = "adam"  # of training, see `ClassifierSettings`; the thesis has "dp-adam" for both
-    understudy_method: str = "adam"
-    train_epsilon: float = 7.0  # of each network whose method is private, at `delta`
-    delta: float = 1e-5
-    epochs: int | None = None  # of every network; None: as many as its examples need
-    seed: int = 0
-    private_seed: bool = False  # draw the keys of all noise from the operating system, and forget them
-    workers: int | None = None  # processes of one thread that train instructors; None: one, or on large data all cores
+    model: Annotated[str, "cnn (two convolutions), alexnet, vgg or mlp; for instructors and understudy alike."] = "cnn"
+    # Phases that take part; without 2 there is one instructor, on all training examples.
+    phases: tuple[int, ...] = (1, 2, 3)
+    sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6
+    instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set.", COUNT] = 10
+    vote: Annotated[str, "hard, laplace or gaussian."] = "laplace"
+    vote_epsilon: Annotated[float, "Epsilon of one noised label; all of them together cost more."] = 0.2
+    labels: Annotated[int | None, "Public images put to the vote, from the first on (default: all).", COUNT] = None
+    method: Annotated[str, "Training of the instructors: adam, sgd, dp-adam (the thesis') or dp-sgd."] = "adam"
+    understudy_method: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam"
+    train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0
+    delta: Annotated[float, "Delta of (epsilon, delta): a slack that should be well below 1/n."] = 1e-5
+    epochs: Annotated[int | None, "Epochs of every network (default: as its examples need).", COUNT] = None
+    seed: Annotated[int, "Published, so that the run can be repeated.", SEED] = 0
+    private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon holds."] = False
+    workers: Annotated[
+        int | None, "Processes that train instructors (default: one, or one per core for mnist).", CORES
+    ] = None
 
     def __post_init__(self) -> None:
+        from edp_lab.privacy.gdp import check_delta
+        from edp_lab.three_phase.perturbation import check_sigma
+
         check_types(self)
         object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
@@ -168,10 +172,14 @@ class ThreePhaseSettings:
         return self.instructors if 2 in self.phases else 1
 
     def aggregator(self) -> Aggregator:
+        from edp_lab.three_phase.votes import Aggregator
+
         return Aggregator.for_epsilon(self.vote, self.vote_epsilon, self.delta)
 
     def training(self, method: str, examples: int, classes: int, name: str) -> ClassifierSettings:
         """How the network of that name is trained on so many examples."""
+        from edp_lab.privacy.csprng import key_from_seed
+
         seed = key_from_seed(f"three phases {self.seed}: {name}") % 2**32
         given = ClassifierSettings(self.model, method=method, delta=self.delta, classes=classes, seed=seed)
         if given.private:
@@ -179,30 +187,3 @@ class ThreePhaseSettings:
         batch = min(SMALL_BATCH if examples <= SMALL else BATCH, examples)
         epochs = self.epochs or max(5, math.ceil(FEWEST_STEPS / math.ceil(examples / batch)))
         return replace(given, batch_size=batch, epochs=epochs)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """On the last tenth of the test set."""
-
-    accuracy: float
-    interval: tuple[float, float]  # of the accuracy, 95 % by Clopper and Pearson
-    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or not there
-    recall: float
-    f_score: float
-    confusion: list[list[int]]  # [true][predicted] counts
-
-
-def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
-    """Accuracy, and precision, recall and F-score averaged over classes: (n), (n) -> numbers; n at least 1."""
-    confusion = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(confusion, (truth, predicted), 1)
-    right, total = np.diag(confusion), int(confusion.sum())
-    precision = right / np.maximum(confusion.sum(axis=0), 1)
-    recall = right / np.maximum(confusion.sum(axis=1), 1)
-    f_score = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
-    hits = int(right.sum())
-    low = float(betaincinv(hits, total - hits + 1, 0.025)) if hits else 0.0
-    high = float(betaincinv(hits + 1, total - hits, 0.975)) if hits < total else 1.0
-    means = [float(values.mean()) for values in (precision, recall, f_score)]
-    return Scores(hits / total, (low, high), means[0], means[1], means[2], confusion.tolist())

@@ -25,6 +25,8 @@ class Bounds(TypedDict):
 
 SEED: Bounds = {"min": 0, "max": 2**63 - 1}
 MOST, MOST_PROCESSES = 1_000_000, 1024
+COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: more would not end
+CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
 NOISES = ("aggregate", "per-device", "shared")

@@ -3,7 +3,7 @@
 ``refusals.txt`` has an invocation a line, maybe after variables of the environment, where OWN stands for the options of
 a small run and LONG for a name of 300 letters, and below it the sentence.
 If you change sentences on purpose, or add an invocation and a line below it, RENEW=1 python -m pytest
-tests/cli/test_refusals.py writes it anew: look at what git says has changed.
+tests/cli/test_refusals.py rewrites it: look at what git says has changed.
 """
 
 import os

@@ -29,8 +29,9 @@ from edp_lab.reproduce.thesis import (
     point_epsilon,
     reproduce,
 )
+from edp_lab.three_phase.classifier import score_labels
 from edp_lab.three_phase.phases import Job
-from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY, score_labels
+from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, UNDERSTUDY
 from edp_lab.three_phase.votes import Aggregator, Vote, account_votes
 
 TINY = Scale("digits", 1, 2, 20, (100, 1000), 1, 1, 8, 8, instructors=2)

@@ -374,7 +374,7 @@ def test_fasttext_vectors_never_read_the_corpus_at_hand(tmp_path: Path, monkeypa
     monkeypatch.setattr(study, "TEXT", 5)
     runs = TableRuns(tmp_path, fresh=True)
     config = TrainConfig("snips", **BASE)
-    assert runs._sources(config) == {"nlu-eval": "content of nlu-eval"}
+    assert runs._sources(config) == ["nlu-eval"]
     (tmp_path / "public").mkdir()
     start = runs._start(config)
     assert len(texts[0]) == 5 + 3

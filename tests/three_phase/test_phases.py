@@ -15,6 +15,7 @@ from sklearn import metrics
 from edp_lab.corpora.images import Images, load_images
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
+from edp_lab.three_phase.classifier import score_labels
 from edp_lab.three_phase.perturbation import (
     RESIZED,
     compare,
@@ -24,7 +25,7 @@ from edp_lab.three_phase.perturbation import (
     printed_sigma,
 )
 from edp_lab.three_phase.phases import Event, Job, ThreePhaseRecord, _Run, run_three_phase
-from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, ThreePhaseSettings, score_labels
+from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, ThreePhaseSettings
 
 DIGITS = load_images("digits")
 FEW = Images("digits", DIGITS.train[:300], DIGITS.train_labels[:300], DIGITS.test[:100], DIGITS.test_labels[:100], 10)

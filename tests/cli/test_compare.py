@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from edp_lab.cli.compare import properties
+from edp_lab.cli.compare import compare_runs, table_lines
 from edp_lab.errors import UsageError
 from edp_lab.privacy.guarantee import upward
-from edp_lab.reproduce.compare import compare
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_files import read_record, write_record
 from edp_lab.training.session import train
@@ -81,7 +80,7 @@ DIFFERENCES = {  # runs, and the settings that are shown of each
 @pytest.mark.parametrize("case", DIFFERENCES)
 def test_settings_that_differ_and_count_are_named_and_no_others(runs, case):
     records, shown = DIFFERENCES[case]
-    found = compare(runs(**{f"run{k}": one for k, one in enumerate(records)}))
+    found = compare_runs(runs(**{f"run{k}": one for k, one in enumerate(records)}))
     assert [run["settings"] for run in found.runs] == list(shown)
     assert set(found.settings) == {name for one in shown for name in one}
 
@@ -91,7 +90,7 @@ def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
     holds["guarantee"]["status"], floats["guarantee"]["status"] = "holds", FLOATS
     printed["guarantee"]["status"] = "none"
     printed["final"]["epsilon"] = None
-    found = compare(runs(holds=holds, void=record(), floats=floats, printed=printed, plain=record("sgd")))
+    found = compare_runs(runs(holds=holds, void=record(), floats=floats, printed=printed, plain=record("sgd")))
     names = ("guarantee", "delta", "epsilon_claimed", *(f"epsilon_{kind}" for kind in KINDS))
     assert [tuple(run[name] for name in names) for run in found.runs] == [
         ("holds", 1e-5, 9.0, 8.0, None, None, None),
@@ -103,12 +102,14 @@ def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
 
 
 def test_time_is_counted_from_the_fastest_plain_run_and_names_are_as_short_as_can_be(runs):
-    found = compare(runs(fast=record(seconds=1), slow=record("sgd", 4, epochs=9), plain=record("sgd", 2, epochs=5)))
+    found = compare_runs(
+        runs(fast=record(seconds=1), slow=record("sgd", 4, epochs=9), plain=record("sgd", 2, epochs=5))
+    )
     assert found.reference["name"] == "plain"
     assert [run["times_reference"] for run in found.runs] == [0.5, 2.0, 1.0]
     assert [run["seconds"] for run in found.runs] == [3, 36, 10]
-    assert compare(runs(a=record(seconds=3), b=record(seconds=2))).reference["name"] == "b"
-    found = compare(runs(**{"x/same": record(), "y/same": record(), "y/other": record()}))
+    assert compare_runs(runs(a=record(seconds=3), b=record(seconds=2))).reference["name"] == "b"
+    found = compare_runs(runs(**{"x/same": record(), "y/same": record(), "y/other": record()}))
     assert [run["name"] for run in found.runs] == ["x/same", "y/same", "other"]
 
 
@@ -117,27 +118,27 @@ def test_runs_that_did_not_finish_show_it_and_what_they_have(runs):
     running |= {"status": "running", "final": None, "epochs": running["epochs"][:2]}
     failed |= {"status": "failed", "final": {**failed["final"], **dict.fromkeys(SCORES), "seconds": None}}
     started |= {"status": "interrupted", "epochs": []}
-    found = compare(runs(running=running, failed=failed, started=started))
+    found = compare_runs(runs(running=running, failed=failed, started=started))
     names = ("status", "epochs", "test_ser", "seconds", "epsilon_if_seed_secret")
     assert [tuple(run[name] for name in names) for run in found.runs] == [
         ("running", 2, None, 4, 8),
         ("failed", 3, None, 6, 8),
         ("interrupted", 0, 0.5, None, 8),
     ]
-    lines = {line.title: [line.text(run) for run in found.runs] for line in properties(found)}
+    lines = {title: cells for title, *cells in table_lines(found)}
     assert lines["epochs"] == ["2 of 3", "3", "0 of 3"]
 
 
 def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epoch(tmp_path):
     whole = train(TrainConfig("smart-home-health", size="small", epochs=2, num_devices=4), tmp_path / "killed")
-    [run] = compare([tmp_path / "killed"]).runs
+    [run] = compare_runs([tmp_path / "killed"]).runs
     theirs = {"test_ser": "ser", "epsilon_if_seed_secret": "epsilon"}
     for name in ("test_ser", "intent_accuracy", "slot_f1", "exact_match", "epsilon_claimed", "epsilon_if_seed_secret"):
         assert run[name] == whole["final"][theirs.get(name, name)]
     for epochs in (1, 0):
         cut = {**whole, "status": "running", "final": None, "epochs": whole["epochs"][:epochs]}
         write_record(tmp_path / "killed", cut)
-        found = compare([tmp_path / "killed"])
+        found = compare_runs([tmp_path / "killed"])
         assert whole["epochs"][0]["epsilon"] < whole["final"]["epsilon"] == found.runs[0]["epsilon_if_seed_secret"]
         assert "what its ledger holds now" in found.notes[0]
         assert "--resume" in found.notes[0]
@@ -172,7 +173,7 @@ PLAIN = changed("guarantee.delta", 1e-3, method="sgd")  # which has no use for i
     ],
 )
 def test_each_reason_not_to_compare_is_said_once(runs, other, saying):
-    notes = compare(runs(a=record(), b=other, c=record())).notes
+    notes = compare_runs(runs(a=record(), b=other, c=record())).notes
     assert len(notes) == bool(saying)
     assert saying in "".join(notes)
 
@@ -182,7 +183,7 @@ def test_what_no_run_has_is_left_out(runs):
     plain["final"]["slot_f1"] = faster["final"]["slot_f1"] = None
     about, scores = ["run", "status", "corpus", "model", "method", "lr", "epochs"], ["test SER", "intent accuracy"]
     measured = [*scores, "exact match", "training seconds", "epoch time (SGD = 1)"]
-    titles = [line.title for line in properties(compare(runs(a=plain, b=faster)))]
+    titles = [title for title, *_ in table_lines(compare_runs(runs(a=plain, b=faster)))]
     assert titles == [*about, *measured, "guaranteed epsilon", "guarantee"]
 
 
@@ -190,7 +191,7 @@ def test_a_sealed_record_that_lacks_what_is_compared_is_refused_in_one_sentence(
     lacking = record()
     del lacking["guarantee"]
     with pytest.raises(UsageError, match=r"^[^\n]*bad has a record of another version[^\n]*$"):
-        compare(runs(good=record(), bad=lacking))
+        compare_runs(runs(good=record(), bad=lacking))
 
 
 # ---- The command, on real runs and a narrow terminal -----------------------------------------------------------------
