@@ -7,8 +7,7 @@ import numpy as np
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import choice, number
 from edp_lab.course.kit.panel import Panel
-from edp_lab.course.kit.text import html_table
-from edp_lab.course.kit.tiles import Tile
+from edp_lab.course.kit.text import Tile, html_table
 
 __all__ = ["EVIL", "TEX", "draw", "fig", "html_table", "show"]  # for the notebook
 

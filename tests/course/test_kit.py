@@ -18,8 +18,7 @@ from edp_lab.course.kit.controls import choice, decades, number
 from edp_lab.course.kit.figure import LiveFigure, error_bars, figure, gaps, line, log_axis, points, vline
 from edp_lab.course.kit.panel import Panel
 from edp_lab.course.kit.runs import RunPanel
-from edp_lab.course.kit.text import Html, at_least, at_most, digits, plain, short, train_command
-from edp_lab.course.kit.tiles import Tile
+from edp_lab.course.kit.text import Html, Tile, at_least, at_most, digits, plain, short, train_command
 from edp_lab.errors import UsageError
 from edp_lab.training.config import TrainConfig
 

@@ -21,7 +21,7 @@ from edp_lab.course.kit import theme
 from edp_lab.course.kit.controls import number
 from edp_lab.course.kit.figure import figure, line
 from edp_lab.course.kit.panel import Panel
-from edp_lab.course.kit.tiles import claimed, holds
+from edp_lab.course.kit.text import claimed, holds
 theme.activate()
 draw = lambda n: figure("Main", line("of n", "#0072B2", y=[n, 2 * n]))
 panel = Panel("Tokens", "What is seen.", lambda n: 60 / n, [draw], lambda n: f"words of {n}", lambda _, n: f"do {n}",

@@ -29,9 +29,8 @@ import numpy as np
 
 import edp_lab
 from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.text import Html, digits, html_table
+from edp_lab.course.kit.text import EscapedHTML, Html, digits, html_table
 from edp_lab.course.kit.theme import Fit
-from edp_lab.course.kit.tiles import EscapedHTML
 from edp_lab.errors import UsageError
 
 STATUSES = ("solved", "wrong", "open")

@@ -31,9 +31,8 @@ from markupsafe import escape
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
-from edp_lab.course.kit.text import Html, python
+from edp_lab.course.kit.text import EscapedHTML, Fold, Html, Tile, Tiles, python
 from edp_lab.course.kit.theme import Fit
-from edp_lab.course.kit.tiles import EscapedHTML, Fold, Tile, Tiles
 from edp_lab.errors import UsageError, sentence
 from edp_lab.training.config import flag_of
 

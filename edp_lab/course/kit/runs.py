@@ -12,7 +12,7 @@ import ipywidgets as widgets
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
 from edp_lab.course.kit.panel import Frame, box
-from edp_lab.course.kit.tiles import EscapedHTML, Fold, Tiles
+from edp_lab.course.kit.text import EscapedHTML, Fold, Tiles
 from edp_lab.errors import UsageError
 from edp_lab.training import Event, StepDone
 

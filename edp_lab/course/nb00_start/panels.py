@@ -44,18 +44,22 @@ from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import RunPanel
 from edp_lab.course.kit.text import (
     Html,
+    Tile,
     Words,
     at_least,
     at_most,
+    claimed,
     command,
     count,
+    epsilons,
+    holds,
     plain,
+    proven,
     short,
     step_command,
     train_command,
 )
 from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.kit.tiles import Tile, claimed, epsilons, holds, proven
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge

@@ -19,10 +19,9 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import Array, check_share, check_whole, decades, number, rng_of, seed_of
 from edp_lab.course.kit.figure import Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Html, Words, at_most, command, count, percent, short
+from edp_lab.course.kit.text import Html, Tile, Words, at_most, claimed, command, count, holds, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.kit.tiles import Tile, claimed, holds
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.composition import advanced_composition, gaussian_loss_tail

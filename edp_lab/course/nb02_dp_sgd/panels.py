@@ -37,10 +37,9 @@ from edp_lab.course.kit.controls import (
 )
 from edp_lab.course.kit.figure import Figure, axis, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Words, account_of, at_most, short
+from edp_lab.course.kit.text import Tile, Words, account_of, at_most, claimed, holds, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
-from edp_lab.course.kit.tiles import Tile, claimed, holds
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import key_from_seed

@@ -37,9 +37,20 @@ from edp_lab.course.kit.controls import (
 )
 from edp_lab.course.kit.figure import Figure, Mark, axis, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Words, account_of, at_least, at_most, percent, plain, short, train_command
+from edp_lab.course.kit.text import (
+    Tile,
+    Words,
+    account_of,
+    at_least,
+    at_most,
+    claimed,
+    epsilons,
+    percent,
+    plain,
+    short,
+    train_command,
+)
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.kit.tiles import Tile, claimed, epsilons
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, Variant, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import check_positive

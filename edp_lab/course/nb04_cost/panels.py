@@ -33,9 +33,22 @@ from edp_lab.course.kit.controls import (
 )
 from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, positive
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Words, account_of, at_least, at_most, command, count, digits, percent, short
+from edp_lab.course.kit.text import (
+    Tile,
+    Words,
+    account_of,
+    at_least,
+    at_most,
+    claimed,
+    command,
+    count,
+    digits,
+    epsilons,
+    holds,
+    percent,
+    short,
+)
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.kit.tiles import Tile, claimed, epsilons, holds
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay
 from edp_lab.privacy.calibration import Budget, calibrate_z0

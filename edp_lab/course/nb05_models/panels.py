@@ -25,10 +25,9 @@ from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import Array, Control, check_option, choice, number, require
 from edp_lab.course.kit.figure import Figure, Trace, bar, figure, line
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.text import Words, count, short
+from edp_lab.course.kit.text import Tile, Words, count, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, PLAIN, PRINTED
-from edp_lab.course.kit.tiles import Tile
 from edp_lab.models.clc import CLC
 from edp_lab.models.crf import CRF, forward_backward
 from edp_lab.models.factory import SkipInit

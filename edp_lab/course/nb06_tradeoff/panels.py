@@ -23,10 +23,22 @@ from edp_lab.course.kit.controls import choice, decades, decay_of, devices, numb
 from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import Runs
-from edp_lab.course.kit.text import Html, Words, account_of, at_most, count, html_table, plain, short, train_command
+from edp_lab.course.kit.text import (
+    Html,
+    Tile,
+    Words,
+    account_of,
+    at_most,
+    count,
+    epsilons,
+    holds,
+    html_table,
+    plain,
+    short,
+    train_command,
+)
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.course.kit.tiles import Tile, epsilons, holds
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept

@@ -34,10 +34,22 @@ from edp_lab.course.kit.controls import (
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import RunPanel
-from edp_lab.course.kit.text import Words, at_least, at_most, columns, command, count, short, step_command
+from edp_lab.course.kit.text import (
+    Tile,
+    Words,
+    at_least,
+    at_most,
+    claimed,
+    columns,
+    command,
+    count,
+    holds,
+    proven,
+    short,
+    step_command,
+)
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
-from edp_lab.course.kit.tiles import Tile, claimed, holds, proven
 from edp_lab.privacy import Variant
 from edp_lab.training.config import TrainConfig
 

@@ -26,9 +26,8 @@ from edp_lab.course.kit.controls import Array, choice, number, variant
 from edp_lab.course.kit.figure import Figure, axis, figure, line
 from edp_lab.course.kit.panel import panel
 from edp_lab.course.kit.runs import RunPanel
-from edp_lab.course.kit.text import Html, Words, count, duration, short, train_command
+from edp_lab.course.kit.text import Html, Tile, Words, count, duration, short, train_command
 from edp_lab.course.kit.theme import INK, OTHER, PLAIN
-from edp_lab.course.kit.tiles import Tile
 from edp_lab.models import load_model
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
 from edp_lab.reproduce.results_io import RESULTS, rows

@@ -28,9 +28,8 @@ from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import Runs
-from edp_lab.course.kit.text import at_least, at_most, count, digits, percent, short
+from edp_lab.course.kit.text import Tile, at_least, at_most, claimed, count, digits, holds, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
-from edp_lab.course.kit.tiles import Tile, claimed, holds
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_release, laplace_release
 from edp_lab.three_phase import perturbation
