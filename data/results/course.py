@@ -165,7 +165,7 @@ def attacked(config: TrainConfig, path: Path) -> dict[str, Any]:
         "config": changed_settings(config),
         "ser": record["epochs"][-1]["ser"],
         "delta": len(target.members) ** -1.1 if held is None else held.delta,
-        "epsilon_claimed": None if held is None else held.epsilon_claimed,
+        "claimed_epsilon": None if held is None else held.claimed_epsilon,
         "epsilon": None if held is None else held.epsilon_if_alpha_public,
         "found": {one.result.attack: rates(one) for one in attacks},
     }

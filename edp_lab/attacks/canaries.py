@@ -85,7 +85,7 @@ class Memorisation:
     extracted: int  # how many have rank 1,
     extracted_interval: tuple[float, float]  # with the Clopper-Pearson interval of the share
     epsilon: float | None = None  # of all copies of a canary together (group privacy), at `delta`; None: no guarantee
-    epsilon_claimed: float | None = None  # by the paper's accounting, which ignores copies; None if there is no claim
+    claimed_epsilon: float | None = None  # by the paper's accounting, which ignores copies; None if there is no claim
     extraction_limit: float | None = None  # the guarantee allows no larger share with rank 1 in expectation
     delta: float | None = None
     guarantee: str = "none"  # its status,
@@ -244,7 +244,7 @@ def _protected(row: Memorisation, run: Trainer, fillings: int) -> Memorisation:
     return replace(
         row,
         epsilon=judged.epsilon,
-        epsilon_claimed=judged.epsilon_claimed,
+        claimed_epsilon=judged.claimed_epsilon,
         extraction_limit=limit,
         delta=None if mechanism is None else run.delta,
         guarantee=judged.status,

@@ -290,7 +290,7 @@ def audit_one_run(
         shares: of the canaries on which guesses are made, the surest. Each costs its part of the error; a single one
             that suits the noise (.05 of 10,000 canaries, at an epsilon near 4) proves more than three that try.
 
-    Guarantee: if the noise is as good as random, epsilon is at least `epsilon_lower_bound` with probability
+    Guarantee: if the noise is as good as random, epsilon is at least `measured_epsilon` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see `one_run_bounds`.
 
     A run that claims no finite epsilon, or cannot carry so many canaries, is refused by `UsageError`.

@@ -394,12 +394,12 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
     `gaussian` is the epsilon of `mu_lower_bound`. `distribution_free` holds for any mechanism: (epsilon, delta)-DP
     demands 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
     """
-    gaussian = epsilon_at_least(mu_lower_bound(fpr, fnr), delta)
+    gaussian = measured_epsilon(mu_lower_bound(fpr, fnr), delta)
     odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
     return Bounds(gaussian, max(0.0, math.log(odds) - 1e-12) if odds > 1 else 0.0)
 
 
-def epsilon_at_least(mu: float, delta: float) -> float:
+def measured_epsilon(mu: float, delta: float) -> float:
     """Epsilon of a Gaussian mechanism with at least that mu, rounded down."""
     # gdp_epsilon rounds up by less than 1e-11 of itself and, if it is tiny, by less than 1e-11.
     return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
@@ -459,7 +459,7 @@ def one_run_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: f
         return OneRunBounds(free, None, None, tallies[epsilons.index(free)])
     mus = [one_run_mu(m, t.guesses, t.correct, beta) for t in tallies]
     mu = max(mus)
-    return OneRunBounds(free, mu, epsilon_at_least(mu, delta), tallies[mus.index(mu)])
+    return OneRunBounds(free, mu, measured_epsilon(mu, delta), tallies[mus.index(mu)])
 
 
 def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:

@@ -61,7 +61,7 @@ class Finding(StrEnum):
 def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
     """The claimed epsilon: as printed, the paper's zCDP epsilon; sound, the guaranteed one. UsageError if none is."""
     sound = mechanism.variant is Variant.SOUND
-    claimed = guarantee.epsilon if sound else guarantee.epsilon_claimed
+    claimed = guarantee.epsilon if sound else guarantee.claimed_epsilon
     if claimed is None:
         why = guarantee.reason if sound or mechanism.z0 == 0 else "the claimed epsilon exceeds the largest float"
         raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
@@ -74,9 +74,9 @@ class Audit:
 
     verdict: Finding
     explanation: str
-    epsilon_claimed: float  # see `claim_under_test`
-    epsilon_holds: float | None  # the guaranteed epsilon; None without a guarantee
-    epsilon_lower_bound: float  # epsilon is at least this, at `confidence`
+    claimed_epsilon: float  # see `claim_under_test`
+    guaranteed_epsilon: float | None  # the guaranteed epsilon; None without a guarantee
+    measured_epsilon: float  # epsilon is at least this, at `confidence`
     ceiling: float  # the lower bound without a single error
     confidence: float
     delta: float
@@ -116,9 +116,9 @@ class Audit:
         return cls(
             verdict=verdict,
             explanation=f"{evidence} {why}{remark}.",
-            epsilon_claimed=claimed,
-            epsilon_holds=guarantee.epsilon,
-            epsilon_lower_bound=lower_bound,
+            claimed_epsilon=claimed,
+            guaranteed_epsilon=guarantee.epsilon,
+            measured_epsilon=lower_bound,
             ceiling=ceiling,
             confidence=confidence,
             delta=guarantee.delta,
@@ -167,7 +167,7 @@ def audit_mechanism(
         key: 128-bit noise key; draw i uses the noise that training with this key would add at step i.
         progress: receives now and then how many of the 2 `draws` draws are made.
 
-    Guarantee: if the noise is as good as random, epsilon is at least `epsilon_lower_bound` with probability
+    Guarantee: if the noise is as good as random, epsilon is at least `measured_epsilon` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits. Alpha from private gradients is
     audited as if it were public, which is only generous to the claim. float32 noise is taken for exactly Gaussian.
 

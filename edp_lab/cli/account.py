@@ -190,7 +190,7 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
     noise = [mechanism.noise_std(t) for t in epochs]
     return {
         "claimed": asdict(claim(mechanism, bill, guarantee.delta)),
-        "holds": holds,
+        "guaranteed": holds,
         "epochs": guarantee.epochs,
         "releases": sum(bill.values()),
         "z_t": [mechanism.noise_multiplier_setting(t) for t in epochs],

@@ -174,7 +174,7 @@ def _row(folder: Path, record: dict[str, Any], billed: Mapping[str, Any] | None)
         **{name: final.get(name) for name in SCORES},
         "seconds": sum(row["seconds"] for row in epochs) if epochs else None,  # of training; validation is not in it
         "times_reference": None,  # seconds per epoch over those of `Comparison.reference`
-        "epsilon_claimed": bill.get("epsilon_claimed"),  # by the paper's accounting, z_t taken at face value
+        "claimed_epsilon": bill.get("claimed_epsilon"),  # by the paper's accounting, z_t taken at face value
         "epsilon_that_holds": epsilon if status == HOLDS else None,
         "epsilon_if_seed_secret": epsilon if status == VOID else None,
         "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # its noise is a float
@@ -233,7 +233,7 @@ def table_lines(comparison: Comparison) -> list[list[str]]:
         *((name.replace("_", " ").replace("f1", "F1"), name, ".4f") for name in SCORES),
         ("training seconds", "seconds", ".1f"),
         (f"epoch time ({fastest} = 1)", "times_reference", ".2f"),
-        ("claimed epsilon", "epsilon_claimed", ".4g"),
+        ("claimed epsilon", "claimed_epsilon", ".4g"),
         ("guaranteed epsilon", "guaranteed", ""),
         ("guarantee", "guarantee", ""),
         *((name.replace("_", " "), name, "up") for name in runs[0] if name.startswith(("epsilon_if", "epsilon_in"))),
@@ -253,7 +253,7 @@ def _show(comparison: Comparison) -> None:
         console.table([[title, *cells[start : start + beside]] for title, *cells in lines])
     reference = comparison.reference
     meanings = {
-        "epsilon_claimed": "claimed epsilon: by the paper's accounting",
+        "claimed_epsilon": "claimed epsilon: by the paper's accounting",
         "epsilon_if_alpha_public": "epsilon if alpha public: if alpha and words came from "
         "public text, and the seed were secret",
     }

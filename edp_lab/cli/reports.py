@@ -48,7 +48,7 @@ def _name(mechanism: Mechanism) -> str:
 
 def account(report: Mapping[str, Any], mechanism: Mechanism) -> Report:
     """Report of ``edp-lab account``."""
-    m, holds, claimed = mechanism, report["holds"], report["claimed"]
+    m, holds, claimed = mechanism, report["guaranteed"], report["claimed"]
     devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
     length = f"{report['releases']} steps" if m.sampling_rate else f"{report['epochs']} epoch(s)"
     title = f"{_name(m)}: z0 {number(m.z0)}, C {number(m.clip_norm)}, {length}, {devices}delta {up(holds['delta'], 3)}"
@@ -184,8 +184,8 @@ def _promised(final: Mapping[str, Any], held: Mapping[str, Any]) -> Facts:
 
     at, reason = f"for an utterance, at delta {up(held['delta'], 3)}", held["reason"]
     facts = []
-    if final["epsilon_claimed"] is not None:
-        facts.append(("claimed epsilon", f"{number(final['epsilon_claimed'], 4)} (the paper's accounting)"))
+    if final["claimed_epsilon"] is not None:
+        facts.append(("claimed epsilon", f"{number(final['claimed_epsilon'], 4)} (the paper's accounting)"))
     if held["status"] == "holds":
         return [*facts, ("guaranteed epsilon", f"{up(final['epsilon'], 4)} {at} ({reason})")]
     facts.append(("guaranteed epsilon", f"none: {held['status']} ({reason})"))
@@ -256,7 +256,7 @@ def canaries(rows: Sequence[Memorisation], fillings: int) -> Report:
     if held := [row for row in rows if row.epsilon is not None]:
         facts.append(("epsilon", f"of all copies together, at delta {held[0].delta:.2g}, if the seed were secret"))
     for row in {row.method: row for row in rows if row.repetitions and row.epsilon is None}.values():
-        claimed = "" if row.epsilon_claimed is None else f"; claimed epsilon {row.epsilon_claimed:.3g}"
+        claimed = "" if row.claimed_epsilon is None else f"; claimed epsilon {row.claimed_epsilon:.3g}"
         facts.append((row.method, f"no guarantee: {row.reason}{claimed}"))
     for row in rows:
         if row.extraction_limit is not None and row.extraction_limit < 0.995:
@@ -274,11 +274,11 @@ def _three_epsilons(a: Any, neighbours: str, held: str, what: str, digits: int) 
             "noise over sensitivity",
             f"{number(a.noise_multiplier)}; neighbours: {neighbours}, delta {number(a.delta, 3)}",
         ),
-        ("claimed epsilon", f"{number(a.epsilon_claimed)} ({how})"),
-        ("guaranteed epsilon", f"{up(a.epsilon_holds)} ({held})"),
+        ("claimed epsilon", f"{number(a.claimed_epsilon)} ({how})"),
+        ("guaranteed epsilon", f"{up(a.guaranteed_epsilon)} ({held})"),
         (
             "measured epsilon",
-            f"at least {number(a.epsilon_lower_bound, digits)}"
+            f"at least {number(a.measured_epsilon, digits)}"
             f" ({'for any mechanism' if a.bounds.gaussian is None else free});"
             f" so many {what} could show at most {number(a.ceiling, digits)}",
         ),
@@ -291,7 +291,7 @@ def audited_step(a: MechanismAudit) -> Report:
     title = f"{_name(m)}, one step: {m.num_devices} devices, micro-batches of {m.micro_batch_size}, "
     title += f"alpha {m.alpha}{largest}, C {m.clip_norm:g}, z0 {m.z0:g}"
     held = "no guarantee" if public is None else f"no guarantee; {number(public)} if alpha were public"
-    facts = _three_epsilons(a, "zero-out", held if a.epsilon_holds is None else "exact", "draws", 6)
+    facts = _three_epsilons(a, "zero-out", held if a.guaranteed_epsilon is None else "exact", "draws", 6)
     facts.append(("canary", "an utterance with a gradient as large as the clip allows; was it there?"))
     for name, rate in (("false alarms", a.false_positive_rate), ("missed", a.false_negative_rate)):
         facts.append((name, f"{rate.errors:,} of {a.draws:,} (probability at most {rate.upper_limit:.3g})"))
@@ -301,7 +301,7 @@ def audited_step(a: MechanismAudit) -> Report:
 def audited_run(a: OneRunAudit, corpus: str | None) -> Report:
     m = a.mechanism
     sampled = m.sampling_rate is not None
-    held = "no guarantee" if a.epsilon_holds is None else "upper bound" if sampled else "exact"
+    held = "no guarantee" if a.guaranteed_epsilon is None else "upper bound" if sampled else "exact"
     epochs = "one epoch" if a.epochs == 1 else f"{a.epochs} epochs"
     title = f"{_name(m)}, {epochs} of {a.steps // a.epochs} steps, "
     title += "one layer" if corpus is None else f"{a.model} on {corpus}"

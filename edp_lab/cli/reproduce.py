@@ -330,7 +330,7 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
         notes: dict[str, list[str]] = {}
         for row in table_rows:
             image = "" if row.epsilon_image is None else reports.up(row.epsilon_image, 4)
-            claimed, delta = number(row.epsilon_claimed, 4, ""), number(row.delta, absent="")
+            claimed, delta = number(row.claimed_epsilon, 4, ""), number(row.delta, absent="")
             spent = [claimed, reports.up(row.epsilon, 4), image, delta]
             lines.append([row.name, *_both(row), *spent, f"{row.seconds:.1f}"])
             notes.setdefault(row.note, []).append(row.name)

@@ -65,7 +65,7 @@ class Guarantee:
         epochs: how many were billed, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
         epsilon: the true epsilon at `delta`, under the `condition`; None where there is no guarantee.
-        epsilon_claimed: what the paper's accounting says for the same z_t; None where it says nothing.
+        claimed_epsilon: what the paper's accounting says for the same z_t; None where it says nothing.
         epsilon_if_alpha_public: the epsilon the run would have if alpha had come from public text.
     """
 
@@ -79,7 +79,7 @@ class Guarantee:
     epochs: int
     mu: float | None
     epsilon: float | None
-    epsilon_claimed: float | None
+    claimed_epsilon: float | None
     epsilon_if_alpha_public: float | None
 
     @property
@@ -119,7 +119,7 @@ def judge(
     blank = _blank(mechanism, delta, len(of_training(bill)), neighbours, people)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
-    blank = replace(blank, epsilon_claimed=claim(mechanism, bill, delta).epsilon)
+    blank = replace(blank, claimed_epsilon=claim(mechanism, bill, delta).epsilon)
     try:
         accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, people)
         bound = accountant.bound(delta)

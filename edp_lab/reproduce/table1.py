@@ -247,7 +247,7 @@ def _cell(
     printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (config.model, CORPORA[config.corpus]))
     mechanism, claimed = config.mechanism(first["examples"]), None
     if mechanism is not None:
-        claimed = judge(mechanism, config.epochs, printed.delta).epsilon_claimed
+        claimed = judge(mechanism, config.epochs, printed.delta).claimed_epsilon
     paper = {"ser": printed.sgd_ser, "auc": printed.sgd_mia_auc} if variant == SGD else {}
     if decay is not None:
         theirs = printed.changes[decay]
@@ -516,7 +516,7 @@ def do(work: Work) -> Result:
     if record["status"] != "finished":  # Ctrl-C in this process
         raise KeyboardInterrupt
     final = record["final"]
-    scores = ("ser", "intent_accuracy", "slot_f1", "epsilon_claimed", "epsilon", "epsilon_if_alpha_public", "seconds")
+    scores = ("ser", "intent_accuracy", "slot_f1", "claimed_epsilon", "epsilon", "epsilon_if_alpha_public", "seconds")
     # The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone.
     by_shadow = attack_shadow(folder, work.shadow, seed=config.seed, cache=work.shadows, plain=True).to_json()
     by_loss = attack_loss(folder).to_json()

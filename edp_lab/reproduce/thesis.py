@@ -148,7 +148,7 @@ class Row:
     # 95 % interval of our accuracy by Clopper and Pearson, over the test images of all repeats; on circles, from the
     # lowest to the highest of the repeats.
     interval: tuple[float, float] | None = None
-    epsilon_claimed: float | None = None  # by the thesis
+    claimed_epsilon: float | None = None  # by the thesis
     epsilon: float | None = None  # guaranteed for one example with its label, under a secret seed; None: no guarantee
     epsilon_image: float | None = None  # likewise, for its image or point alone
     delta: float | None = None  # of both; None without a guarantee
@@ -351,7 +351,7 @@ def row(table: str, name: str, ours: Sequence[float], **more: Any) -> Row:
     print_ = TABLES[table]
     values = zip(print_.columns, print_.rows.get(name, ()), strict=False)
     printed = {column: value for column, value in values if value is not None}
-    claimed = {"epsilon_claimed": print_.claim(name)}
+    claimed = {"claimed_epsilon": print_.claim(name)}
     return Row(table, name, printed, dict(zip(print_.columns, ours, strict=True)), **{**claimed, **more})
 
 

@@ -244,7 +244,7 @@ def bill(
     config, releases = record["config"], epochs if ledger is None else ledger.bill()
     published = config["private_seed"] is not True
     verdict = asdict(judge(mechanism, releases, config["delta"], published))
-    names = ("epsilon_claimed", "epsilon", "epsilon_if_alpha_public")
+    names = ("claimed_epsilon", "epsilon", "epsilon_if_alpha_public")
     epsilons = {name: verdict.pop(name) for name in names}
     record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
     settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}

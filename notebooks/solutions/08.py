@@ -7,7 +7,7 @@
 
 
 # EXERCISE at_least
-def epsilon_at_least(fpr, fnr, delta):
+def measured_epsilon(fpr, fnr, delta):
     """Upper limits of both rates -> the lower bound on epsilon, for any mechanism."""
     odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
     return math.log(max(1, odds))

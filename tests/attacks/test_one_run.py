@@ -160,9 +160,11 @@ def test_algorithm_1_as_printed_is_refuted():
     for seed in range(3):
         audit = audit_one_run(config(as_printed=True, z0=4.0, num_devices=8, seed=seed), linear=True)
         assert audit.verdict is Finding.REFUTED
-        assert audit.epsilon_claimed == pytest.approx(1.23, abs=0.01)
-        assert audit.epsilon_claimed < audit.bounds.distribution_free < audit.epsilon_lower_bound < audit.epsilon_holds
-        assert audit.epsilon_holds == judge(audit.mechanism, 1, DELTA, seed_published=False).epsilon
+        assert audit.claimed_epsilon == pytest.approx(1.23, abs=0.01)
+        assert (
+            audit.claimed_epsilon < audit.bounds.distribution_free < audit.measured_epsilon < audit.guaranteed_epsilon
+        )
+        assert audit.guaranteed_epsilon == judge(audit.mechanism, 1, DELTA, seed_published=False).epsilon
         assert "refute the claim" in audit.explanation
 
 
@@ -183,10 +185,10 @@ def test_every_sound_method_is_left_standing(changes, request):
     if request.node.callspec.id == "Poisson":
         assert (audit.adjacency, audit.mechanism.sampling_rate) == ("ADD_OR_REMOVE_ONE", 64 / 1000)
         assert audit.bounds.gaussian is None
-        assert 0.3 < audit.epsilon_lower_bound == audit.bounds.distribution_free < 4
+        assert 0.3 < audit.measured_epsilon == audit.bounds.distribution_free < 4
     else:
         assert audit.adjacency == "REPLACE_SPECIAL"
-        assert 1 < audit.bounds.distribution_free < audit.epsilon_lower_bound < 4
+        assert 1 < audit.bounds.distribution_free < audit.measured_epsilon < 4
 
 
 @pytest.mark.parametrize("fault", ["too little noise", "no clip"])
@@ -203,7 +205,7 @@ def test_a_faulty_step_is_caught(monkeypatch, fault):
 def test_few_canaries_have_no_power_and_the_seed_decides_everything():
     audit = audit_one_run(config(z0=0.5), canaries=5, linear=True)
     assert audit.verdict is Finding.NO_POWER
-    assert audit.epsilon_lower_bound <= audit.ceiling < audit.epsilon_claimed
+    assert audit.measured_epsilon <= audit.ceiling < audit.claimed_epsilon
     assert "cannot test" in audit.explanation
     first, again, other = (audit_one_run(config(seed=seed, **FAST), 200, linear=True) for seed in (1, 1, 2))
     assert first == again != other

@@ -46,14 +46,14 @@ def counts(repeats: int, draws: int, mu: float) -> np.ndarray:
 def test_a_hundred_draws_refute_the_print_and_take_a_private_alpha_for_public():
     public = audit_mechanism(PRINTED, DELTA, KEY, draws=100)
     assert public.verdict is Finding.REFUTED
-    assert public.epsilon_claimed == pytest.approx(5.2985, abs=1e-4)
-    assert public.epsilon_holds == pytest.approx(39.38, abs=0.01)
-    assert public.epsilon_claimed < public.epsilon_lower_bound < public.epsilon_holds
+    assert public.claimed_epsilon == pytest.approx(5.2985, abs=1e-4)
+    assert public.guaranteed_epsilon == pytest.approx(39.38, abs=0.01)
+    assert public.claimed_epsilon < public.measured_epsilon < public.guaranteed_epsilon
     assert public.noise_multiplier == pytest.approx(1 / math.sqrt(32))
     assert "refute" in public.explanation
     private = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 8, 8), DELTA, KEY, draws=100)
-    assert private.epsilon_holds is None
-    assert private.epsilon_if_alpha_public == public.epsilon_holds
+    assert private.guaranteed_epsilon is None
+    assert private.epsilon_if_alpha_public == public.guaranteed_epsilon
     assert private.bounds == public.bounds
     assert "as if it were public" in private.explanation
 
@@ -62,18 +62,18 @@ def test_a_hundred_draws_refute_the_print_and_take_a_private_alpha_for_public():
 def test_the_sound_mechanism_is_not_refuted(mechanism):
     audit = audit_mechanism(mechanism, DELTA, KEY, draws=300)
     assert audit.verdict is Finding.CONSISTENT
-    assert 0 < audit.epsilon_lower_bound <= audit.epsilon_claimed == audit.epsilon_holds <= audit.ceiling
+    assert 0 < audit.measured_epsilon <= audit.claimed_epsilon == audit.guaranteed_epsilon <= audit.ceiling
     assert audit.mu_lower_bound <= 1 / mechanism.z0
 
 
 def test_the_print_is_sound_for_one_utterance_and_without_power_the_audit_says_so():
     audit = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 1, 1, alpha="public"), DELTA, KEY, draws=200)
     assert audit.verdict is Finding.CONSISTENT
-    assert audit.epsilon_holds < audit.epsilon_claimed
+    assert audit.guaranteed_epsilon < audit.claimed_epsilon
     mechanism = Mechanism.as_printed(1.0, 0.01, 8, 8, alpha="public")
     audit = audit_mechanism(mechanism, DELTA, KEY, draws=40, confidence=0.9)
     assert audit.false_positive_rate.errors == audit.false_negative_rate.errors == 0
-    assert audit.epsilon_lower_bound == audit.ceiling < audit.epsilon_claimed
+    assert audit.measured_epsilon == audit.ceiling < audit.claimed_epsilon
     assert audit.verdict is Finding.NO_POWER
     rate = 1 - 0.05 ** (1 / 40)
     assert audit.ceiling == pytest.approx(gdp_epsilon(-2 * stats.norm.ppf(rate), DELTA), rel=1e-6)
@@ -198,7 +198,7 @@ def test_command_prints_json_that_states_claim_and_bound_and_a_table_for_people(
     printed, _ = output_of(*mechanism, "--gpus", "8", "--z0", "1", "--draws", "100", "--seed", "3", "--json")
     report = json.loads(printed)
     assert report["verdict"] == "refuted"
-    assert report["epsilon_lower_bound"] == report["bounds"]["gaussian"] > report["bounds"]["distribution_free"]
+    assert report["measured_epsilon"] == report["bounds"]["gaussian"] > report["bounds"]["distribution_free"]
     assert (report["confidence"], report["draws"], report["delta"], report["seed"]) == (0.95, 100, 1e-5, 3)
     assert set(report["false_positive_rate"]) == {"errors", "upper_limit"}
     table, error = output_of(*mechanism, "--alpha", "private", "--alpha-max", "2", "--draws", "20")

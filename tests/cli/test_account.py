@@ -32,48 +32,53 @@ ONE_STEP = ("--clip", "1", "--z0", "1", "--epochs", "1", "--gpus", "8", "--delta
 def test_json_has_the_promised_keys(account):
     options = "--clip 2 --z0 1 --decay exponential --tau 0.1 --epochs 50 --gpus 8 --delta 5e-4"
     report = account(*options.split())
-    assert {"claimed", "holds", "noise_multiplier", "sensitivity", "noise_std"} <= set(report)
+    assert {"claimed", "guaranteed", "noise_multiplier", "sensitivity", "noise_std"} <= set(report)
     assert {"epsilon", "rho", "method"} <= set(report["claimed"])
-    assert {"epsilon", "mu", "method", "adjacency", "sampling", "delta", "reason"} <= set(report["holds"])
+    assert {"epsilon", "mu", "method", "adjacency", "sampling", "delta", "reason"} <= set(report["guaranteed"])
     z = [math.exp(-0.1 * t) for t in range(50)]  # the first epoch is t = 0
     assert report["noise_multiplier"] == pytest.approx(z)
     assert report["noise_std"] == pytest.approx([4 * one for one in z])
     assert report["sensitivity"] == 4
     assert report["claimed"]["rho"] == pytest.approx(sum(0.5 / one**2 for one in z))
-    assert report["holds"]["mu"] == pytest.approx(math.sqrt(sum(1 / one**2 for one in z)))
-    assert report["holds"]["delta"] == 5e-4
-    assert report["holds"]["status"] == "holds"
+    assert report["guaranteed"]["mu"] == pytest.approx(math.sqrt(sum(1 / one**2 for one in z)))
+    assert report["guaranteed"]["delta"] == 5e-4
+    assert report["guaranteed"]["status"] == "holds"
 
 
 CLAIMED = {"claimed.epsilon": 5.30, "claimed.rho": 0.5}
-PRIVATE = {"holds.epsilon": None, "holds.mu": None, "holds.reason": "alpha", "holds.epsilon_if_alpha_public": 39.38}
+PRIVATE = {
+    "guaranteed.epsilon": None,
+    "guaranteed.mu": None,
+    "guaranteed.reason": "alpha",
+    "guaranteed.epsilon_if_alpha_public": 39.38,
+}
 
 
 def ideal(epsilon: float) -> dict[str, object]:
     """What is said of float noise."""
-    none = {"holds.epsilon": None, "holds.epsilon_if_seed_secret": None}
-    return {**none, "holds.reason": "real numbers", "holds.epsilon_in_real_numbers": epsilon}
+    none = {"guaranteed.epsilon": None, "guaranteed.epsilon_if_seed_secret": None}
+    return {**none, "guaranteed.reason": "real numbers", "guaranteed.epsilon_in_real_numbers": epsilon}
 
 
 EXPECTED = {  # of ONE_STEP and more: numbers, None, or words of a sentence
-    "": {"holds.mu": 1, "holds.epsilon": 4.38, **CLAIMED},
-    "--epochs 4": {"holds.mu": 2, "holds.epsilon": 10.00},
-    "--micro-batch-size 1 --adjacency replace_one": {"holds.mu": 2, "holds.epsilon": 10.00, **CLAIMED},
-    "--micro-batch-size 1": {"holds.mu": 1, "holds.epsilon": 4.38, **CLAIMED},
-    "--adjacency REPLACE_ONE": {"holds.mu": 1, "holds.epsilon": 4.38, **CLAIMED},
-    "--utterances-per-person 4": {"holds.mu": 4, "holds.epsilon": 24.38, **CLAIMED},
-    "--as-printed --alpha-source public": {"holds.mu": 5.657, **ideal(39.38), **CLAIMED},
-    "--as-printed --alpha-source none": {"holds.mu": 5.657, **ideal(39.38), **CLAIMED},
-    "--as-printed --alpha-source public --gpus 4": {"holds.mu": 4, **ideal(24.38), **CLAIMED},
-    "--as-printed --alpha-source none --micro-batch-size 1": {"holds.mu": 2.828, **ideal(15.46), **CLAIMED},
-    "--as-printed --alpha-source public --gpus 1 --alpha-max 2": {"holds.mu": 4, **ideal(24.38), **CLAIMED},
+    "": {"guaranteed.mu": 1, "guaranteed.epsilon": 4.38, **CLAIMED},
+    "--epochs 4": {"guaranteed.mu": 2, "guaranteed.epsilon": 10.00},
+    "--micro-batch-size 1 --adjacency replace_one": {"guaranteed.mu": 2, "guaranteed.epsilon": 10.00, **CLAIMED},
+    "--micro-batch-size 1": {"guaranteed.mu": 1, "guaranteed.epsilon": 4.38, **CLAIMED},
+    "--adjacency REPLACE_ONE": {"guaranteed.mu": 1, "guaranteed.epsilon": 4.38, **CLAIMED},
+    "--utterances-per-person 4": {"guaranteed.mu": 4, "guaranteed.epsilon": 24.38, **CLAIMED},
+    "--as-printed --alpha-source public": {"guaranteed.mu": 5.657, **ideal(39.38), **CLAIMED},
+    "--as-printed --alpha-source none": {"guaranteed.mu": 5.657, **ideal(39.38), **CLAIMED},
+    "--as-printed --alpha-source public --gpus 4": {"guaranteed.mu": 4, **ideal(24.38), **CLAIMED},
+    "--as-printed --alpha-source none --micro-batch-size 1": {"guaranteed.mu": 2.828, **ideal(15.46), **CLAIMED},
+    "--as-printed --alpha-source public --gpus 1 --alpha-max 2": {"guaranteed.mu": 4, **ideal(24.38), **CLAIMED},
     "--as-printed": {**PRIVATE, **CLAIMED},
     "--as-printed --alpha-source private": {**PRIVATE, **CLAIMED},
-    "--adjacency add_or_remove_one": {"holds.epsilon": None, "noise_multiplier": [None], "holds.reason": "zero-out"},
+    "--adjacency add_or_remove_one": {"guaranteed.epsilon": None, "noise_multiplier": [None], "guaranteed.reason": "zero-out"},
     "--sampling-rate 0.1 --adjacency replace_one": {  # outside the range of the paper's bound
-        "holds.epsilon": None, "claimed.epsilon": None, "claimed.reason": "no claim",
+        "guaranteed.epsilon": None, "claimed.epsilon": None, "claimed.reason": "no claim",
     },
-    "--decay exponential --tau 1000 --epochs 3": {"holds.epsilon": None, "holds.reason": "noise"},
+    "--decay exponential --tau 1000 --epochs 3": {"guaranteed.epsilon": None, "guaranteed.reason": "noise"},
     "--target-epsilon 8": {"calibration.tau": None},
     "--as-printed --target-epsilon 8": {
         "calibration.z0": None, "calibration.epochs": None, "calibration.tau": None, "calibration.reason": "alpha",
@@ -97,8 +102,8 @@ def test_poisson_sampling_by_steps_or_by_epochs(account):
     by_steps, by_epochs = account(*options, "--steps", "1000"), account(*options, "--epochs", "10")
     assert by_steps == by_epochs
     assert by_steps["releases"] == 1000
-    assert by_steps["holds"]["adjacency"] == "ADD_OR_REMOVE_ONE"
-    assert "Poisson" in by_steps["holds"]["sampling"]
+    assert by_steps["guaranteed"]["adjacency"] == "ADD_OR_REMOVE_ONE"
+    assert "Poisson" in by_steps["guaranteed"]["sampling"]
     assert by_steps["claimed"]["epsilon"] is not None
     broken_off = account(*options, "--steps", "150")
     assert (broken_off["epochs"], broken_off["releases"]) == (2, 150)
@@ -112,23 +117,24 @@ def test_what_a_target_finds_is_met_when_fed_back(account):
     found = account(*options, "--target-epsilon", "3")["calibration"]
     assert found["epsilon"] == 3
     for name in ("z0", "tau"):
-        assert 2.98 < account(*options, f"--{name}", repr(found[name]))["holds"]["epsilon"] <= 3
+        assert 2.98 < account(*options, f"--{name}", repr(found[name]))["guaranteed"]["epsilon"] <= 3
     disjoint = ("--decay", "linear", "--utterances-per-person", "3", "--adjacency", "replace_one", "--z0", "8")
     epochs = account(*disjoint, "--target-epsilon", "6")["calibration"]["epochs"]
-    spent = [account(*disjoint, "--epochs", str(epochs + more))["holds"]["epsilon"] for more in (0, 1)]
+    spent = [account(*disjoint, "--epochs", str(epochs + more))["guaranteed"]["epsilon"] for more in (0, 1)]
     assert spent[0] <= 6 < spent[1]
 
 
 def test_printed_noise_for_a_target_meets_it(cli, account):
     told = cli("account", "--epochs", "30", "--target-epsilon", "8")[1]
     z0 = re.search(r"z0 ([\d.]+), or", told)[1]
-    assert 7.999 < account("--epochs", "30", "--z0", z0)["holds"]["epsilon"] <= 8
+    assert 7.999 < account("--epochs", "30", "--z0", z0)["guaranteed"]["epsilon"] <= 8
 
 
 def test_noise_that_is_told_is_that_of_training_not_of_the_layer_scales(account):
     told = account("--alpha-source", "noised", "--decay", "linear", "--tau", "0.9", "--epochs", "3")
     assert told["noise_multiplier"] == pytest.approx([1.0, 1 / 1.9, 1 / 2.8])
-    assert account("--alpha-source", "noised", "--decay", "linear", "--tau", "1", "--epochs", "2")["holds"]["epsilon"]
+    two_epochs = account("--alpha-source", "noised", "--decay", "linear", "--tau", "1", "--epochs", "2")
+    assert two_epochs["guaranteed"]["epsilon"]
 
 
 # Words
@@ -174,23 +180,23 @@ def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_judged_by_its_ledger(account, run):
     report = account("--run", str(run), "--delta", "1e-3")
     mechanism = Mechanism.sound(1.0, 0.9, 4, 4, "linear", 0.5)
-    assert report["holds"]["epsilon"] == pytest.approx(guaranteed_epsilon(mechanism, 2, 1e-3), rel=1e-12)
-    assert report["holds"]["status"] == "holds"
+    assert report["guaranteed"]["epsilon"] == pytest.approx(guaranteed_epsilon(mechanism, 2, 1e-3), rel=1e-12)
+    assert report["guaranteed"]["status"] == "holds"
     assert (report["epochs"], report["releases"]) == (2, 2)
     assert report["noise_multiplier"] == pytest.approx([0.9, 0.6])
     record = json.loads((run / "record.json").read_text())
-    own_delta = account("--run", str(run))["holds"]
+    own_delta = account("--run", str(run))["guaranteed"]
     assert (own_delta["delta"], own_delta["epsilon"]) == (record["guarantee"]["delta"], record["final"]["epsilon"])
 
 
 def test_a_run_with_a_published_seed_does_not_hold(cli, account, corpus, tmp_path):
     published = trained(corpus, tmp_path / "run")
     report = account("--run", str(published))
-    assert report["holds"]["status"] == "void: seed published"
-    assert report["holds"]["epsilon"] is None
-    assert report["holds"]["epsilon_if_seed_secret"] > 0
+    assert report["guaranteed"]["status"] == "void: seed published"
+    assert report["guaranteed"]["epsilon"] is None
+    assert report["guaranteed"]["epsilon_if_seed_secret"] > 0
     assert "attack" not in report
-    assert "published" in report["holds"]["reason"]
+    assert "published" in report["guaranteed"]["reason"]
     assert "published seed" in cli("account", "--run", str(published))[1]
 
 
@@ -198,16 +204,16 @@ def test_a_run_with_poisson_sampling_is_judged_as_its_certificate_says(account, 
     settings = {"method": "dp-sgd", "z0": 1.0, "size": "small", "epochs": 1, "batch_size": 16, "private_seed": True}
     train(TrainConfig(corpus, **settings), tmp_path / "run")
     certified = account("--run", str(tmp_path / "run"))
-    assert certified["holds"]["epsilon"] == certified["certificate"]["epsilon"]
+    assert certified["guaranteed"]["epsilon"] == certified["certificate"]["epsilon"]
     (tmp_path / "run" / CERTIFICATE).unlink()
-    assert account("--run", str(tmp_path / "run"))["holds"] == certified["holds"]
+    assert account("--run", str(tmp_path / "run"))["guaranteed"] == certified["guaranteed"]
 
 
 @pytest.mark.parametrize("z0", ["0.7", "1.3", "2.1", "3.3", "5.9"])
 def test_what_holds_is_printed_no_smaller_than_it_is(cli, account, z0):
     options = ("--z0", z0, "--epochs", "7")
     printed = float(re.search(r"guaranteed epsilon +(\S+)", cli("account", *options)[1])[1])
-    epsilon = account(*options)["holds"]["epsilon"]
+    epsilon = account(*options)["guaranteed"]["epsilon"]
     assert epsilon <= printed <= epsilon * 1.00001
 
 

@@ -31,7 +31,7 @@ def test_json_has_a_row_for_each_method_and_repetition_count(canaries):
     sgd, printed, sound, per_example = (row for row in told["rows"] if row["repetitions"] == 2)
     assert [sgd["epsilon"], printed["epsilon"]] == [None, None]
     assert "alpha comes from private gradients" in printed["reason"]
-    assert printed["epsilon_claimed"] > 0
+    assert printed["claimed_epsilon"] > 0
     for row in (sound, per_example):
         assert row["epsilon"] > 0
         assert 0.01 < row["extraction_limit"] < 1
@@ -69,8 +69,8 @@ def test_json_states_claim_bounds_and_guesses(output_of):
     report = json.loads(out)
     assert err == ""
     assert report["verdict"] == "consistent"
-    assert report["epsilon_claimed"] == report["epsilon_holds"] == pytest.approx(4, abs=1e-5)
-    assert report["epsilon_lower_bound"] == report["bounds"]["gaussian"] < report["ceiling"]
+    assert report["claimed_epsilon"] == report["guaranteed_epsilon"] == pytest.approx(4, abs=1e-5)
+    assert report["measured_epsilon"] == report["bounds"]["gaussian"] < report["ceiling"]
     assert 0 < report["bounds"]["distribution_free"] < 4
     assert (report["canaries"], report["confidence"], report["delta"], report["seed"]) == (300, 0.95, 1e-5, 3)
     assert (report["model"], report["corpus"]) == ("linear", None)
@@ -98,5 +98,5 @@ def test_a_real_corpus_is_audited(cli, tmp_path):
     settings = ("--canaries", "20", "--batch-size", "16", "--json")
     report = json.loads(cli("audit", "one-run", "--corpus", str(path), *settings)[1])
     assert (report["corpus"], report["canaries"]) == (str(path), 20)
-    assert report["epsilon_lower_bound"] <= report["epsilon_holds"]
+    assert report["measured_epsilon"] <= report["guaranteed_epsilon"]
     assert list(tmp_path.iterdir()) == [path]

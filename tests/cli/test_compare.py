@@ -25,7 +25,7 @@ def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **con
     told = asdict(TrainConfig(corpus="smart-home", method=method, epochs=epochs, delta=1e-5, **config))
     plain = method == "sgd"
     epsilon = None if plain else 8.0
-    bill = {"epsilon_claimed": None if plain else 9.0, "epsilon": epsilon, "epsilon_if_alpha_public": epsilon}
+    bill = {"claimed_epsilon": None if plain else 9.0, "epsilon": epsilon, "epsilon_if_alpha_public": epsilon}
     return {
         "status": "finished",
         "ledger": None,
@@ -91,7 +91,7 @@ def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
     printed["guarantee"]["status"] = "none"
     printed["final"]["epsilon"] = None
     found = compare_runs(runs(holds=holds, void=record(), floats=floats, printed=printed, plain=record("sgd")))
-    names = ("guarantee", "delta", "epsilon_claimed", *(f"epsilon_{kind}" for kind in KINDS))
+    names = ("guarantee", "delta", "claimed_epsilon", *(f"epsilon_{kind}" for kind in KINDS))
     assert [tuple(run[name] for name in names) for run in found.runs] == [
         ("holds", 1e-5, 9.0, 8.0, None, None, None),
         (VOID, 1e-5, 9.0, None, 8.0, None, None),
@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epo
     whole = train(TrainConfig("smart-home-health", size="small", epochs=2, num_devices=4), tmp_path / "killed")
     [run] = compare_runs([tmp_path / "killed"]).runs
     theirs = {"test_ser": "ser", "epsilon_if_seed_secret": "epsilon"}
-    for name in ("test_ser", "intent_accuracy", "slot_f1", "exact_match", "epsilon_claimed", "epsilon_if_seed_secret"):
+    for name in ("test_ser", "intent_accuracy", "slot_f1", "exact_match", "claimed_epsilon", "epsilon_if_seed_secret"):
         assert run[name] == whole["final"][theirs.get(name, name)]
     for epochs in (1, 0):
         cut = {**whole, "status": "running", "final": None, "epochs": whole["epochs"][:epochs]}

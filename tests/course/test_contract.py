@@ -297,7 +297,7 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("03 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED_NAME]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 1, "holds", lambda r: r.epsilon[SOUND_VARIANT]),
     ("06 ladder", [{}, LADDER], 0, "holds", lambda r: r.chosen.epsilon),
-    ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.epsilon_claimed),
+    ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.claimed_epsilon),
     ("04 bill", [{"variant": SOUND}], 0, "holds", lambda r: r.guarantee.epsilon),
     ("04 loss", [{}], 0, "holds", lambda r: r.epsilon),
     ("04 sampling", [{}], 0, "holds", lambda r: r.sampled[-1]),
@@ -322,4 +322,4 @@ def test_command_line_gives_the_epsilon_that_is_shown(
         shown = report[what]["epsilon" if what == "claimed" else "epsilon_in_real_numbers"]
         assert shown == pytest.approx(epsilon(panel.result), rel=1e-4 if name[:2] in ("01", "06") else 1e-6)
         held = getattr(panel.result, "guarantee", None)
-        assert held is None or report["holds"]["adjacency"] == held.adjacency
+        assert held is None or report["guaranteed"]["adjacency"] == held.adjacency

@@ -60,7 +60,7 @@ def test_noise_is_said_in_both_meanings_of_z() -> None:
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:
     result = model.step(OTHER)
     run = result.mechanism, OTHER.epochs, model.delta
-    assert result.guarantee.epsilon_claimed == claimed_epsilon(*run)
+    assert result.guarantee.claimed_epsilon == claimed_epsilon(*run)
     assert result.guarantee.epsilon == guaranteed_epsilon(*run)
 
 

@@ -120,12 +120,12 @@ def test_signal_and_noise_are_those_of_the_step(history: GradientHistory, change
 
 def test_decay_only_costs_and_the_same_cost_lies_between_first_and_last_noise(history: GradientHistory) -> None:
     result, none = decayed(history, **DECAY), decayed(history, **{**DECAY, "decay": "none"})
-    assert result.guarantee.epsilon_claimed > none.guarantee.epsilon_claimed
+    assert result.guarantee.claimed_epsilon > none.guarantee.claimed_epsilon
     assert result.guarantee.epsilon_if_alpha_public > none.guarantee.epsilon_if_alpha_public
     assert result.same_cost is not None
     assert result.noise[0] > result.same_cost > result.noise[-1]
     flat = decayed(history, **{**DECAY, "decay": "none", "z0": 0.03 * result.same_cost / result.noise[0]})
-    assert flat.guarantee.epsilon_claimed == pytest.approx(result.guarantee.epsilon_claimed)
+    assert flat.guarantee.claimed_epsilon == pytest.approx(result.guarantee.claimed_epsilon)
     assert flat.same_cost == pytest.approx(flat.noise[0])
 
 

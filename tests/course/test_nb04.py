@@ -46,7 +46,7 @@ def test_bill_is_the_librarys_and_z0_meets_the_target(variant: str, decay: str) 
     public = result.mechanism.with_public_alpha()
     assert result.after[-1] == 20
     for epochs, verdict in zip(result.after, result.verdicts, strict=True):
-        assert verdict.epsilon_claimed == claimed_epsilon(public, epochs, 1e-5)
+        assert verdict.claimed_epsilon == claimed_epsilon(public, epochs, 1e-5)
         assert verdict.epsilon_if_alpha_public == guaranteed_epsilon(public, epochs, 1e-5)
     assert (result.guarantee.epsilon is None) == (variant == AS_PRINTED)
     needed = result.needed_z0
@@ -55,7 +55,7 @@ def test_bill_is_the_librarys_and_z0_meets_the_target(variant: str, decay: str) 
     assert met.epsilon_if_alpha_public == pytest.approx(8, rel=1e-5)
     assert met.epsilon_if_alpha_public <= 8 < missed.epsilon_if_alpha_public
     claimed = bill(variant=variant, decay=decay, z0=result.claimed_z0).guarantee
-    assert claimed.epsilon_claimed == pytest.approx(8)
+    assert claimed.claimed_epsilon == pytest.approx(8)
 
 
 def test_without_noise_or_with_all_of_it_decayed_there_is_no_number() -> None:

@@ -63,8 +63,8 @@ def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
     printed, sound, single = at("printed"), at("sound"), at("sound", 1)
     assert printed.ser > sound.ser > 2 * single.ser
     assert sound.epsilon == single.epsilon
-    assert printed.guarantee.epsilon_claimed
-    assert printed.epsilon / printed.guarantee.epsilon_claimed == pytest.approx(30, rel=0.05)  # type: ignore[operator]
+    assert printed.guarantee.claimed_epsilon
+    assert printed.epsilon / printed.guarantee.claimed_epsilon == pytest.approx(30, rel=0.05)  # type: ignore[operator]
     claim, _ = panels.epsilons(printed.guarantee)
     assert f">{claim.value}\N{EM SPACE}<" in panels.points_table([printed])
     rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]

@@ -112,9 +112,9 @@ def test_curve_lies_in_its_band_and_lines_are_bounds_of_the_guarantee(attacks: M
     assert np.max(fewer_high - fewer_low) > 2 * np.max(high - low)
     result, rates = shown(attacks), np.array([0.001, 0.01, 0.3])
     held = result.guarantee
-    assert held.epsilon_claimed is not None
+    assert held.claimed_epsilon is not None
     assert held.mu == pytest.approx(8**0.5 * 2 * 8**0.5 / 4)  # as printed: z is too large by 2 sqrt N
-    assert (result.claimed.tpr(rates) == dp_bound(held.epsilon_claimed, held.delta).tpr(rates)).all()
+    assert (result.claimed.tpr(rates) == dp_bound(held.claimed_epsilon, held.delta).tpr(rates)).all()
     assert (result.guaranteed.tpr(rates) == gaussian_bound(held.mu or 0).tpr(rates)).all()
     assert (held.adjacency, held.epochs) == ("REPLACE_ONE", 8)
 
@@ -157,8 +157,8 @@ def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks:
     assert training.startswith(f"edp-lab train --corpus {CORPUS} --method sgd")
     assert report_of(attacking.replace("runs/target", shlex.quote(str(run))))["auc"] == roc.result.result.auc
     told = report_of(accounting)
-    assert told["holds"]["epsilon_in_real_numbers"] == pytest.approx(roc.result.guarantee.epsilon, rel=1e-4)
-    assert told["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.epsilon_claimed, rel=1e-4)
+    assert told["guaranteed"]["epsilon_in_real_numbers"] == pytest.approx(roc.result.guarantee.epsilon, rel=1e-4)
+    assert told["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.claimed_epsilon, rel=1e-4)
 
 
 def test_numbers_that_the_notebook_states_were_measured() -> None:

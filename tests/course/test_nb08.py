@@ -31,7 +31,7 @@ SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
 def test_step_audit_is_the_librarys_own_for_the_same_seed(settings: Any) -> None:
     ours = audit_step(step_noise(), *settings).audit
     assert ours == audit_mechanism(ours.mechanism, 1e-5, key_from_seed(3), settings[-1])
-    assert ours.epsilon_holds == ours.epsilon_if_alpha_public
+    assert ours.guaranteed_epsilon == ours.epsilon_if_alpha_public
 
 
 def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() -> None:
@@ -63,7 +63,7 @@ def test_commands_make_the_same_audit() -> None:
     assert report_of(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
     panel.set(as_printed=False)
     told, audit = report_of(panel.command.value), panel.result.audit
-    assert (told["verdict"], told["epsilon_claimed"]) == (audit.verdict, audit.epsilon_claimed)
+    assert (told["verdict"], told["claimed_epsilon"]) == (audit.verdict, audit.claimed_epsilon)
 
 
 def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
@@ -72,11 +72,11 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     panel.check()
     assert (list(panel.audits), panel.state.value) == ([5, 6, 7], "done")
     told, last = report_of(panel.command.value), panel.audits[7]
-    assert told["epsilon_lower_bound"] == last.epsilon_lower_bound
+    assert told["measured_epsilon"] == last.measured_epsilon
     assert [tally["correct"] for tally in told["tallies"]] == [tally.correct for tally in last.tallies]
     bounds, _, claims, *_ = drawn(panel)[1].data
-    assert bounds.y == tuple(audit.epsilon_lower_bound for audit in panel.audits.values())
-    assert claims.y[0] == pytest.approx(panel.audits[5].epsilon_claimed)
+    assert bounds.y == tuple(audit.measured_epsilon for audit in panel.audits.values())
+    assert claims.y[0] == pytest.approx(panel.audits[5].claimed_epsilon)
     assert panel.tiles.tiles[1][1] == "3 of 3"
     assert "3 of 3 audits find it out" in panel.tiles.sentence
     assert f"the run would prove ε ≥ {at_least(last.ceiling)}." in panel.words.value
@@ -94,14 +94,14 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     hundred, ten = (audit_step(noise, True, 1.0, z0, 8, 1.0, draws).audit for z0, draws in ((1.0, 100), (0.3, 10)))
     thousand, single = (audit_step(noise, True, 1.0, 1.0, n, 1.0, 1000).audit for n in (8, 1))
     assert {hundred.verdict, thousand.verdict} == {Finding.REFUTED}
-    assert thousand.bounds.distribution_free < thousand.epsilon_claimed
+    assert thousand.bounds.distribution_free < thousand.claimed_epsilon
     flawless = hundred.ceiling, hundred.bounds.distribution_free
     for says, numbers, values in (
         ("prove 21 if the noise is known to be Gaussian, and 3.28 if not", flawless, (21.1, 3.28)),
         ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
         ("*any mechanism* alone, with 4.72, would", thousand.bounds.distribution_free, 4.72),
-        ("false even for one GPU, where 10 would hold", single.epsilon_holds, 10.0),
+        ("false even for one GPU, where 10 would hold", single.guaranteed_epsilon, 10.0),
         ("all guessed right prove 5.7", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.78),
     ):
         assert says in text

@@ -234,7 +234,7 @@ def test_alpha_from_private_gradients_never_gives_an_epsilon(decay, z, epochs, p
     verdict = judge(mechanism, epochs, DELTA, published)
     assert (verdict.status, verdict.epsilon) == ("none", None)
     assert "alpha" in verdict.reason
-    assert verdict.epsilon_claimed is not None
+    assert verdict.claimed_epsilon is not None
     with pytest.raises(NoGuarantee, match="alpha"):
         guaranteed_epsilon(mechanism, epochs, DELTA)
     if z > 1e-4:  # below, float32 swallows the noise
@@ -256,7 +256,7 @@ def test_without_noise_that_lasts_there_is_no_guarantee(mechanism, published):
     verdict = judge(mechanism, 3, DELTA, published)
     assert (verdict.status, verdict.epsilon, verdict.epsilon_if_alpha_public) == ("none", None, None)
     assert verdict.reason
-    assert mechanism in VANISHING or verdict.epsilon_claimed is None
+    assert mechanism in VANISHING or verdict.claimed_epsilon is None
 
 
 def test_the_papers_extremes_are_reported():
@@ -265,7 +265,7 @@ def test_the_papers_extremes_are_reported():
     verdict = judge(mechanism, 1, 5e-4, seed_published=False)
     assert (verdict.status, verdict.epsilon) == ("none", None)
     assert "float32" in verdict.reason
-    assert verdict.epsilon_claimed == pytest.approx(5e23, rel=1e-6)
+    assert verdict.claimed_epsilon == pytest.approx(5e23, rel=1e-6)
     assert guaranteed_epsilon(mechanism, 1, 5e-4) == pytest.approx(32 * 5e23, rel=1e-6)
 
 

@@ -73,7 +73,7 @@ def test_every_printed_row_has_ours_beside_it(made):
             row = made[id_, name]
             assert tuple(row.ours) == table.columns
             assert row.printed == {column: v for column, v in zip(table.columns, values, strict=True) if v is not None}
-            assert row.epsilon_claimed == table.claim(name)
+            assert row.claimed_epsilon == table.claim(name)
     json.dumps([asdict(row) for row in made.values()], allow_nan=False)
 
 

@@ -136,7 +136,7 @@ def test_decays_are_compared_at_equal_epsilon(decay, as_printed):
 
 def judged(config: TrainConfig) -> np.ndarray:
     found = judge(config.mechanism(), config.epochs, 1e-5, seed_published=False)
-    return np.array([found.epsilon_claimed, found.epsilon])
+    return np.array([found.claimed_epsilon, found.epsilon])
 
 
 def test_a_control_trains_half_as_long_and_all_seeds_of_sgd_come_first():

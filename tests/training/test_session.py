@@ -48,7 +48,7 @@ def test_record_has_every_field_and_a_guarantee_from_the_mechanism(corpus, tmp_p
     assert {"config", "versions", "device", "world_size", "corpus", "epochs", "final", "guarantee"} <= set(record)
     assert record["corpus"]["sha256"] == load_corpus(corpus).sha256
     keys = {"loss", "seconds", "ser", "intent_accuracy", "slot_f1", "exact_match", "z_t", "noise_multiplier"}
-    keys |= {"epsilon_claimed", "epsilon", "epsilon_if_alpha_public"}
+    keys |= {"claimed_epsilon", "epsilon", "epsilon_if_alpha_public"}
     assert [set(row) for row in (*record["epochs"], record["final"])] == [keys] * 3
     assert [row["z_t"] for row in record["epochs"]] == pytest.approx([0.7, 0.7 / 1.5])
     mechanism = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
@@ -63,7 +63,7 @@ def test_private_alpha_has_no_epsilon_also_with_a_secret_key_and_a_useless_delta
 ):
     record = train(config(corpus, epochs=1, as_printed=True, private_seed=private_seed, delta=0.5), tmp_path / "run")
     assert (record["guarantee"]["status"], record["final"]["epsilon"]) == ("none", None)
-    assert record["final"]["epsilon_if_alpha_public"] > 2 * record["final"]["epsilon_claimed"]
+    assert record["final"]["epsilon_if_alpha_public"] > 2 * record["final"]["claimed_epsilon"]
     assert "alpha" in record["guarantee"]["reason"]
     assert {"alpha", "delta"} <= {word for flag in record["not_private"] for word in flag.replace(":", "").split()}
 

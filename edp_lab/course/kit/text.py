@@ -164,7 +164,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
     """As a run record has it."""
-    epsilons = ("epsilon", "epsilon_claimed", "epsilon_if_alpha_public")
+    epsilons = ("epsilon", "claimed_epsilon", "epsilon_if_alpha_public")
     return Guarantee(**record["guarantee"], **{name: record["final"][name] for name in epsilons})
 
 
@@ -286,7 +286,7 @@ def proven(value: str, unit: str, refutes: bool) -> Tile:
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     """The epsilon that the paper's accounting claims, and the one that holds."""
     at = f"ε at δ = {short(held.delta)}"
-    claim = claimed("nothing" if held.epsilon_claimed is None else digits(held.epsilon_claimed), at)
+    claim = claimed("nothing" if held.claimed_epsilon is None else digits(held.claimed_epsilon), at)
     if held.epsilon is not None:
         return claim, holds(at_most(held.epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public

@@ -521,9 +521,9 @@ def tell_refute(result: StepAudit) -> tuple[Tile, Tile, str]:
         Finding.CONSISTENT: "these draws do not refute it",
         Finding.NO_POWER: "so few draws could not refute it",
     }[audit.verdict]
-    first = claimed(short(audit.epsilon_claimed), at)
+    first = claimed(short(audit.claimed_epsilon), at)
     if audit.mechanism.variant is Variant.SOUND:  # nobody claims another one
-        first = holds(at_most(audit.epsilon_holds), at)
+        first = holds(at_most(audit.guaranteed_epsilon), at)
     return first, tile, f"{right}: {verdict}."
 
 

@@ -1,7 +1,7 @@
 """The panels of ``04_what_does_it_cost.ipynb``, and what they draw: bills, privacy losses, sampling, Table 1.
 
 result = run_bill(SOUND, z0, decay, tau, num_devices, target, epochs=30, delta=1e-5)    # pure
-print(result.guarantee.epsilon_claimed, result.guarantee.epsilon)
+print(result.guarantee.claimed_epsilon, result.guarantee.epsilon)
 behind("CLC", "ATIS", "exponential", epochs=30).fits    # what may lie behind one printed epsilon
 """
 
@@ -154,7 +154,7 @@ def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
 
 def draw_bill(result: RunBill) -> Figure:
     """Epsilon by epochs trained, claimed and true; log scale."""
-    as_claimed = positive(verdict.epsilon_claimed for verdict in result.verdicts)
+    as_claimed = positive(verdict.claimed_epsilon for verdict in result.verdicts)
     true = positive(verdict.epsilon_if_alpha_public for verdict in result.verdicts)
     name, dash = ("if α were public", "dot") if result.mechanism.alpha is Alpha.PRIVATE else ("holds", "solid")
     return figure(

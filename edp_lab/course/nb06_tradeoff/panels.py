@@ -494,7 +494,7 @@ def points_table(runs: Sequence[Point]) -> Html:
     """Runs side by side."""
     heading = ("", "SER", "guaranteed ε, if seed secret and α public", "claimed ε", "seconds")
     rows = [
-        (setting(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.epsilon_claimed, d), f"{r.seconds:.1f}")
+        (setting(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.claimed_epsilon, d), f"{r.seconds:.1f}")
         for r in runs
     ]
     return table(heading, *rows)

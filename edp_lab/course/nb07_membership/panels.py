@@ -72,7 +72,7 @@ CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by met
 class Measured(NamedTuple):
     """Runs under attack, SGD first, and canaries, a row for each repetition count.
 
-    Of each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "epsilon_claimed", "epsilon" (if the
+    Of each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon", "epsilon" (if the
     seed were secret and alpha public; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR, intervals.
     """
 
@@ -204,7 +204,7 @@ def show_roc(
     mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # C does not matter to a bound
     delta = float(len(target.members) ** -1.1)  # n^-1.1 for n members, as for a run on them
     held = judge(mechanism, epochs, delta, adjacency=Adjacency.REPLACE_ONE)
-    epsilon, mu = (np.inf if number is None else number for number in (held.epsilon_claimed, held.mu))
+    epsilon, mu = (np.inf if number is None else number for number in (held.claimed_epsilon, held.mu))
     claimed, guaranteed = stats.dp_bound(epsilon, delta), stats.gaussian_bound(mu)
     beyond = bool((low > claimed.tpr(most)).any()), bool((low > guaranteed.tpr(most)).any())
     curve = np.array([fpr, tpr, low, high])
@@ -246,7 +246,7 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
     """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
     held, says = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
     if held.epsilon is not None:
-        claimed = f"claimed ε = {digits(held.epsilon_claimed)}"
+        claimed = f"claimed ε = {digits(held.claimed_epsilon)}"
         guaranteed = f"guaranteed ε = {at_most(held.epsilon)}"
         if result.mechanism.variant is Variant.AS_PRINTED:
             guaranteed += " (if α were public)"

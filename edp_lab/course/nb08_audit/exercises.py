@@ -48,7 +48,7 @@ def _audited() -> dict[str, tuple[str, str]]:
     for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
         audit = audit_step(noise, printed, 1.0, z0, num_devices, 1.0, draws).audit
         correction = (
-            f"you said {{!r}}, but with ε = {audit.epsilon_claimed:.3g} claimed, {at_least(audit.bounds.gaussian)} "
+            f"you said {{!r}}, but with ε = {audit.claimed_epsilon:.3g} claimed, {at_least(audit.bounds.gaussian)} "
             f"proven and {at_least(audit.ceiling)} provable at most, it is {str(audit.verdict)!r}"
         )
         right[question] = str(audit.verdict), correction

@@ -62,7 +62,7 @@ SURE = f"{100 * CONFIDENCE:g} %"
 
 def on_trial(audit: Audit) -> str:
     """The epsilon that is put to the test; where that is the one that holds, written as such."""
-    return (d if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.epsilon_claimed)
+    return (d if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.claimed_epsilon)
 
 
 def trial(audit: Audit, what: str) -> Tile:
@@ -85,7 +85,7 @@ def audit_step(
         alpha_max: largest layer scale; matters only as printed, where noise comes after scaling back.
         draws: a side.
 
-    Guarantee: as `StepNoise.audit`, epsilon is at least `epsilon_lower_bound` with probability 95 % if the noise is as
+    Guarantee: as `StepNoise.audit`, epsilon is at least `measured_epsilon` with probability 95 % if the noise is as
     good as random.
     """
     check_whole("number of draws", draws, 1, MOST_DRAWS)
@@ -167,11 +167,11 @@ def draw_scale(result: StepAudit) -> Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
     claim, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
-    assert audit.epsilon_holds is not None  # see `StepNoise.audit`
+    assert audit.guaranteed_epsilon is not None  # see `StepNoise.audit`
     ranges = ((gaussian, PLAIN, "solid", bounds.gaussian), (free, OTHER, "dot", bounds.distribution_free))
     numbers = (
-        (claim, CLAIMED, "square", audit.epsilon_claimed),
-        (true, HOLDS, "circle", audit.epsilon_holds),
+        (claim, CLAIMED, "square", audit.claimed_epsilon),
+        (true, HOLDS, "circle", audit.guaranteed_epsilon),
         (most, INK, "line-ns-open", audit.ceiling),
     )
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *numbers))) + 0.4))
@@ -191,7 +191,7 @@ def draw_scale(result: StepAudit) -> Figure:
     return figure(
         "Which ε can it be?",
         *traces,
-        fig.vline(audit.epsilon_claimed, line={"color": CLAIMED, "dash": "dash", "width": 1.5}, layer="below"),
+        fig.vline(audit.claimed_epsilon, line={"color": CLAIMED, "dash": "dash", "width": 1.5}, layer="below"),
         top=44,
         hover="%{text}" + fig.ALONE,
         showlegend=False,
@@ -205,7 +205,9 @@ def table(results: Mapping[str, StepAudit]) -> str:
     rows: list[tuple[str, ...]] = [("", "claimed", "holds", "proven", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
-        rows.append((label, on_trial(audit), at_most(audit.epsilon_holds), *map(at_least, bounds), str(audit.verdict)))
+        rows.append(
+            (label, on_trial(audit), at_most(audit.guaranteed_epsilon), *map(at_least, bounds), str(audit.verdict))
+        )
     return columns(rows)
 
 
@@ -225,7 +227,7 @@ def needed(audit: OneRunAudit, guesses: int) -> int | None:
     def refutes(right: int) -> bool:
         tally = [Tally(guesses, right)]
         bounds = one_run_bounds(audit.canaries, tally, audit.delta, confidence, gaussian=True)
-        return bounds.best > audit.epsilon_claimed
+        return bounds.best > audit.claimed_epsilon
 
     least = bisect_left(range(guesses + 1), True, key=refutes)
     return least if least <= guesses else None
@@ -283,12 +285,12 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
     """What is claimed, how many audits of one setting refute it, and whether they are right."""
     last, of = audits[-1], count(len(audits), "audit")
     refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
-    if last.epsilon_holds is None:
+    if last.guaranteed_epsilon is None:
         sentence = "No ε holds: float32 arithmetic swallows noise this small."
-    elif last.epsilon_claimed < last.epsilon_holds:
-        true, finds = at_most(last.epsilon_holds), "finds" if 1 in (refuted, len(audits)) else "find"
+    elif last.claimed_epsilon < last.guaranteed_epsilon:
+        true, finds = at_most(last.guaranteed_epsilon), "finds" if 1 in (refuted, len(audits)) else "find"
         sentence = (
-            f"The claim is false: ε = {true} holds, not {d(last.epsilon_claimed)}; {refuted} of {of} {finds} it out."
+            f"The claim is false: ε = {true} holds, not {d(last.claimed_epsilon)}; {refuted} of {of} {finds} it out."
         )
     elif refuted:
         sentence = "The claim is true and yet refuted, which happens in 5 % of audits at most."
@@ -321,9 +323,9 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     """What each audit proves, beside the epsilon that is claimed and the one that holds; of one setting, by seed."""
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
-    gaussian, free = [audit.epsilon_lower_bound for audit in rows], [audit.bounds.distribution_free for audit in rows]
+    gaussian, free = [audit.measured_epsilon for audit in rows], [audit.bounds.distribution_free for audit in rows]
     as_claimed, true = (
-        [getattr(audit, name) for audit in rows[:1]] * 2 for name in ("epsilon_claimed", "epsilon_holds")
+        [getattr(audit, name) for audit in rows[:1]] * 2 for name in ("claimed_epsilon", "guaranteed_epsilon")
     )
     return figure(
         "What each audit proves",
