@@ -74,7 +74,9 @@ EXPECTED = {  # of ONE_STEP and more: numbers, None, or words of a sentence
     "--as-printed --alpha-source public --gpus 1 --alpha-max 2": {"guaranteed.mu": 4, **ideal(24.38), **CLAIMED},
     "--as-printed": {**PRIVATE, **CLAIMED},
     "--as-printed --alpha-source private": {**PRIVATE, **CLAIMED},
-    "--adjacency add_or_remove_one": {"guaranteed.epsilon": None, "noise_multiplier": [None], "guaranteed.reason": "zero-out"},
+    "--adjacency add_or_remove_one": {
+        "guaranteed.epsilon": None, "noise_multiplier": [None], "guaranteed.reason": "zero-out",
+    },
     "--sampling-rate 0.1 --adjacency replace_one": {  # outside the range of the paper's bound
         "guaranteed.epsilon": None, "claimed.epsilon": None, "claimed.reason": "no claim",
     },
