@@ -86,6 +86,7 @@ class Clipped:
     ]  # K vectors, some sparse: `scale` times them is the mean; on one of several ranks, its share
     scale: float
     memory: Tensor  # (P), where sparse layers will lie once they have noise
+    ranks: int  # how many such shares make up the mean
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
         """As `Mechanism.sensitivity`, of the mean."""
@@ -94,7 +95,7 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Released:
-    """A step's output, the noisy mean gradient, and what the panels show of it."""
+    """A step's output, the noisy mean gradient, and what the panels show of it. It lasts until the next step."""
 
     layers: Sequence[Tensor]  # K flat tensors
     clip_factors: Tensor  # (M) in [0, 1], what each micro-batch's gradient was multiplied by. Not private
@@ -158,7 +159,7 @@ def clip(
     if total is not out:
         out.copy_(total)
     norms, factors = torch.cat(all_norms), torch.cat(all_factors)
-    return Clipped(mechanism, layout, alpha, divisor, norms, factors, layers, scale, out)
+    return Clipped(mechanism, layout, alpha, divisor, norms, factors, layers, scale, out, ranks)
 
 
 def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Released:

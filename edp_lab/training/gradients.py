@@ -90,9 +90,14 @@ class FlatGradient:
     def __init__(
         self, parameters: Sequence[tuple[str, nn.Parameter]], accelerator: Accelerator | None = None, more: int = 0
     ) -> None:
+        if not parameters:
+            raise UsageError("the model has no trainable parameter: set requires_grad on those to be trained")
         self.layout, self.parameters = Layout.of(parameters), [p for _, p in parameters]
-        if others := {str(p.dtype) for p in self.parameters} - {"torch.float32", "torch.float64"}:
+        types = {str(p.dtype) for p in self.parameters}
+        if others := types - {"torch.float32", "torch.float64"}:
             raise UsageError(f"parameters of {others.pop()}: noise is exact in float32 and float64 alone; convert them")
+        if len(types) > 1:
+            raise UsageError(f"parameters of {' and '.join(sorted(types))}: convert them to one precision")
         self.rank, self.world = 0, 1
         if accelerator is not None:
             self.rank, self.world = accelerator.process_index, accelerator.num_processes
@@ -258,7 +263,9 @@ def _flat(gradient: Tensor) -> Tensor:
         return gradient.view(-1)
     rows, width = gradient.indices()[0], gradient.shape[1]
     places = (rows[:, None] * width + torch.arange(width, device=rows.device)).view(1, -1)
-    return torch.sparse_coo_tensor(places, gradient.values().view(-1), (gradient.numel(),), is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        places, gradient.values().view(-1), (gradient.numel(),), is_coalesced=True, check_invariants=False
+    )
 
 
 @dataclass

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import accumulate
 
 import numpy as np
@@ -46,8 +46,11 @@ class NoiseSource(ABC):
         A layer that is dense is its own `out`; `out` of a sparse one may hold anything.
 
         Raises:
-            UsageError: `step` is not above the last one; the same noise on two gradients could be subtracted.
+            UsageError: `step` is not above the last one (the same noise on two gradients could be subtracted), or a
+                standard deviation is negative or NaN.
         """
+        if not all(std >= 0 for std in stds):
+            raise UsageError(f"a standard deviation of the noise is {min(stds)}: it must be 0 or more")
         if step <= self._last:
             raise UsageError(f"the noise of step {step} may have been used already: number all steps upwards")
         self._last = step
@@ -120,7 +123,10 @@ class ExactNoise(NoiseSource):
                 release([*pieces], self.key, Purpose.NOISE, step, start // BLOCK)
 
         helpers = [self._pool.submit(run_blocks) for _ in range(self.threads - 1)]
-        run_blocks()
+        try:
+            run_blocks()
+        finally:
+            wait(helpers)
         for helper in helpers:
             helper.result()
         for dense, numbers in zip(out, here, strict=True):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.training.batches import shard
+from edp_lab.training.config import NOISES
 from edp_lab.training.dp_step import Clipped, Released, add_noise, clip, most_micro_batches, noise_stds
 from edp_lab.training.gradients import FlatGradient, LoopGradient, MicroGradients, trainable
 from edp_lab.training.layer_scales import mean_scales
@@ -68,6 +69,11 @@ class PrivateStep(FlatGradient):
     ) -> None:
         super().__init__(trainable(model), accelerator, more)
         check_whole("number of epochs", epochs, 1)
+        check_whole("number of micro-batches", 1 if micro_batches is None else micro_batches, 1)
+        if noise not in NOISES:
+            raise UsageError(f"unknown noise {noise!r}: choose {' or '.join(NOISES)}")
+        if any(p.grad is not None for p in model.parameters() if not p.requires_grad):
+            raise UsageError("a frozen parameter holds a gradient, which an optimizer would use: set its .grad to None")
         self.model, self.mechanism, self.epochs = model, mechanism, epochs
         self.alpha: Tensor | None = None
         self._steps: Counter[int] = Counter()  # by epoch, of this process
@@ -83,13 +89,23 @@ class PrivateStep(FlatGradient):
             self.noise = ExactNoise(key, min(THREADS, torch.get_num_threads()))
 
     def clip(self, gradients: Sequence[MicroGradients]) -> Clipped:
-        """Clip and average this process's gradients; the first ones of a run may first give the layer scales."""
+        """Clip and average this process's gradients; the first ones of a run may first give the layer scales.
+
+        No ``.grad`` is left: it would be a view of the memory in which the sum now forms, without noise.
+        """
+        for p in self.parameters:
+            p.grad = None
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = mean_scales(self, self.divisor, gradients)
         return clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)
 
     def release(self, clipped: Clipped, epoch: int, step: int) -> Released:
-        """Sum up over processes, add the noise, and leave the result in every ``.grad``."""
+        """Sum up over processes, add the noise, and leave the result in every ``.grad``; it lasts until the next step.
+
+        UsageError: `clipped` was not made by this step's `clip`, so it is not what the processes sum up.
+        """
+        if clipped.memory is not self.gradient or clipped.ranks != self.world:
+            raise UsageError("these gradients were not clipped by this step: hand over what its clip(...) returned")
         self.sum_over_ranks()
         released = add_noise(clipped, epoch, step, self.noise)
         self.use(released.layers)

@@ -188,6 +188,53 @@ def test_a_process_gets_its_share_of_however_many_micro_batches():
     assert step.own(range(8)) == range(2, 4)
 
 
+def test_a_later_step_that_is_refused_leaves_no_gradient_without_noise():
+    model = nn.Linear(4, 2)
+    step = PrivateStep(model, Mechanism.sound(1.0, 1.0, 1, 4), key=1, epochs=1)
+    x = torch.randn(4, 4)
+    step(0, 0, [lambda: model(x).square().sum(1)])
+    for number, kept in ((0, False), (1, True)):
+
+        def losses(kept: bool = kept) -> torch.Tensor:
+            if kept:
+                model.seen = x.sum()
+            return model(x).square().sum(1)
+
+        with pytest.raises(UsageError, match="seen" if kept else "number all steps upwards"):
+            step(0, number, [losses])
+        assert all(p.grad is None for p in model.parameters()), "something was released"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"micro_batches": -1}, "micro-batches is -1"),
+        ({"micro_batches": 2.5}, "micro-batches is 2.5"),
+        ({"noise": "per_device"}, "unknown noise 'per_device'"),
+    ],
+)
+def test_a_step_is_set_up_with_numbers_and_words_that_mean_something(options, named):
+    with pytest.raises(UsageError, match=named):
+        PrivateStep(nn.Linear(4, 2), Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=0.1), key=1, epochs=1, **options)
+
+
+def test_models_that_an_optimizer_would_move_without_noise_are_refused():
+    mixed, frozen, fixed = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+    mixed.bias.data = mixed.bias.data.double()
+    frozen.bias.requires_grad_(False).grad = torch.ones(2)
+    fixed.requires_grad_(False)
+    for model, named in ((mixed, "one precision"), (frozen, "frozen parameter"), (fixed, "no trainable parameter")):
+        with pytest.raises(UsageError, match=named):
+            PrivateStep(model, Mechanism.sound(1.0, 1.0, 1, 1), key=1, epochs=1)
+
+
+def test_only_what_this_step_has_clipped_is_released():
+    model = nn.Linear(4, 2)
+    step, other = (PrivateStep(model, Mechanism.sound(1.0, 1.0, 1, 1), key=1, epochs=1) for _ in range(2))
+    with pytest.raises(UsageError, match="not clipped by this step"):
+        step.release(other.clip([]), 0, 0)
+
+
 def with_alpha(step: PrivateStep, alpha: list[float]) -> PrivateStep:
     step.alpha = torch.tensor(alpha)
     return step
