@@ -49,10 +49,11 @@ LEVELS = range(1, 160)  # in quarters of a standard deviation, how far a tilt ma
 WINDOW = math.log(1e9)  # 1 over the share of delta that may lie beyond its ends
 NEGLIGIBLE = 1e-5  # of delta: losses of single releases beyond are as good as infinite
 LONGEST = 2**20  # of a transform
-HARD = 0.5  # of delta: if the charge for roundings is larger, other curves and bounds are tried, too
-COARSE = ((0.85, 4), (0.85, 16), (0.7, 4), (0.7, 16))  # such curves: share of the level, times the width
+LOOSE, HARD = 0.01, 0.5  # of delta: if the charge for roundings is larger, other curves and bounds are tried, too
+RARE = 1e-4  # sampling rates below which LOOSE is HARD
+COARSE = ((1, 4), (0.97, 4), (0.97, 16), (0.85, 4), (0.85, 16), (0.7, 4), (0.7, 16))  # shares of level, times width
 AT_ONCE = 8  # transforms
-TRUNCATED, RARE = 4.0, 1e-4  # times the grid's width that the longest window may need; at smaller rates only once
+TRUNCATED = 4.0  # times the grid's width that the longest window may need; below RARE only once
 
 
 class Released(NamedTuple):
@@ -82,7 +83,8 @@ class Losses:
         log_delta = math.log(delta)
         level = _level(log_delta)
         epsilon, charged = self._curve(level).epsilon(log_delta)
-        if charged > HARD:  # epsilon is far below what the level assumes: tilt less, and do with a coarser grid
+        bearable = HARD if self.q >= RARE else LOOSE
+        if charged > bearable:  # epsilon is far below what the level assumes: tilt less, and take a coarser grid
             again = (self._coarse(round(share * level), times).epsilon(log_delta) for share, times in COARSE)
             epsilon, charged = min((epsilon, charged), *again)
         return (epsilon, charged) if epsilon < self.most else (self.most, 1.0)

@@ -26,12 +26,11 @@ from edp_lab.privacy.gdp import (
     gdp_delta,
     gdp_epsilon,
 )
-from edp_lab.privacy.losses import HARD, Losses
+from edp_lab.privacy.losses import HARD, LOOSE, RARE, Losses
 from edp_lab.privacy.mechanism import Schedule
 
 SMALLEST_Z = 0.05  # below, losses and moments would need too fine a grid
 MOST = 1e9  # releases
-LOOSE = 0.01  # of delta: if the roundings that are charged cost more, Rényi DP is asked, too
 RATES_PER_DECADE = 2  # of the ladder of sampling rates
 CLOSED_FORM = "closed form, sampling ignored"
 SMALLEST_COUNTED_Z = 1e-100  # below, squares underflow
@@ -71,9 +70,9 @@ class PrivacyLossDistribution(Accountant):
         bounds = [Bound(epsilon, self.method), Bound(self._everyone.epsilon(delta), CLOSED_FORM)]
         if charged > LOOSE:
             bounds.append(self._renyi.bound(delta))
-        if charged > HARD:
+        if charged > HARD or self.schedule.sampling_rate < RARE:
             bounds.append(self._counted.bound(delta))
-            if self._possible and min(bounds).epsilon > 0:
+            if charged > HARD and self._possible and min(bounds).epsilon > 0:
                 bounds.append(Bound(self._at_larger_rates(delta), f"{self.method}, at a larger sampling rate"))
         return min(bounds, key=lambda bound: bound.epsilon)
 

@@ -183,8 +183,8 @@ def test_a_larger_rate_less_noise_more_steps_smaller_delta_and_more_people_never
         "people": (q, z0, steps, delta, tau, people + 1),
     }[what]
     (here, at), (there, below) = account_of(*setting, tau, people), account_of(*worse)
-    # Grids make epsilon a per mille rough, and where it is next to nothing a little more:
-    assert here.epsilon(at) <= there.epsilon(below) * 1.01 + 5e-3
+    # Grids make epsilon a per mille rough, at tiny rates up to 1 % or 0.01:
+    assert here.epsilon(at) <= there.epsilon(below) * 1.01 + 0.01
 
 
 def test_little_noise_is_a_little_dearer_than_a_little_more_noise_and_says_which_bound_was_used():
