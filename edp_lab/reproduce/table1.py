@@ -1,30 +1,28 @@
-"""Table 1 again: error, membership inference and epsilon of SGD and of eDP-SGD under three decays, ours beside theirs.
+"""Table 1 re-measured: error, membership inference and epsilon of SGD and eDP-SGD under three decays.
 
-Section 4.2 tunes C, z0 and tau without saying by what. Here z0 is tuned without decay, on the validation split of the
-first seed: the most noise that keeps the error within `TOLERANCE` of SGD's, sought by halving as if errors only grew
-with noise. Under a decay the noise starts as much higher as leaves epsilon the same, so that decays are compared at
-equal epsilon. tau is fixed, and so is C. The number of trials stands in each row. No epsilon covers these choices, nor
-theirs. Before, some thirty runs of the CLC on ATIS, with the table's seeds and their test scores in sight, had settled
-batches (from 64, 32 and 16), epochs (8, 12), dropout (.3, .1, 0), the levels of z0 and C (.1 and 1 had the same error).
+How z0 is chosen (section 4.2 does not say): without decay, on the validation split of the first seed, the most noise
+that keeps the error within `TOLERANCE` of SGD's, by bisection, as if the error only grew with noise. Under a decay the
+first epoch's noise is higher, so that epsilon stays the same. tau and C are fixed. Each row states its number of
+trials. No epsilon covers these choices; data/results/README.md says what else was chosen with test scores in sight.
 
-SGD for half the epochs is a control: what a method gains that learns less can be had by learning less.
+"SGD for half the epochs" is a control: it shows what a method gains merely by learning less.
 
-Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, and averaged; their
-intervals are Student's t over the seeds, and cover the split and the training, not the choice of settings, nor what
-another sample would change: the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is
-trained by SGD for as many epochs as the target, whatever that is (section 4.2 has one), anew for each seed.
+Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, then averaged. Their
+intervals are Student's t over the seeds: they cover the split and the training, not the choice of settings, nor what
+another sample would change, as the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is
+trained by SGD for as many epochs as the target (section 4.2 has one), separately for each seed.
 
     data/results/table1_cells.jsonl    results that come with a checkout, a line each
-    OUT/cells.jsonl                    results made here, written as soon as each is done
-    OUT/runs, shadows, public          runs, shadow models of the attacks, what the networks start from
+    OUT/cells.jsonl                    results computed here, written as soon as each is done
+    OUT/runs, shadows, public          runs, shadow models of the attacks, starting weights
 
-A result is identified by its settings and by digests of the corpora and the encoder that it was made from. If one of
-these is at hand here, its digest must agree; if it is not, we believe the committed line. So a work that was killed
-resumes, and the committed table is made again without corpora, encoder or network.
+A result is identified by its settings and by digests of the corpora and the encoder behind it. If one of these is at
+hand, its digest must agree; otherwise the committed line is trusted. So a killed run resumes, and the committed table
+is printed without corpora, encoder or network.
 
-All methods start from the same public weights: else a sound run, which may not read words off its training set, would
-differ from SGD in more than its noise. The paper's CLC reads published fastText vectors, its BERT was pretrained on
-Wikipedia (section 4.2). In a run's settings the start is a name, which becomes a folder only if something is trained.
+All methods start from the same public weights: otherwise a sound run, which may not take its vocabulary from the
+training set, would differ from SGD in more than its noise. The paper's CLC reads published fastText vectors, its BERT
+was pretrained on Wikipedia (section 4.2). In a run's settings the start is a name; it becomes a folder on first use.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ CORPORA = {
     "smart-home-video": "Video",
 }
 MODELS = ("clc", "bert")
-SCORES = ("ser", "auc", "loss_auc")  # error, and the area under the curve of two attacks
+SCORES = ("ser", "auc", "loss_auc")  # semantic error rate, and the AUC of two attacks
 
 COMMITTED = RESULTS / "table1_cells.jsonl"
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide; pretrained on Wikipedia, among others
@@ -86,11 +84,11 @@ PUBLIC = ("atis", "snips", "nlu-eval")  # each is public text for a run on anoth
 WORDS, VECTORS = "words", "vectors"  # starts of the CLC: an encoder's words, or fastText vectors of unrelated text
 LAYERS = "layers:"  # starts of BERT: an encoder's first layers, their number after the colon
 TEXT_SEED, TEXT = 14586, 20_000  # of generated utterances
-LOUDER = 8.0  # scales the encoder's vectors, .06 in size, to that of learned embeddings; a power of 2 is exact
+LOUDER = 8.0  # scales the encoder's vectors from about 0.06 to the size of learned embeddings; exact, a power of 2
 AREAS = ("training", "pretraining", "membership")  # of `NUMERICS`
 
-Cell = dict[str, Any]  # of the table, by the names in `_cell`
-Result = dict[str, Any]  # of a run, by the names in `do`
+Cell = dict[str, Any]  # one cell of the table; `_cell` gives its keys
+Result = dict[str, Any]  # one run's scores; `do` gives its keys
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def estimate(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str]) -> Iterator[list[Cell]]:
-    """The cells of one model on one corpus after the other: SGD, its control, then each variant under each decay.
+    """Cells of each model on each corpus: SGD, its control, then each variant under each decay.
 
     UsageError for an unknown model or corpus, and as `TableRuns`.
     """
@@ -187,7 +185,7 @@ def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
 def _tune(
     runs: TableRuns, scale: Scale, plain: TrainConfig, first: Sequence[TrainConfig], what: str
 ) -> tuple[Result, dict[str, dict[TrainConfig, Result]]]:
-    """SGD's result, and by variant what was tried: each run rules out half of the levels of noise that are left."""
+    """SGD's result, and the trials of each variant: each rules out half of the remaining levels of noise."""
     noised = {name: replace(plain, method="edp-sgd", as_printed=name == PRINTED, clip_norm=1.0) for name in VARIANTS}
     left = {name: [replace(config, z0=z0) for z0 in scale.z0] for name, config in noised.items()}
     tried: dict[str, dict[TrainConfig, Result]] = {name: {} for name in VARIANTS}
@@ -201,14 +199,13 @@ def _tune(
     return sgd, tried
 
 
-def under(decay: Decay, config: TrainConfig, tau: float | None = None) -> TrainConfig:
-    """A run without decay, made one with: at the same epsilon, which depends on the sum of 1 / z_t^2 over epochs."""
+def under(decay: Decay, config: TrainConfig) -> TrainConfig:
+    """`config`, a run without decay, under `decay` at equal epsilon, a function of the sum of 1 / z_t^2 over epochs."""
     if decay is Decay.NONE:
         return config
-    tau = TAU[decay] if tau is None else tau
-    factors = decay.factors(np.arange(config.epochs), tau)
+    factors = decay.factors(np.arange(config.epochs), TAU[decay])
     louder = math.sqrt(float(np.mean(factors**-2.0)))
-    return replace(config, decay=decay, tau=tau, z0=config.z0 * louder)
+    return replace(config, decay=decay, tau=TAU[decay], z0=config.z0 * louder)
 
 
 def _usable(result: Result, plain: Result) -> bool:
@@ -216,7 +213,7 @@ def _usable(result: Result, plain: Result) -> bool:
 
 
 def _choose(tried: Mapping[TrainConfig, Result], plain: Result) -> TrainConfig:
-    """The most noise among trials whose error is within the tolerance; if none is, the smallest error."""
+    """The trial with the most noise within the tolerance; if there is none, the one with the smallest error."""
     if usable := [config for config, result in tried.items() if _usable(result, plain)]:
         return max(usable, key=lambda config: config.z0)
     return min(tried, key=lambda config: tried[config]["validation_ser"])
@@ -245,9 +242,8 @@ def _cell(
 
     first = results[0]
     printed = next(row for row in TABLE_1 if (row.model.lower(), row.corpus) == (config.model, CORPORA[config.corpus]))
-    mechanism, claimed = config.mechanism(first["examples"]), None
-    if mechanism is not None:
-        claimed = judge(mechanism, config.epochs, printed.delta).claimed_epsilon
+    mechanism = config.mechanism(first["examples"])
+    claimed = mechanism and judge(mechanism, config.epochs, printed.delta).claimed_epsilon
     paper = {"ser": printed.sgd_ser, "auc": printed.sgd_mia_auc} if variant == SGD else {}
     if decay is not None:
         theirs = printed.changes[decay]
@@ -263,7 +259,7 @@ def _cell(
         **{name: estimate([100 * result[name] for result in results]) for name in SCORES},
         **{f"{name}_change": change(name) for name in SCORES},
         "log10_claimed": math.log10(claimed) if claimed else None,  # by the paper's accounting, at its delta
-        "epsilon": largest("epsilon"),  # these two hold at `delta` were the seed secret
+        "epsilon": largest("epsilon"),  # guaranteed, as the next, if the seed were secret; at `delta`
         "epsilon_if_alpha_public": largest("epsilon_if_alpha_public"),
         "delta": first["delta"],
         "z0": None if decay is None else config.z0,  # chosen by `trials` runs, or of equal epsilon
@@ -285,7 +281,7 @@ def _cell(
 
 
 class Work(NamedTuple):
-    """A run whose start is a folder, where it goes, the shadow model's corpus, where shadow models go."""
+    """A run to do: settings whose start is a folder, the run's folder, the shadow model's corpus and folder."""
 
     config: TrainConfig
     folder: Path
@@ -294,10 +290,10 @@ class Work(NamedTuple):
 
 
 class TableRuns:
-    """Results of runs and of the attacks on them; missing ones are made.
+    """Results of runs and of the attacks on them; missing ones are computed.
 
     Args:
-        out: see above; created.
+        out: folder described at the top; created.
         workers: runs at a time, a thread each.
         tell: called with a line of progress, and whether it is worth keeping.
         fresh: ignore results that come with the checkout.
@@ -319,14 +315,12 @@ class TableRuns:
         self.out, self.workers, self.tell, self.encoder = writable(out, "choose another --out"), workers, tell, encoder
         committed = [] if fresh else read_lines(COMMITTED)
         self._made = read_lines(out / "cells.jsonl")
+        self._lines = [*committed, *self._made]
         self._numerics = {area: NUMERICS[area] for area in AREAS}
         self._examples = {line["config"]["corpus"]: line["result"]["examples"] for line in committed}
         self._known = {name: content for line in committed for name, content in line["contents"].items()}
         if encoder != ENCODER:
             self._known.pop("encoder", None)
-        self._results: dict[str, list[Result]] = {}
-        for line in [*committed, *self._made]:
-            self._results.setdefault(_text(line["config"]), []).append(line)
 
     def examples(self, corpus: str) -> int:
         """Size of the training set of seed 0."""
@@ -335,7 +329,7 @@ class TableRuns:
         return len(split(load_corpus(corpus), 0).train)
 
     def results(self, configs: Sequence[TrainConfig], what: str) -> list[Result]:
-        """The result of each run, in order; missing ones are made now."""
+        """The result of each run, in order; missing ones are computed now."""
         unique = list(dict.fromkeys(configs))
         done = {config: result for config in unique if (result := self.known(config)) is not None}
         todo = {config: self._work(config) for config in unique if config not in done}
@@ -349,15 +343,15 @@ class TableRuns:
         return [done[config] for config in configs]
 
     def known(self, config: TrainConfig) -> Result | None:
-        """The result of a run that has been done with these settings, data and numerics."""
-        for line in self._results.get(_text(settings(config)), []):
-            agree = all(self._content(name) == content for name, content in line["contents"].items())
-            if agree and line["numerics"] == self._numerics:
+        """The result of a finished run with these settings, data and numerics."""
+        given = {"config": settings(config), "numerics": self._numerics}
+        for line in self._lines:
+            if given.items() <= line.items() and all(self._content(n) == c for n, c in line["contents"].items()):
                 return dict(line["result"])
         return None
 
     def prepare(self, configs: Sequence[TrainConfig]) -> None:
-        """Make what missing runs start from: a corpus or an encoder that is not at hand shows before hours of work."""
+        """Make the starting weights of missing runs; UsageError, before hours of work, if their sources are missing."""
         todo = [config for config in configs if self.known(config) is None]
         needed = {name: None for config in todo for name in (*self._corpora(config), *self._sources(config))}
         absent = [name for name in needed if name != "encoder" and not corpus_at_hand(name)]
@@ -371,8 +365,8 @@ class TableRuns:
 
     def _keep(self, config: TrainConfig, result: Result) -> None:
         line = {"config": settings(config), "contents": self._contents(config), "numerics": self._numerics}
-        self._made.append({**line, "result": result})
-        self._results.setdefault(_text(line["config"]), []).append(self._made[-1])
+        for lines in (self._made, self._lines):
+            lines.append({**line, "result": result})
         write_whole(self.out / "cells.jsonl", "".join(f"{json.dumps(each)}\n" for each in self._made).encode())
 
     def _work(self, config: TrainConfig) -> Work:
@@ -381,7 +375,7 @@ class TableRuns:
         return Work(made_of, self.out / "runs" / key, self._shadow(config.corpus), self.out / "shadows")
 
     def _start(self, config: TrainConfig) -> Path:
-        """The folder of what a run starts from, made if it is missing."""
+        """Folder of a run's starting weights, made if it is missing."""
         assert config.pretrained is not None
         sources = {name: self._content(name) for name in self._sources(config)}
         key = content_key(["pretraining"], config.pretrained, sources)[:16]
@@ -391,22 +385,22 @@ class TableRuns:
         return folder
 
     def _corpora(self, config: TrainConfig) -> list[str]:
-        """The corpora of a run and of the attack on it."""
+        """Corpora of a run and of the attack on it."""
         shadow = self._shadow(config.corpus)
         return [config.corpus, *([] if shadow == GENERATED else [shadow])]
 
     def _sources(self, config: TrainConfig) -> list[str]:
-        """What the start is made from: the encoder, or corpora."""
+        """Sources of the starting weights: the encoder, or corpora."""
         if config.pretrained != VECTORS:
             return ["encoder"]
         return [name for name in PUBLIC if name != config.corpus and self._has(name)]
 
     def _contents(self, config: TrainConfig) -> dict[str, str]:
-        """Digests of all that a run and the attack on it are made from, by name."""
+        """Digests, by name, of all data behind a run and the attack on it."""
         return {name: self._content(name) for name in (*self._corpora(config), *self._sources(config))}
 
     def _content(self, name: str) -> str:
-        """Digest of a corpus or of the encoder: as it is at hand, else as the committed results know it."""
+        """Digest of a corpus or of the encoder; if it is not at hand, the digest in the committed results."""
         encoder = name == "encoder"
         if name in self._known and not (encoder_at_hand(self.encoder) if encoder else corpus_at_hand(name)):
             return str(self._known[name])
@@ -423,10 +417,6 @@ def settings(config: TrainConfig) -> dict[str, Any]:
     """Settings that are not None or False, as JSON has them."""
     given = {name: value for name, value in asdict(config).items() if value is not None and value is not False}
     return dict(json.loads(json.dumps(given)))
-
-
-def _text(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, sort_keys=True)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -451,7 +441,7 @@ def corpus_at_hand(name: str) -> bool:
 
 @cache
 def encoder_at_hand(name: str) -> bool:
-    """Whether a published encoder can be read without a network."""
+    """Whether a published encoder can be loaded without a network."""
     try:
         return given_path(name).exists() or isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
@@ -463,15 +453,15 @@ def encoder_content(name: str) -> str:
     """Digest of an encoder's weights, word pieces and shape, not of the files that hold them."""
     from edp_lab.models.bert import load_bert  # transformers is slow to import
 
-    with _blamed(name):
+    with _encoder_errors(name):
         bert, tokenizer = load_bert(name)
     shape = [bert.config.num_attention_heads, bert.config.hidden_act, bert.config.layer_norm_eps]
     return digest(dict(bert.named_parameters()), json.dumps([shape, sorted(tokenizer.get_vocab().items())]).encode())
 
 
 @contextmanager
-def _blamed(name: str) -> Iterator[None]:
-    """Errors inside are the encoder's fault."""
+def _encoder_errors(name: str) -> Iterator[None]:
+    """Name the encoder in errors raised inside."""
     try:
         yield
     except UsageError as error:
@@ -490,7 +480,7 @@ def make_start(start: str, encoder: str, texts: Sequence[str], folder: Path) -> 
         corpora = [generate(TEXT, TEXT_SEED), *map(load_corpus, texts)]
         pretrain_vectors([u.tokens for corpus in corpora for u in corpus.utterances], folder)
         return
-    with _blamed(encoder):
+    with _encoder_errors(encoder):
         if start.startswith(LAYERS):
             shorten_bert(encoder, int(start.removeprefix(LAYERS)), folder)
             return
@@ -504,7 +494,7 @@ def make_start(start: str, encoder: str, texts: Sequence[str], folder: Path) -> 
 
 
 def do(work: Work) -> Result:
-    """Train and attack; a run that was cut off is resumed."""
+    """Train and attack; an interrupted run is resumed."""
     import sklearn  # noqa: F401 - it sets environment variables, which `resume` compares with those of the first part
 
     config, folder = work.config, work.folder

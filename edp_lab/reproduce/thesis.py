@@ -13,8 +13,8 @@ Source: Barzegar 2021. Scores are in percent, as printed. Table 2.2 is in notebo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,8 +29,8 @@ from edp_lab.jobs import content_key, kept_results, read_result
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.privacy.foundations import gaussian_epsilon
 from edp_lab.three_phase.classifier import Scores, score_labels
-from edp_lab.three_phase.perturbation import image_guarantee, perturb
-from edp_lab.three_phase.phases import Job, usable_workers
+from edp_lab.three_phase.perturbation import image_guarantee
+from edp_lab.three_phase.phases import Job, disjoint_parts, noised, usable_workers
 from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings
 from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
 
@@ -164,7 +164,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained. Epochs that are None are the classifier's defaults."""
+    """Amount of training. Epochs that are None are the classifier's defaults."""
 
     data: str  # "digits" or "mnist"
     repeats: int  # of what is trained on images, each with other seeds
@@ -229,10 +229,7 @@ class Lab:
         """The data of one repeat, with noise on the pixels of training and test images (phase I)."""
         if (repeat, sigma) not in self.known:
             images = load_images(self.scale.data, self.seed + repeat)
-            key = self._key(repeat, f"pixels, sigma {sigma:g}")
-            parts = (images.train, images.test)
-            train, test = (perturb(part, sigma, stream(key, Purpose.NOISE, k)) for k, part in enumerate(parts))
-            self.known[repeat, sigma] = replace(images, train=train, test=test)
+            self.known[repeat, sigma] = noised(images, sigma, self._key(repeat, f"pixels, sigma {sigma:g}"))
         return self.known[repeat, sigma]
 
     def image_epsilon(self, sigma: float) -> float:
@@ -243,7 +240,7 @@ class Lab:
         return key_from_seed(f"thesis {self.seed + repeat}: {name}")
 
     def job(self, name: str, repeat: int, data: Images, part: bool = False, method: str = "adam", **given: Any) -> Job:
-        """With tanh if nothing else is given: under noise, networks with the thesis' ReLU may cease to learn."""
+        """A network to train, with tanh by default: under noise, networks with the thesis' ReLU may stop learning."""
         s, private = self.scale, method in PRIVATE_METHODS
         epochs = ((s.private_epochs, s.private_part_epochs) if private else (s.epochs, s.part_epochs))[part]
         defaults = {"epochs": epochs, "classes": data.classes, "seed": self._key(repeat, name) % 2**32}
@@ -262,14 +259,10 @@ class Lab:
 
     def instructors(self, name: str, repeat: int, **given: Any) -> list[Network]:
         """Phase II: one network on each part of the noised training images; parts go by place in the set."""
-        data = self.images(repeat, SIGMA)
-        order = stream(self._key(repeat, "parts"), Purpose.SHUFFLE).permutation(len(data.train))
-        jobs = []
-        for k, indices in enumerate(np.array_split(order, self.scale.instructors), 1):
-            part = replace(data, train=data.train[indices], train_labels=data.train_labels[indices])
-            named = f"{name}, noise {SIGMA:g} on the images, instructor {k} of {self.scale.instructors}"
-            jobs.append(self.job(named, repeat, part, True, **given))
-        return self.train(jobs)
+        count = self.scale.instructors
+        parts = disjoint_parts(self.images(repeat, SIGMA), count, self._key(repeat, "parts"))
+        named = f"{name}, noise {SIGMA:g} on the images, instructor {{}} of {count}".format
+        return self.train([self.job(named(k), repeat, part, True, **given) for k, part in enumerate(parts, 1)])
 
     def ensembles(self, name: str, model: str, private: bool) -> list[list[Network]]:
         """Instructors of each repeat."""
@@ -305,7 +298,7 @@ class Lab:
         return networks, [100 * float(np.mean(o.predicted == j.test_y)) for o, j in zip(networks, jobs, strict=True)]
 
     def train(self, jobs: Sequence[Job]) -> list[Network]:
-        """Each job's network: as kept, or trained and kept, as many at a time as pay."""
+        """Each job's network, read from the folder or trained and kept, missing ones in parallel."""
         keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # whatever its name
         missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if read_result(self.cells, key) is None)
 
@@ -318,19 +311,11 @@ class Lab:
 
     # ---- Rows
 
-    def scores(self, networks: Repeats, start: int = 0) -> Scores:
-        """Over all repeats' test images from `start` on."""
+    def scores(self, ensembles: Sequence[Sequence[Network]], start: int = 0) -> Scores:
+        """Scores of a vote without noise in each repeat's networks, on all repeats' test images from `start` on."""
         truth = np.concatenate([self.images(repeat).test_labels[start:] for repeat in self.repeats])
-        return score_labels(truth, np.concatenate([network.predicted for network in networks]), self.images(0).classes)
-
-    def vote_scores(self, ensembles: Sequence[Sequence[Network]]) -> Scores:
-        """Scores of a vote without noise among each repeat's networks."""
-        classes = self.images(0).classes
-        votes = [
-            vote_counts([network.predicted for network in ensemble], classes).argmax(axis=1) for ensemble in ensembles
-        ]
-        truth = np.concatenate([self.images(repeat).test_labels for repeat in self.repeats])
-        return score_labels(truth, np.concatenate(votes), classes)
+        counts = [vote_counts([network.predicted for network in ten], self.images(0).classes) for ten in ensembles]
+        return score_labels(truth, np.concatenate(counts).argmax(axis=1), self.images(0).classes)
 
 
 def _trained(job: Job) -> dict[str, Any]:
@@ -341,8 +326,8 @@ def _trained(job: Job) -> dict[str, Any]:
     return {"predicted": predicted, "rows": trained.rows, "epsilon": trained.guarantee.epsilon, "record": record}
 
 
-def largest(networks: Sequence[Network]) -> float:
-    """Epsilon of networks on disjoint parts, or of each of several: the largest; inf if one has none."""
+def largest(networks: Iterable[Network]) -> float:
+    """The largest epsilon of networks on disjoint parts, or of several repeats; inf if one has none."""
     return max(math.inf if network.epsilon is None else network.epsilon for network in networks)
 
 
@@ -356,22 +341,25 @@ def row(table: str, name: str, ours: Sequence[float], **more: Any) -> Row:
 
 
 def score_row(
+    lab: Lab,
     table: str,
     name: str,
-    scores: Scores,
-    networks: Sequence[Network],
+    voters: Iterable[Sequence[Network]],
     note: str = "",
     epsilon: float | None = None,
     image: float | None = None,
     delta: float = DELTA,
+    start: int = 0,
 ) -> Row:
     """A row of accuracy, F-score, recall and precision, or of the accuracy alone.
 
     Args:
-        networks: all that were trained for these scores.
-        epsilon, image, delta: guaranteed for an example, and for its image alone if that is another, at delta.
+        voters: the networks of each repeat, which vote without noise.
+        epsilon, image, delta: guaranteed for an example, and for its image alone if that differs, at delta.
+        start: the first test image that counts.
     """
-    image = epsilon if image is None else image
+    voters, image = [*voters], epsilon if image is None else image
+    networks, scores = list(chain(*voters)), lab.scores(voters, start)
     values = [100 * value for value in (scores.accuracy, scores.f_score, scores.recall, scores.precision)]
     loss, test_loss = (
         np.mean([[epoch[name] for epoch in network.rows] for network in networks], axis=0).tolist()
@@ -426,29 +414,26 @@ def circles(table: str, lab: Lab) -> Iterator[Row]:
 
 def without_privacy(table: str, lab: Lab) -> Iterator[Row]:
     for name, kind in MODELS.items():
-        networks = lab.networks(name, model=kind)
-        yield score_row(table, name, lab.scores(networks), networks, "one network on all training images")
+        yield score_row(lab, table, name, zip(lab.networks(name, model=kind)), "one network on all training images")
 
 
 def phase_one(table: str, lab: Lab) -> Iterator[Row]:
-    """The vote of ten, which section 4.2 says that all models are, and one network on all noised images."""
+    """A vote of ten, which all models are by section 4.2, and one network on all noised images."""
     image = lab.image_epsilon(SIGMA)
     for name, kind in MODELS.items():
         ten = lab.ensembles(name, kind, private=False)
         note = f"hard vote of {len(ten[0])} instructors; labels are bare"
-        yield score_row(table, name, lab.vote_scores(ten), list(chain(*ten)), note, image=image)
-        networks, note = lab.networks(name, SIGMA, model=kind), "on all images; labels are bare"
-        yield score_row(table, f"{name}, one network", lab.scores(networks), networks, note, image=image)
+        yield score_row(lab, table, name, ten, note, image=image)
+        single, note = zip(lab.networks(name, SIGMA, model=kind)), "on all images; labels are bare"
+        yield score_row(lab, table, f"{name}, one network", single, note, image=image)
 
 
 def phase_two(table: str, lab: Lab) -> Iterator[Row]:
     for name, kind in MODELS.items():
         ten = lab.ensembles(name, kind, private=True)
-        networks = list(chain(*ten))
         note = f"hard vote of {len(ten[0])} instructors: the largest of their epsilons, of one example's slot emptied"
-        epsilon = largest(networks)
-        image = min(epsilon, lab.image_epsilon(SIGMA))
-        yield score_row(table, f"DP-{name}", lab.vote_scores(ten), networks, note, epsilon, image)
+        epsilon = largest(chain(*ten))
+        yield score_row(lab, table, f"DP-{name}", ten, note, epsilon, min(epsilon, lab.image_epsilon(SIGMA)))
 
 
 def phase_three(table: str, lab: Lab) -> Iterator[Row]:
@@ -459,38 +444,38 @@ def phase_three(table: str, lab: Lab) -> Iterator[Row]:
         for private, training in TRAINING.items():
             ten, named = lab.ensembles(name, kind, private), f"{name}, {training['method']}"
             taught = [lab.understudy(named, k, voters, vote, model=kind, **training) for k, voters in enumerate(ten)]
-            instructors = largest(list(chain(*ten)))
+            instructors = largest(chain(*ten))
             right = float(np.mean([share for _, share in taught]))
             note = f"{right:.0%} of the labels right; by all labels epsilon {labels:.4g}"
             note += f", by the instructors' DPAdam {instructors:.3g}: the smaller holds" if private else ""
-            networks, epsilon = [network for network, _ in taught], min(labels, instructors)
+            epsilon, students = min(labels, instructors), [(network,) for network, _ in taught]
             image = min(epsilon, lab.image_epsilon(SIGMA))
             shown = f"DP-{name}" if private else f"{name}, no DPAdam"
-            yield score_row(table, shown, lab.scores(networks, lab.public), networks, note, epsilon, image)
+            yield score_row(lab, table, shown, students, note, epsilon, image, start=lab.public)
 
 
 def claimed_rows(table: str, lab: Lab, model: str = "cnn", note: str = "") -> Iterator[Row]:
-    """One network for each epsilon that the print states."""
+    """One network for each printed epsilon."""
     for name, (epsilon, delta) in TABLES[table].claimed.items():
         networks = lab.private(model, "dp-sgd" if name.startswith("DPSGD") else "dp-adam", epsilon, delta)
-        yield score_row(table, name, lab.scores(networks), networks, note, largest(networks), delta=delta)
+        yield score_row(lab, table, name, zip(networks), note, largest(networks), delta=delta)
 
 
 def other_work(table: str, lab: Lab) -> Iterator[Row]:
     for name, named, method in (("no privacy, Adam", CNN, "adam"), ("no privacy, SGD", f"{CNN}, sgd", "sgd")):
         networks = lab.networks(named, model="cnn", method=method)
-        yield score_row(table, name, lab.scores(networks), networks, "CNN; the network is not stated")
+        yield score_row(lab, table, name, zip(networks), "CNN; the network is not stated")
     yield from claimed_rows(table, lab, note="CNN")
 
 
 def beside_abadi(table: str, lab: Lab) -> Iterator[Row]:
-    """And DPAdam under eq. 3.3, which has another epsilon: it leaves out C and the number of steps."""
+    """Also DPAdam with the noise of eq. 3.3, whose epsilon differs: eq. 3.3 leaves out C and the number of steps."""
     yield from claimed_rows(table, lab)
     for name, claim in TABLES[table].claimed.items():
         if name.startswith("DPAdam"):
             networks = lab.private("cnn", "dp-adam", *claim, eq33=True, clip_norm=ABADI_CLIP)
             shown = f"{name}, noise of eq. 3.3, C {ABADI_CLIP:g}"
-            yield score_row(table, shown, lab.scores(networks), networks, "C as in Abadi et al.", largest(networks))
+            yield score_row(lab, table, shown, zip(networks), "C as in Abadi et al.", largest(networks))
 
 
 def times(table: str, lab: Lab) -> Iterator[Row]:
@@ -517,6 +502,6 @@ MAKE: dict[str, Callable[[str, Lab], Iterator[Row]]] = {
 
 
 def reproduce(lab: Lab, tables: Sequence[str] = tuple(TABLES)) -> Iterator[Row]:
-    """The rows of these tables, one by one."""
+    """Rows of these tables, each as soon as it is there."""
     for table in tables:
         yield from MAKE[table](table, lab)

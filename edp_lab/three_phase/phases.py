@@ -146,8 +146,22 @@ class Job:
 
 
 def usable_workers(examples: int) -> int:
-    """How many processes pay for instructors on so many examples together: 1, or one per core."""
+    """Default number of processes for networks on so many examples in total: 1, or one per core."""
     return usable_cores() if examples >= PARALLEL_FROM else 1
+
+
+def noised(images: Images, sigma: float, key: int) -> Images:
+    """Phase I: noise on the pixels of training and test images."""
+    parts = enumerate((images.train, images.test))
+    train, test = (perturb(part, sigma, stream(key, Purpose.NOISE, place)) for place, part in parts)
+    return replace(images, train=train, test=test)
+
+
+def disjoint_parts(images: Images, instructors: int, key: int) -> list[Images]:
+    """Phase II: a training set for each instructor; which example goes where depends on its index alone."""
+    order = stream(key, Purpose.SHUFFLE).permutation(len(images.train))
+    parts = np.array_split(order, instructors)
+    return [replace(images, train=images.train[part], train_labels=images.train_labels[part]) for part in parts]
 
 
 # ---- The pipeline ----------------------------------------------------------------------------------------------------
@@ -206,47 +220,42 @@ class _Run:
     def phase_one(self) -> None:
         """Noise on all images; one instructor on all of them shows what it costs."""
         before, sigma = self.images, self.settings.sigma
-        train, test = (
-            perturb(part, sigma, stream(self.key, Purpose.NOISE, place))
-            for place, part in enumerate((before.train, before.test))
-        )
-        self.images = replace(before, train=train, test=test)
-        self.record.pixels = {"train": compare(before.train, train), "test": compare(before.test, test)}
-        guarantee = self.record.image_guarantee = image_guarantee(train.shape[1:], sigma, self.settings.delta)
+        after = self.images = noised(before, sigma, self.key)
+        self.record.pixels = {part: compare(getattr(before, part), getattr(after, part)) for part in ("train", "test")}
+        guarantee = self.record.image_guarantee = image_guarantee(after.train.shape[1:], sigma, self.settings.delta)
         if math.isfinite(guarantee.epsilon):
             self.bare = "labels are not protected"
         self.train_one(ONE, self.bare)
 
     def phase_two(self) -> None:
         """Instructors on disjoint parts, and their votes without noise."""
-        order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
-        jobs = [
-            self._job(f"instructor {i}", self.images.train[part], self.images.train_labels[part], self.settings.method)
-            for i, part in enumerate(np.array_split(order, self.settings.instructors), 1)
-        ]
-        workers = min(self.settings.workers or usable_workers(len(order)), len(jobs))
+        examples, parts = len(self.images.train), disjoint_parts(self.images, self.settings.instructors, self.key)
+        jobs = {
+            i: self._job(f"instructor {i}", part.train, part.train_labels, self.settings.method)
+            for i, part in enumerate(parts, 1)
+        }
+        workers = min(self.settings.workers or usable_workers(examples), len(jobs))
         start = time.perf_counter()
         finished: dict[int, Trained] = {}
-        numbered, hint = dict(enumerate(jobs)), "train the instructors with fewer workers"
-        for place, result in parallel(Job.train, numbered, workers, hint):
-            finished[place], last = result, result.rows[-1]
-            self.listener(Event(jobs[place].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
-        trained = [finished[place] for place in range(len(jobs))]
+        for i, result in parallel(Job.train, jobs, workers, "train the instructors with fewer workers"):
+            finished[i], last = result, result.rows[-1]
+            self.listener(Event(jobs[i].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
+        trained = [finished[i] for i in jobs]
         seconds = time.perf_counter() - start
         self.record.seconds |= {"instructors": seconds, "processes": workers}
-        for job, done in zip(jobs, trained, strict=True):
+        for job, done in zip(jobs.values(), trained, strict=True):
             self._keep(job, done, *_cost(done, self.bare))
         self.voters = [done.model for done in trained]
-        # Votes are as private as the worst of the instructors, by parallel composition. That asks for a neighbour in
-        # which everyone else keeps their instructor. Dealt out anew to n - 1 examples, as here, they would not: it is
-        # the epsilon of someone who takes part with nothing in their place.
+        # Parallel composition: votes are as private as the worst instructor, if in the neighbouring data set everyone
+        # else keeps their instructor. Splitting n - 1 examples would move them, so this is the epsilon of an example
+        # that is left out while its place stays empty.
         epsilons = [done.guarantee.epsilon for done in trained]
         worst, why = None, "no noise on the votes"
         if None not in epsilons:
             worst = max(epsilon for epsilon in epsilons if epsilon is not None)
             why = "the worst of its instructors (one example left out, all others where they are)"
         predicted = self._counts(slice(self.public, None)).argmax(axis=1)
-        self._add(HARD, len(order), predicted, worst, why, [], seconds)
+        self._add(HARD, examples, predicted, worst, why, [], seconds)
 
     def label(self) -> None:
         """Put the public images to the vote, and account for it."""

@@ -107,7 +107,7 @@ def test_the_worst_epsilon_is_that_of_all_and_a_vote_that_of_the_majority(asked)
     right, wrong = (Network(labels, [], 1.0, {}) for labels in (truth, (truth + 1) % 10))
     assert largest([right, right._replace(epsilon=3.0)]) == 3
     assert largest([right, right._replace(epsilon=None)]) == math.inf
-    assert lab.vote_scores([[right, right, wrong]]).accuracy == 1
+    assert lab.scores([[right, right, wrong]]).accuracy == 1
 
 
 def test_noise_on_images_leaves_labels_bare_and_costs_what_their_sensitivity_makes_of_it(made):
