@@ -64,7 +64,7 @@ class Guarantee:
         adjacency: the neighbours, by dp_accounting's names.
         epochs: how many were billed, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
-        epsilon: the true epsilon at `delta`, under the `condition`; None where there is no guarantee.
+        epsilon: the guaranteed epsilon at `delta`, under the `condition`; None if there is no guarantee.
         claimed_epsilon: what the paper's accounting says for the same z_t; None where it says nothing.
         epsilon_if_alpha_public: the epsilon the run would have if alpha had come from public text.
     """

@@ -6,8 +6,8 @@
     sum over ranks, then add_noise                                    `edp_lab.training.dp_step`
     optimizer.step        sees nothing but what was released          `edp_lab.training.optimizers`
 
-The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener. What
-starts it, on one process or on several, is `edp_lab.training.session`.
+The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener.
+`edp_lab.training.session` starts it, on several processes by `edp_lab.training.launch`.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ class Trainer:
         else:
             if private.alpha is None:
                 private.alpha = self._scales(private, micro_batches, dropout_key)
+            # Written in the background while the gradients are computed; waited for below, before the sum.
             entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
             gradients = self._gradients(micro_batches, dropout_key)
             mechanism, alpha, divisor = private.mechanism, private.alpha, private.divisor

@@ -9,6 +9,7 @@
             [draw],                         # result -> figure, a dict: see `edp_lab.course.kit.figure`
             words,                          # result -> text or `Html`
             command,                        # (result, **values) -> what to type to get the same
+            tiles=tell,                     # result -> two tiles and a sentence
             clip_norm=number("clip norm C", clip_norm, decades(-2, 1)),
             z=number("z", z, decades(-2, 1)),
         )
