@@ -1,10 +1,10 @@
-"""Jobs that take long: done by several workers, and kept as JSON under a key made of their content.
+"""Long jobs: several workers, and results kept as JSON under a key made of their content.
 
     FOLDER/<key>.json    one result, with a checksum
 
 The key is a digest of all that a result depends on: settings, the content of data and weights, and the version of the
-numerics. So work that was killed resumes where it stopped, and a renamed file costs nothing. Package versions are not
-in the key: they change bits, not what a table says. Entries may be deleted at any time.
+numerics. So killed work resumes where it stopped, and a renamed file costs nothing. Package versions are not in the
+key: they change bits, not conclusions. Entries may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from typing import Any, TypeVar
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, read_json, write_whole
 
-# Versions of what turns settings and data into results. Raise one when its code begins to make something else of the
-# same settings: other numbers beyond rounding, or a new default that is not among the settings. Results under the old
-# number then count as missing. A renamed file, a faster loop, a new option that is off (None, False) are no reason.
+# Versions of the code that turns settings and data into results. Raise one when the same settings begin to give other
+# numbers beyond rounding, or when a default changes that is not among the settings: results under the old number then
+# count as missing. A renamed file, a faster loop, a new option that is off (None, False) are no reason.
 NUMERICS = {
     "training": 1,  # a run of an intent and slot model: splits, models, gradients, noise, optimizers, scores
     "pretraining": 1,  # what runs start from: text, word vectors, the first layers of an encoder
     "membership": 1,  # the attacks on a run that stand in a table, and shadow models
     "classifier": 1,  # networks of the thesis
 }
+Name = TypeVar("Name")
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -52,13 +53,14 @@ def content_key(areas: Sequence[str], *parts: Any) -> str:
         if isinstance(value, np.ndarray):
             return [value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
         if is_dataclass(value) and not isinstance(value, type):
-            return {
-                name: setting for name, setting in asdict(value).items() if not (setting is None or setting is False)
-            }
+            return {name: given for name, given in asdict(value).items() if not (given is None or given is False)}
         raise TypeError(f"{type(value).__name__} has no content that could be a part of a key")
 
-    content = [{area: NUMERICS[area] for area in areas}, parts]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=plain).encode()).hexdigest()
+    return _digest([{area: NUMERICS[area] for area in areas}, parts], sort_keys=True, default=plain)
+
+
+def _digest(content: Any, **how: Any) -> str:
+    return hashlib.sha256(json.dumps(content, **how).encode()).hexdigest()
 
 
 def content_of(pretrained: str) -> str:
@@ -69,8 +71,7 @@ def content_of(pretrained: str) -> str:
     files = sorted(file for file in (path, *path.rglob("*")) if file.is_file())
     if not files:
         raise UsageError(f"the folder of pretrained weights {path} is empty: remove it, and it is made again")
-    content = [[str(file.relative_to(path)), _sha256(file.resolve(), file.stat().st_mtime_ns)] for file in files]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return _digest([[str(file.relative_to(path)), _sha256(file.resolve(), file.stat().st_mtime_ns)] for file in files])
 
 
 @cache
@@ -86,18 +87,14 @@ def read_result(folder: Path, key: str) -> dict[str, Any] | None:
         sha256 = result.pop("sha256")
     except (UsageError, KeyError, TypeError, AttributeError):
         return None
-    return dict(result) if sha256 == _checksum(key, result) else None
+    return dict(result) if sha256 == _digest([key, result]) else None
 
 
 def write_result(folder: Path, key: str, result: dict[str, Any]) -> dict[str, Any]:
     """Keep a result, atomically; returns what `read_result` will."""
-    content = json.dumps({**result, "sha256": _checksum(key, result)}, indent=1)
+    content = json.dumps({**result, "sha256": _digest([key, result])}, indent=1)
     write_whole(folder / f"{key}.json", content.encode())
     return dict(json.loads(json.dumps(result)))
-
-
-def _checksum(key: str, result: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([key, result]).encode()).hexdigest()
 
 
 def kept_results(
@@ -111,9 +108,8 @@ def kept_results(
 ) -> list[dict[str, Any]]:
     """The result of each job, by its key; missing ones are computed now, and each is kept as soon as it is there.
 
-    Args:
-        done: called with the number of results, at first and after each. What it raises ends the work.
-        hint: see `parallel`.
+    `done` is called with the number of results, at first and after each; an error that it raises ends the work. `hint`:
+    see `parallel`.
     """
     results = {key: result for key in keys if (result := read_result(folder, key)) is not None}
     missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in results}
@@ -128,31 +124,28 @@ def kept_results(
 
 
 def parallel(
-    function: Callable[[Job], Result],
-    jobs: dict[Any, Job],
-    workers: int,
-    hint: str = "use fewer workers",
-) -> Iterator[tuple[Any, Result]]:
+    function: Callable[[Job], Result], jobs: dict[Name, Job], workers: int, hint: str = "use fewer workers"
+) -> Iterator[tuple[Name, Result]]:
     """The name and the result of each job, as soon as it is done. The number of workers does not change results.
 
     A worker is a new Python with one thread, never a fork. However this ends, no worker is left.
 
     Args:
         workers: processes; 1 is this process, on one thread.
-        hint: ends the sentence about a worker that was killed, for instance for its memory.
+        hint: advice at the end of the error message if a worker is killed, for instance for its memory.
 
     Raises:
         UsageError: as `function`, or a worker was killed.
     """
     workers = min(workers, len(jobs))
     if workers <= 1:
-        for place, job in jobs.items():
-            yield place, _on_one_thread(function, job)
+        for name, job in jobs.items():
+            yield name, _on_one_thread(function, job)
         return
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky import BrokenProcessPool, get_reusable_executor
 
-    work = [delayed(_named)(function, place, job) for place, job in jobs.items()]
+    work = [delayed(_named)(function, name, job) for name, job in jobs.items()]
     watch = {"initializer": end_with_parent, "initargs": (os.getpid(),)}
     try:
         with parallel_config("loky", n_jobs=workers, inner_max_num_threads=1, **watch):
@@ -174,12 +167,12 @@ def _on_one_thread(function: Callable[[Job], Result], job: Job) -> Result:
         torch.set_num_threads(threads)
 
 
-def _named(function: Callable[[Job], Result], place: Any, job: Job) -> tuple[Any, Result]:
-    return place, function(job)
+def _named(function: Callable[[Job], Result], name: Name, job: Job) -> tuple[Name, Result]:
+    return name, function(job)
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process, wherever it is, soon after its parent has died."""
+    """End this process, whatever it is doing, within a second of its parent's death."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -67,13 +67,13 @@ class Reach:
 
 @dataclass(frozen=True)
 class Table1Epsilon:
-    """`common_epochs` are the T that explain all values at once; empty if there is none."""
+    """The whole table, explained."""
 
     rows: tuple[ExplainedEpsilon, ...]
     epochs: tuple[Reach, ...]
-    common_epochs: tuple[int, ...]
-    num_gpus: int
-    note: str
+    common_epochs: tuple[int, ...]  # the T that explain all values at once; empty if there is none
+    num_gpus: int = NUM_GPUS
+    note: str = NOTE
 
 
 def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
@@ -88,14 +88,14 @@ def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
         tuple(_explain(row, decay, log_z0, chosen) for row, decay, log_z0 in cells),
         tuple(Reach(epochs, int(count)) for epochs, count in enumerate(reachable, start=1)),
         tuple(int(epochs) for epochs in chosen if reachable[epochs - 1] == len(cells)),
-        NUM_GPUS,
-        NOTE,
     )
 
 
 def search(row: Table1Row, decay: Decay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log10 z0 by tau and T, each (taus, T): the interval in [1e-6, 1] that explains a value within rounding, least and
-    largest, and between them, in [1e-6, 1] or not, what gives it exactly."""
+    """Lowest, exact and highest log10 z0 for a printed value, each (taus, T).
+
+    The interval, within [1e-6, 1], explains the value up to rounding; the exact z0 may lie outside [1e-6, 1].
+    """
     printed, (least, most) = row.changes[decay].log10_epsilon, np.log10(Z0_RANGE)
     factors = np.array([decay.factors(np.arange(MAX_EPOCHS), tau) for tau in TAUS.get(decay, (0.0,))])
     log_sums = np.logaddexp.accumulate(-2 * np.log(factors), axis=1)  # ln S_T: it reaches e^120
@@ -144,5 +144,5 @@ def _explain(
 
 
 def _mechanism(decay: Decay, tau: float | None, z0: float) -> Mechanism:
-    """Algorithm 1 on the paper's machine; neither the clip norm nor more utterances per device would change epsilon."""
+    """Algorithm 1 on the paper's machine; epsilon depends on neither the clip norm nor the utterances per device."""
     return Mechanism.as_printed(1.0, z0, NUM_GPUS, 2, decay, tau or 0.0, Alpha.PUBLIC)

@@ -1,4 +1,4 @@
-"""Table 2 again: the time of a training step under each method as a ratio to SGD's, beside the paper's.
+"""Table 2 re-measured: the time of a training step under each method as a ratio to SGD's, beside the paper's.
 
 Every method starts from the same weights and reads the same batches, in one process. A round gives one step to each
 method in turn, and just before or after it one to SGD; ratios compare such neighbours, because other load on the
@@ -75,7 +75,7 @@ class Contestant(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What is timed."""
+    """Settings of one benchmark, validated."""
 
     corpus: str
     model: str = "clc"
@@ -157,7 +157,7 @@ def table2(task: Task, progress: Callable[[str], None] = lambda name: None) -> l
 def _row(
     task: Task, contestant: Contestant, number: int, turns: Sequence[dict[str, Any]], memory_mb: float
 ) -> dict[str, Any]:
-    """The result of the contestant with this number in `turns`; SGD has a step beside every other's."""
+    """Result of the contestant with this number in `turns`; each of the others' steps has one of SGD beside it."""
     matching = [turn for turn in turns if number in (0, turn["number"])]
     seconds = [turn["seconds" if number else "sgd"] for turn in matching]
     ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, matching, strict=True)]
@@ -183,7 +183,7 @@ def _row(
 
 
 def _encoder(task: Task, folder: Path) -> str:
-    """A BERT with random weights, of the paper's shape, whose pieces come from the corpus: for timing alone."""
+    """Save a BERT of the paper's shape with random weights and the corpus' word pieces, for timing only."""
     from edp_lab.models.bert import BertSize, new_bert, quiet
     from edp_lab.models.factory import seeded
     from edp_lab.models.wordpiece import train_wordpieces
@@ -203,7 +203,7 @@ def _encoder(task: Task, folder: Path) -> str:
 def _measured(
     task: Task, contestants: Sequence[Contestant], pretrained: str | None, memory: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """What the first process reports, as soon as it does: each turn, or only its peak memory after two steps."""
+    """Reports of the first process, as they come: each turn, or only its peak memory after two steps."""
     processes = contestants[0].processes
     job = json.dumps([asdict(task), contestants, pretrained, memory])
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"] if processes > 1 else []
@@ -223,15 +223,10 @@ def _measured(
 
 def main(job: str) -> None:
     """One rank of the benchmark; the first prints a line of JSON after each turn."""
-    values, given, pretrained, memory = json.loads(job)
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    task = Task(**fields)
-    contestants = [Contestant(*each) for each in given]
+    task, contestants, pretrained, memory = json.loads(job)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     warnings.filterwarnings("ignore", "Full backward hook")  # Opacus', on a first layer
-    for turn in turns(task, contestants, pretrained, memory):
+    for turn in turns(Task(**task), [Contestant(*each) for each in contestants], pretrained, memory):
         if int(os.environ.get("RANK", 0)) == 0:
             print(json.dumps(turn), flush=True)
 
@@ -239,7 +234,7 @@ def main(job: str) -> None:
 def turns(
     task: Task, contestants: Sequence[Contestant], pretrained: str | None, memory: bool
 ) -> Iterator[dict[str, Any]]:
-    """Takes the steps in this process."""
+    """Take the steps in this process, and report each."""
     accelerator = start_accelerator(contestants[0].processes, task.device)
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
@@ -265,7 +260,7 @@ def turns(
 
 
 def _taker(run: Trainer, method: str) -> Callable[[int], float]:
-    """Takes the step of that method on a batch of the epoch and returns its seconds."""
+    """A function that takes the method's step on a batch of the epoch, by its number, and returns the seconds."""
     peer = OpacusPeer(run) if method == "opacus" else None
 
     def wait() -> None:
