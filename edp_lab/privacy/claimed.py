@@ -117,9 +117,8 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
         guaranteed = gdp_epsilon(2 * math.sqrt(run.most_steps) / z, delta)
         guaranteed = min(guaranteed, _without_replacement(n, run, z, delta)) if alone else guaranteed
     elif alone:
-        method = "privacy loss distributions"
         sampled = Schedule(np.array([z]), np.array([run.most_steps]), max(run.largest / n, SMALLEST_RATE))
-        guaranteed = PrivacyLossDistribution(sampled).epsilon(delta)
+        guaranteed, method = PrivacyLossDistribution(sampled).bound(delta)
         if claimed < guaranteed < LOOSE and run.most_steps <= LONG:
             measured = _sampled_at_least(z, n, run, delta, guaranteed)
     if n * delta >= 1:
