@@ -5,6 +5,7 @@
 The first argument names a file beside this script, whose rows say what to run; then corpora may follow, as names or
 paths (default: all of the file). Prints one JSON line per run: epsilon and scores on the test split. Runs with a secret
 key (recipe, in_class, large) repeat up to their noise. Rows of pareto.json have seeds 3 to 5; we use their first z0.
+Its rows of a CLC on a frozen encoder are not repeated: edp_lab no longer has that model.
 """
 
 import json
@@ -21,21 +22,22 @@ from edp_lab.training.session import train
 
 
 def configs(name: str, row: dict[str, Any], corpus: str, shared: dict[str, Any], folder: Path) -> Iterator[TrainConfig]:
-    """The runs behind one row of a file; none for target 0, which is the start without training."""
+    """The runs behind one row of a file; none for target 0 (the start without training) and for a CLC on an encoder."""
     if name == "decay":
         noise = {key: row[key] for key in ("seed", "decay", "tau", "z0")}
         yield TrainConfig(**{**shared, **noise, "corpus": corpus})
     elif name == "pareto":
+        if row["model"] == "clc" and row["method"] != "SGD":
+            return  # a CLC on a frozen encoder: that model is gone
         settings: dict[str, Any] = {**row["settings"], "model": row["model"], "method": "sgd"}
         settings["lr"] = settings.pop("learning_rate")
         if row["epsilon"] is not None:
             shuffled = {"method": "edp-sgd", "micro_batch_size": 8}
             settings |= {"method": "dp-sgd"} if row["method"] == "DP-SGD" else shuffled
-        if row["method"] != "SGD" or row["model"] == "bert":
-            layers = 4 if row["model"] == "bert" else 6
-            settings["pretrained"] = str(folder / f"encoder-{layers}")
+        if row["model"] == "bert":
+            settings["pretrained"] = str(folder / "encoder")
             if not Path(settings["pretrained"]).exists():
-                make_start(f"{LAYERS}{layers}", ENCODER, [], Path(settings["pretrained"]))
+                make_start(f"{LAYERS}4", ENCODER, [], Path(settings["pretrained"]))
         yield from (TrainConfig(corpus, seed=seed, **settings) for seed in (3, 4, 5))
     elif row["target"] is None:
         yield TrainConfig(corpus, method="sgd", seed=row["seed"], **row["settings"])

@@ -154,7 +154,7 @@ def _attention_blocks(rows: Tensor, dtype: torch.dtype) -> list[_Block]:
 
 
 class BertIntentSlot(IntentSlotModel):
-    """Args: `features` cut words into pieces; `bert` comes from `load_bert` or `new_bert`."""
+    """The paper's BERT model. Args: `features` split words into pieces; `bert` is from `load_bert` or `new_bert`."""
 
     features: PieceFeatures
 

@@ -66,7 +66,7 @@ class CRF(nn.Module):
 
 
 class Recursion(NamedTuple):
-    """What both recursions find; float64.
+    """Results of both recursions, float64.
 
     Attributes:
         log_partition: (B) log of the summed exp(score) of all paths.

@@ -1,4 +1,4 @@
-"""How a model comes to be: built anew from a seed, or read back from a folder.
+"""Build a model from a seed, save it to a folder, and load it from there.
 
 A saved model is a folder of two files, ``model.json`` (kind, labels, configuration) and
 ``weights-<checksum>.safetensors``. The first names the second, and one checksum covers both. A save writes
@@ -108,7 +108,7 @@ def save_model(model: IntentSlotModel, folder: Path | str, hint: str = "choose a
 
 
 def model_checksum(model: IntentSlotModel) -> str:
-    """What ``model.json`` says as "sha256" once this very model is saved."""
+    """Checksum of the model, as ``model.json`` holds it once the model is saved."""
     return _checksum(*_content(model))
 
 
@@ -159,7 +159,7 @@ def load_model(folder: Path | str) -> IntentSlotModel:
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """What must agree before numbers are taken over: copying would stretch or convert them silently."""
+    """Shape and type of each tensor. Compare them before copying, which would broadcast or convert silently."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 

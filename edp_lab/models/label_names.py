@@ -1,6 +1,6 @@
-"""What the names of labels say: "book_flight" is near to "reserve_ticket", and meant by who says "book" and "flight".
+"""Features from label names: "book_flight" is near "reserve_ticket", and fits a text with "book" and "flight".
 
-Label sets are public, so all of this is had without privacy loss.
+Label sets are public, so these features cost no privacy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_WEIGHT = 0.3  # of a word that all names have
 
 
 class Names:
-    """How near the names of labels are to each other, by their words; `known` is the vocabulary, `vectors` theirs."""
+    """Similarity of label names by their words. Args: `words` (V), the vocabulary, and its `vectors` (V, D)."""
 
     def __init__(self, words: Sequence[str], vectors: Tensor) -> None:
         self.place, self.vectors = {word: k for k, word in enumerate(words)}, F.normalize(vectors)
@@ -81,7 +81,7 @@ def _cut(word: str, known: Container[str]) -> list[str]:
 
 
 def _rarity(words: Sequence[str], names: Sequence[Sequence[str]]) -> np.ndarray:
-    """What each word weighs: the more, the fewer names have it."""
+    """Weight of each word: higher for words in fewer names."""
     count = Counter(word for name in names for word in set(name))
     return np.array([math.log((len(names) + 1) / (count[word] + 1)) + LEAST_WEIGHT for word in words])
 
@@ -143,7 +143,7 @@ class LabelNameFeatures(nn.Module):
         return torch.cat([self.LENGTH * F.normalize(present.view(-1, self.places)), named], dim=1)
 
     def near(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """The first row of each third of the table is for nobody there."""
+        """Table rows of each word and its neighbours: (R) -> (R, 3). The first row of each third: no neighbour."""
         here, mask = to_padded(self.place[words] + 1, lengths)
         around = (here, F.pad(here, (1, 0))[:, :-1], F.pad(here, (0, 1))[:, 1:])
         return torch.stack([third[mask] + k * (self.places + 1) for k, third in enumerate(around)], dim=1)

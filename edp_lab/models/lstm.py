@@ -95,7 +95,7 @@ class _LSTM(torch.autograd.Function):
 
 
 class Trace(NamedTuple):
-    """What the forward pass keeps, packed: active gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H)."""
+    """Activations kept by the forward pass, packed: active gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H)."""
 
     gates: Tensor
     cell: Tensor

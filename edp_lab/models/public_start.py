@@ -1,4 +1,4 @@
-"""What a private run starts from: a CLC that was trained, without privacy, on other people's labelled commands.
+"""Public starts of private runs: a CLC that was trained, without privacy, on other people's labelled commands.
 
 Its word vectors stay frozen; characters and LSTM go on from where they are. What the heads read is whitened by public
 text, since noise is alike in all directions, and stretched where public labels differ. The heads are of other labels:
@@ -50,24 +50,24 @@ MOST_SEEN = 0.05  # of a private corpus' different utterances that a start may k
 
 
 def start_folder(name: str) -> Path:
-    """Of a start that comes with edp_lab, or of the user's own."""
+    """Folder of a start: one that comes with edp_lab, by its name, or the user's, by its path."""
     return STARTS / name if name in NAMES else Path(name)
 
 
 def start_for(corpus: str) -> str:
-    """The start for a corpus, by its name alone: were it chosen by the texts, one of them could turn the choice."""
+    """The start for a corpus, by its name alone: if the texts decided, a single one could change the choice."""
     without = f"{NAMES[0]}-without-{Path(corpus).name}"
     return without if without in NAMES else NAMES[0]
 
 
 def seen(name: str, hashes: np.ndarray) -> np.ndarray:
-    """Which of the utterances with these hashes a start was trained on: (n), booleans; none where it does not say."""
+    """Which of the utterances with these hashes a start was trained on: (n), booleans; all False if it has no list."""
     file = start_folder(name) / SEEN
     return np.isin(hashes, np.frombuffer(read_bytes(file) if file.exists() else b"", "<u4"))
 
 
 def check_unseen(name: str, texts: Iterable[str]) -> None:
-    """UsageError if a start was made from what a run would protect: its weights show that, whatever epsilon says.
+    """Raise UsageError if a start was trained on utterances that a run would protect: no epsilon would cover that.
 
     Copies count once: what everybody says may be a large part of a corpus. The mark at an end is read over.
     """
@@ -81,10 +81,10 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
     if known.sum() > MOST_SEEN * len(known):
         example = max((text for text, hit in zip(count, known, strict=True) if hit), key=count.__getitem__)
         others = [other for other in NAMES if other != name and read(other).mean() <= MOST_SEEN]
-        cure = f"give --pretrained {' or '.join(others)}" if others else "give a --pretrained made without them"
+        hint = f"give --pretrained {' or '.join(others)}" if others else "give a --pretrained made without them"
         raise UsageError(
             f"{name} has read {known.mean():.0%} of the different utterances, such as {example!r}, so no epsilon would "
-            f"hold: {cure}, or leave them out"
+            f"hold: {hint}, or leave them out"
         )
 
 
@@ -94,19 +94,19 @@ def utterance_hashes(texts: Iterable[str]) -> np.ndarray:
 
 
 def made_of(name: str | None) -> list[str]:
-    """What a start was trained on, a line for each corpus with its licence; nothing where it is no start."""
+    """Training corpora of a start, one line each with the licence; empty if `name` is no start."""
     if name is None or not is_start(name):
         return []
     return [str(line) for line in read_json(start_folder(name) / ABOUT)["made_of"]]
 
 
 def is_start(name: str | None) -> bool:
-    """Whether a run's `pretrained` is one."""
+    """Whether a run's `pretrained` names a public start."""
     return name is not None and (start_folder(name) / ABOUT).exists()
 
 
 def save_start(model: WhitenedCLC, folder: Path, made_of: Sequence[str], texts: Iterable[str]) -> None:
-    """Write a start into an existing folder: see above."""
+    """Write a start into an existing folder, in the files listed at the top of this module."""
     words, size = model.features.words, asdict(model.size)
     state = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items() if "crf" not in name}
     state[WORDS] = state[WORDS].to(VECTORS)
@@ -119,7 +119,7 @@ def save_start(model: WhitenedCLC, folder: Path, made_of: Sequence[str], texts: 
 
 
 def load_start(name: str) -> WhitenedCLC:
-    """The model that `save_start` wrote, whose CRF is new; UsageError where the folder is damaged."""
+    """Load the model that `save_start` wrote, with a new CRF; UsageError if the folder is damaged."""
     folder = start_folder(name)
     weights = read_bytes(folder / WEIGHTS)
     try:
@@ -133,12 +133,12 @@ def load_start(name: str) -> WhitenedCLC:
         crf = {f"crf.{name}": tensor for name, tensor in model.crf.state_dict().items()}
         model.load_state_dict(state | crf)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise UsageError(f"the start in {folder} is damaged or of another version ({error}): make it anew") from None
+        raise UsageError(f"the start in {folder} is damaged or of another version ({error}): make it again") from None
     return model
 
 
 def rounded(vectors: Tensor) -> Tensor:
-    """As a start keeps them: a model should be trained on the same."""
+    """Vectors in the precision of a saved start: train a model on these."""
     return vectors.to(VECTORS).float()
 
 

@@ -1,4 +1,4 @@
-"""Word vectors: read from fastText's files, trained on text of one's own, saved and read back.
+"""Word vectors: read from fastText's ``.vec`` files, trained on separate text, saved and loaded.
 
 Vectors bring words along, and both must be public where a run is to be private: take published vectors, or
 train them on a *separate* set of utterances, as the paper did for its internal corpora (section 4.2).

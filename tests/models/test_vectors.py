@@ -1,4 +1,4 @@
-"""Word vectors: fastText's two formats as gensim reads them, our own folder, and plain words about what is
+"""Word vectors: fastText's text files as gensim reads them, our own folder, and plain words about what is
 damaged."""
 
 import pickle

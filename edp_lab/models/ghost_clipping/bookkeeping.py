@@ -29,9 +29,7 @@ from torch import Tensor
 SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
 LARGEST = 2**22  # numbers in a padded block
 LONG = 32  # rows of a micro-batch, on average, that are summed by themselves
-ROOM = (
-    3 * 2**25
-)  # numbers in the gradients that are materialised: those of 16 micro-batches in the CLC of the paper's size
+ROOM = 3 * 2**25  # numbers in materialised gradients: 16 micro-batches of the CLC at the paper's size
 BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
 Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
 
@@ -229,7 +227,7 @@ class LayerRecord(Protocol):
     parameters: tuple[Tensor, ...]
 
     def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
-        """Of each parameter, the squared gradient norm of each micro-batch: (M), float64."""
+        """Squared gradient norm of each micro-batch, for each parameter: (M), float64."""
         ...
 
     def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:

@@ -150,7 +150,7 @@ class MicroBatchOps(PlainOps):
 
 
 def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
-    """Where each parameter lies in a flat vector of all of them."""
+    """Slice of each parameter in the flat vector of all parameters."""
     ends = torch.tensor([0, *(p.numel() for p in parameters)]).cumsum(0).tolist()
     return [slice(a, b) for a, b in pairwise(ends)]
 
