@@ -24,7 +24,7 @@ from edp_lab.course.nb04_cost.panels import explained
 from edp_lab.course.nb05_models.panels import look_at
 from edp_lab.course.nb06_tradeoff.panels import explore, load_grid
 from edp_lab.course.nb09_devices.panels import table2
-from edp_lab.privacy import Mechanism, composition
+from edp_lab.privacy import Mechanism
 from edp_lab.privacy import foundations as basic
 from edp_lab.three_phase import perturbation, votes
 from tests.test_docs import check_command, code_of
@@ -85,7 +85,7 @@ NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": s
 NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
 for module in (privacy, statistics, votes, perturbation):
     NAMES |= vars(module)
-NAMES |= {"math": math, "np": np, "basic": basic, "composition": composition, "metrics": metrics, "belief": belief}
+NAMES |= {"math": math, "np": np, "basic": basic, "composition": basic, "metrics": metrics, "belief": belief}
 NAMES |= {"look_at": look_at, "explore": explore, "load_grid": load_grid, "printed": printed, "sound": sound}
 
 

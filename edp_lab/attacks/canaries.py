@@ -38,7 +38,7 @@ from edp_lab.corpora import Corpus, Utterance, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.models import IntentSlotModel
 from edp_lab.models.crf import forward_backward, path_score
-from edp_lab.privacy import accountant_for, judge
+from edp_lab.privacy import accountant_for, judge, releases_by_epoch
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training import Event
 from edp_lab.training.config import TrainConfig
@@ -239,7 +239,9 @@ def _protected(row: Memorisation, run: Trainer, fillings: int) -> Memorisation:
     limit = None
     if mechanism is not None and judged.epsilon is not None:
         # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1/fillings.
-        accountant = accountant_for(mechanism, mechanism.bill(epochs), utterances_per_person=row.repetitions)
+        accountant = accountant_for(
+            mechanism, releases_by_epoch(mechanism, epochs), utterances_per_person=row.repetitions
+        )
         limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
     return replace(
         row,

@@ -115,7 +115,7 @@ class Target:
             if self.config.poisson
             else {"utterances_per_person": self.copies, "adjacency": Adjacency.REPLACE_ONE}
         )
-        return judge(ledger.mechanism, ledger.bill(), delta, not self.config.private_seed, **swap)
+        return judge(ledger.mechanism, ledger.releases_by_epoch(), delta, not self.config.private_seed, **swap)
 
 
 def load_target(run: str | Path) -> Target:

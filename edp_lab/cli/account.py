@@ -86,7 +86,7 @@ def account(
     """
     import numpy as np
 
-    from edp_lab.privacy import Alpha, accountant_for, judge
+    from edp_lab.privacy import Alpha, accountant_for, judge, releases_by_epoch
     from edp_lab.privacy.calibration import Budget
     from edp_lab.privacy.guarantee import HOLDS
 
@@ -100,7 +100,7 @@ def account(
         from edp_lab.training.run_files import read_record, run_ledger
 
         ledger, record, certified = run_ledger(run), read_record(run), check_certificate(run)
-        mechanism, bill = ledger.mechanism, ledger.bill()
+        mechanism, bill = ledger.mechanism, ledger.releases_by_epoch()
         published = record["config"].get("private_seed") is not True
         delta = delta if "delta" in named else record["guarantee"]["delta"]
     else:
@@ -113,7 +113,7 @@ def account(
         mechanism = described(as_printed, alpha_max, sampling_rate, **noise, **sizes)
         if z0 == 0:
             raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
-        bill = mechanism.bill(epochs) if steps is None else mechanism.bill(steps=steps)
+        bill = releases_by_epoch(mechanism, epochs if steps is None else None, steps)
         published = False
     guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person)
     report = _report(mechanism, bill, guarantee)
@@ -170,7 +170,7 @@ def described(as_printed: bool, alpha_max: float, sampling_rate: float | None, *
 def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
     from edp_lab.privacy import NoGuarantee, claim
     from edp_lab.privacy.guarantee import HOLDS, VOID
-    from edp_lab.privacy.mechanism import of_training
+    from edp_lab.privacy.schedule import training_releases
 
     try:
         sensitivity = mechanism.sensitivity(guarantee.adjacency)
@@ -186,7 +186,7 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         "epsilon_in_real_numbers": guarantee.epsilon,
         **{name: getattr(guarantee, name) for name in names},
     }
-    epochs = of_training(bill)
+    epochs = training_releases(bill)
     noise = [mechanism.noise_std(t) for t in epochs]
     return {
         "claimed": asdict(claim(mechanism, bill, guarantee.delta)),

@@ -136,13 +136,13 @@ def _notes(runs: Sequence[Row]) -> list[str]:
 
 
 def _read(folder: Path) -> Row:
-    from edp_lab.training.run_files import bill, read_record, run_ledger
+    from edp_lab.training.run_files import read_record, record_guarantee, run_ledger
 
     record, billed = read_record(folder), None
     if record["status"] == "running" and record["ledger"] is not None:
         # A private run that has not ended has released more than its record knows.
         ledger = run_ledger(folder)
-        billed = bill(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))
+        billed = record_guarantee(record, ledger.mechanism, ledger, max(1, len(record["epochs"])))
     try:
         return _row(folder, record, billed)
     except (KeyError, TypeError, AttributeError):  # it was edited and sealed again, or another version wrote it

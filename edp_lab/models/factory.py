@@ -28,8 +28,7 @@ from edp_lab.errors import UsageError, writing
 from edp_lab.files import parse_tensors, read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.label_names import LabelNameFeatures
-from edp_lab.models.private_heads import PrivateHeads, WhitenedCLC
+from edp_lab.models.private_heads import LabelNameFeatures, PrivateHeads, WhitenedCLC
 from edp_lab.models.public_start import is_start, load_start, warm_start
 from edp_lab.models.vectors import load_vectors
 from edp_lab.models.wordpiece import PieceFeatures, parse_tokenizer, train_wordpieces

@@ -35,8 +35,7 @@ from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, parse_tensors, read_bytes, read_json, sealed, unsealed, write_whole
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.ghost_clipping.ops import PLAIN
-from edp_lab.models.label_names import Names
-from edp_lab.models.private_heads import PrivateHeads, WhitenedCLC
+from edp_lab.models.private_heads import Names, PrivateHeads, WhitenedCLC
 
 STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")

@@ -2,8 +2,9 @@
 
 from edp_lab.privacy.gdp import Accountant, GaussianDP, gdp_delta, gdp_epsilon
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, guaranteed_epsilon, judge
-from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Schedule, Variant
+from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Variant
 from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.schedule import Schedule, releases_by_epoch, schedule_of
 from edp_lab.privacy.zcdp import (
     Claim,
     ReshufflingZCDP,
@@ -37,5 +38,7 @@ __all__ = [
     "gdp_epsilon",
     "guaranteed_epsilon",
     "judge",
+    "releases_by_epoch",
+    "schedule_of",
     "zcdp_epsilon",
 ]

@@ -19,6 +19,7 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.gdp import check_delta
 from edp_lab.privacy.guarantee import accountant_for, representable
 from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
+from edp_lab.privacy.schedule import releases_by_epoch
 
 PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
 SMALLEST_Z, LARGEST_Z = 1e-9, 1e9
@@ -42,27 +43,27 @@ class Budget:
         if not 0 < self.epsilon < math.inf:
             raise UsageError(f"target epsilon is {self.epsilon}: it must be greater than 0")
 
-    def covers(self, mechanism: Mechanism, bill: int | Mapping[int, int]) -> bool:
-        """Whether so many epochs, or this bill (see `judge`), cost at most epsilon."""
-        return self.excess(mechanism, bill) <= 0
+    def covers(self, mechanism: Mechanism, releases: int | Mapping[int, int]) -> bool:
+        """Whether so many epochs, or these releases (see `judge`), cost at most epsilon."""
+        return self.excess(mechanism, releases) <= 0
 
-    def excess(self, mechanism: Mechanism, bill: int | Mapping[int, int]) -> float:
+    def excess(self, mechanism: Mechanism, releases: int | Mapping[int, int]) -> float:
         """ln of what it costs over epsilon: from -691 for nothing to 700 where the last epoch has too little noise."""
         if mechanism.no_guarantee():
             raise NoGuarantee(mechanism.no_guarantee())
         mechanism.sensitivity(self.adjacency)
-        bill = mechanism.bill(bill)
+        releases = releases_by_epoch(mechanism, releases)
         try:
-            representable(0.0, mechanism, bill)
+            representable(0.0, mechanism, releases)
         except NoGuarantee:
             return 700.0
-        cost = accountant_for(mechanism, bill, self.adjacency, self.utterances_per_person).epsilon(self.delta)
+        cost = accountant_for(mechanism, releases, self.adjacency, self.utterances_per_person).epsilon(self.delta)
         ratio = cost / self.epsilon * (1 + 1e-15)  # so that no rounding meets the budget
         return min(700.0, math.log(max(ratio, 1e-300)))
 
 
-def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget, near: float = 1.0) -> float:
-    """The smallest z0 with which so many epochs, or this bill, stay within the budget; all else as in `mechanism`.
+def calibrate_z0(mechanism: Mechanism, releases: int | Mapping[int, int], budget: Budget, near: float = 1.0) -> float:
+    """The smallest z0 with which so many epochs, or these releases, stay within the budget; all else as in `mechanism`.
 
     `near`: where the search begins.
 
@@ -72,7 +73,7 @@ def calibrate_z0(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Bu
 
     @cache
     def excess(log_z0: float) -> float:
-        overshoot = budget.excess(replace(mechanism, z0=math.exp(log_z0)), bill)
+        overshoot = budget.excess(replace(mechanism, z0=math.exp(log_z0)), releases)
         return 0.0 if -SPARED <= overshoot <= 0 else overshoot + SPARED / 2  # at 0 the search ends
 
     least, most = math.log(SMALLEST_Z), math.log(LARGEST_Z)
@@ -107,8 +108,8 @@ def most_epochs(mechanism: Mechanism) -> int:
     return MOST_DISTINCT if laborious else MOST_EPOCHS
 
 
-def affordable_tau(mechanism: Mechanism, bill: int | Mapping[int, int], budget: Budget) -> float | None:
-    """The largest decay rate tau with which so many epochs, or this bill, stay within the budget.
+def affordable_tau(mechanism: Mechanism, releases: int | Mapping[int, int], budget: Budget) -> float | None:
+    """The largest decay rate tau with which so many epochs, or these releases, stay within the budget.
 
     None where even tau 0 is too much. At most 1000, which comes back where the decay does not matter (one epoch).
 
@@ -117,12 +118,14 @@ def affordable_tau(mechanism: Mechanism, bill: int | Mapping[int, int], budget: 
     """
     if mechanism.decay is Decay.NONE:
         raise UsageError("without decay there is no tau to find: choose linear or exponential decay")
-    if not budget.covers(replace(mechanism, tau=0.0), bill):
+    if not budget.covers(replace(mechanism, tau=0.0), releases):
         return None
-    if budget.covers(replace(mechanism, tau=LARGEST_TAU), bill):
+    if budget.covers(replace(mechanism, tau=LARGEST_TAU), releases):
         return LARGEST_TAU
-    tau = brentq(lambda x: budget.excess(replace(mechanism, tau=x), bill), 0.0, LARGEST_TAU, xtol=1e-12, rtol=PRECISION)
+    tau = brentq(
+        lambda x: budget.excess(replace(mechanism, tau=x), releases), 0.0, LARGEST_TAU, xtol=1e-12, rtol=PRECISION
+    )
     less = PRECISION
-    while not budget.covers(replace(mechanism, tau=tau), bill):
+    while not budget.covers(replace(mechanism, tau=tau), releases):
         tau, less = max(0.0, tau * (1 - less) - 1e-12), 2 * less
     return tau

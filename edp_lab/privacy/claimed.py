@@ -15,8 +15,9 @@ from scipy.special import log_ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.gdp import check_delta, gdp_epsilon
-from edp_lab.privacy.mechanism import MOST_RELEASES, SMALLEST_RATE, Schedule
+from edp_lab.privacy.mechanism import SMALLEST_RATE
 from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.schedule import MOST_RELEASES, Schedule
 
 ALIASES = {  # what Opacus, jax_privacy, TensorFlow Privacy and fastDP call a setting
     "n": ("n", "dataset_size", "num_examples", "number_of_examples", "num_samples", "train_size", "sample_size"),

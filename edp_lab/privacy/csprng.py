@@ -125,3 +125,10 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def dropout_key(key: int, step: int, secret: bool) -> int:
+    """63 bits from which a step's dropout masks follow; they tell nothing of a secret key."""
+    if secret:
+        return int(SecretStream(key, Purpose.DROPOUT, step).words(1)[0] >> np.uint64(1))
+    return int(stream(key, Purpose.DROPOUT, step).integers(2**63))

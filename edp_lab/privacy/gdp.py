@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy.mechanism import Schedule
+from edp_lab.privacy.schedule import Schedule
 
 SMALLEST_DELTA = 1e-300  # below, floats lose digits
 GDP_ROUNDING = 2.0**-52  # relative spacing of floats

@@ -9,8 +9,10 @@ from decimal import ROUND_CEILING, Context, Decimal
 
 from edp_lab.errors import check_whole
 from edp_lab.privacy.gdp import Accountant, GaussianDP, check_delta
-from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee, of_training
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee
 from edp_lab.privacy.pld import GroupRenyiDP, PrivacyLossDistribution
+from edp_lab.privacy.schedule import releases_by_epoch, schedule_of, training_releases
+from edp_lab.privacy.scope import sampling_of, scope_of
 from edp_lab.privacy.zcdp import claim
 
 SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
@@ -25,32 +27,6 @@ FLOATS = (
     "it was added to (Mironov 2012)"
 )
 
-NEIGHBOURS: dict[str, str] = {
-    Adjacency.ZERO_OUT: "zero-out (the utterance's slot stays, its gradient is 0)",
-    Adjacency.REPLACE_ONE: "replace-one",
-    Adjacency.ADD_OR_REMOVE_ONE: "add or remove one utterance (n is public: zero-out under Poisson sampling)",
-}
-PUBLIC = (
-    "the number of utterances", "the split", "the label sets", "the vocabulary", "pretrained weights and vectors",
-    "the text behind a public alpha", "the hyper-parameters",
-)  # fmt: skip
-NOT_COVERED = (
-    "losses", "gradient norms", "validation scores", "checksums", "times", "any choice made by looking at them",
-)  # fmt: skip
-EXACT_NOISE = (
-    "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; rounding within the clipped "
-    "sum is charged, as gradients are clipped to C less 2^-11 of it, in large batches a little shorter: proven for "
-    "micro-batches whose gradients are formed one by one (one on each rank, or dp-sgd-naive), and where one pass forms "
-    "several or a frozen network has read many utterances at once, under the assumption that floats move two "
-    "neighbours' sums apart by less than C / 2,200; order and sampling: from the same cipher, where the seed is secret"
-)
-FLOAT_NOISE = "a float of a generator that is not cryptographic: its bits may tell more than epsilon says"
-SCOPE = (
-    "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
-    "aggregate and model but not the devices' messages; public by assumption: "
-    f"{', '.join(PUBLIC)}; not covered: {', '.join(NOT_COVERED[:-1])} and {NOT_COVERED[-1]}; noise: {{noise}}"
-)
-
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -62,7 +38,7 @@ class Guarantee:
         scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
         method: the accountant or bound that proved `epsilon`; "none" without an epsilon.
         adjacency: the neighbours, by dp_accounting's names.
-        epochs: how many were billed, a broken one as a whole.
+        epochs: how many were counted, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
         epsilon: the guaranteed epsilon at `delta`, under the `condition`; None if there is no guarantee.
         claimed_epsilon: what the paper's accounting says for the same z_t; None where it says nothing.
@@ -90,7 +66,7 @@ class Guarantee:
 
 def judge(
     mechanism: Mechanism | None,
-    bill: int | Mapping[int, int],
+    releases: int | Mapping[int, int],
     delta: float,
     seed_published: bool = True,
     adjacency: Adjacency | str | None = None,
@@ -102,8 +78,8 @@ def judge(
     told apart.
 
     Args:
-        bill: whole epochs, or how often an utterance may have taken part by epoch (`Mechanism.bill`,
-            `PrivacyLedger.bill`).
+        releases: whole epochs, or how often an utterance may have taken part by epoch (`releases_by_epoch`,
+            `PrivacyLedger.releases_by_epoch`).
         utterances_per_person: the guarantee covers anyone with up to this many utterances.
 
     Raises:
@@ -112,21 +88,21 @@ def judge(
     check_delta(delta)
     check_whole("utterances per person", utterances_per_person, 1)
     if mechanism is None:
-        epochs = len(bill) if isinstance(bill, Mapping) else bill
+        epochs = len(releases) if isinstance(releases, Mapping) else releases
         return replace(_blank(None, delta, int(epochs)), reason="trained without clipping and noise")
-    bill, people = mechanism.bill(bill), utterances_per_person
+    releases, people = releases_by_epoch(mechanism, releases), utterances_per_person
     neighbours = mechanism.neighbours(adjacency)
-    blank = _blank(mechanism, delta, len(of_training(bill)), neighbours, people)
+    blank = _blank(mechanism, delta, len(training_releases(releases)), neighbours, people)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.no_guarantee())
-    blank = replace(blank, claimed_epsilon=claim(mechanism, bill, delta).epsilon)
+    blank = replace(blank, claimed_epsilon=claim(mechanism, releases, delta).epsilon)
     try:
-        accountant = accountant_for(mechanism.with_public_alpha(), bill, neighbours, people)
+        accountant = accountant_for(mechanism.with_public_alpha(), releases, neighbours, people)
         bound = accountant.bound(delta)
-        epsilon = representable(bound.epsilon, mechanism, bill)
+        epsilon = representable(bound.epsilon, mechanism, releases)
     except NoGuarantee as none:
         return replace(blank, reason=mechanism.no_guarantee() or str(none))
-    scope = _scope(mechanism, neighbours, people, bound.method)
+    scope = scope_of(mechanism, neighbours, people, bound.method)
     blank = replace(blank, epsilon_if_alpha_public=epsilon, method=bound.method, scope=scope)
     if mechanism.no_guarantee():
         return replace(blank, reason=mechanism.no_guarantee())
@@ -141,17 +117,17 @@ def judge(
 
 def accountant_for(
     mechanism: Mechanism,
-    bill: Mapping[int, int],
+    releases: Mapping[int, int],
     adjacency: Adjacency | str | None = None,
     utterances_per_person: int = 1,
 ) -> Accountant:
     """The accountant to trust for this mechanism: the closed form, under Poisson sampling privacy loss distributions.
 
     Someone with several sampled utterances is accounted by group privacy. NoGuarantee: as
-    `Mechanism.schedule`.
+    `schedule_of`.
     """
     check_whole("utterances per person", utterances_per_person, 1)
-    schedule = mechanism.schedule(bill, adjacency)
+    schedule = schedule_of(mechanism, releases, adjacency)
     if utterances_per_person == 1:
         return _kind(mechanism, 1)(schedule)
     if mechanism.sampling_rate is None:
@@ -168,40 +144,22 @@ def _kind(mechanism: Mechanism, utterances_per_person: int) -> type[Accountant]:
 def guaranteed_epsilon(
     mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None
 ) -> float:
-    """The guaranteed epsilon at `delta` after `epochs` epochs, rounded up; NoGuarantee as `Mechanism.schedule`."""
-    return accountant_for(mechanism, mechanism.bill(epochs), adjacency).epsilon(delta)
+    """The guaranteed epsilon at `delta` after `epochs` epochs, rounded up; NoGuarantee as `schedule_of`."""
+    return accountant_for(mechanism, releases_by_epoch(mechanism, epochs), adjacency).epsilon(delta)
 
 
 def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: str = "", people: int = 1) -> Guarantee:
     """The verdict "none", to be filled in."""
     method, sampling = "none", ""
     if mechanism is not None:
-        method, sampling = _kind(mechanism, people).method, _sampling(mechanism)
-    scope = _scope(mechanism, adjacency, people, method)
+        method, sampling = _kind(mechanism, people).method, sampling_of(mechanism)
+    scope = scope_of(mechanism, adjacency, people, method)
     return Guarantee("none", scope, "", delta, method, str(adjacency), sampling, epochs, None, None, None, None)
 
 
-def _scope(mechanism: Mechanism | None, adjacency: str, people: int, method: str) -> str:
-    one_utterance = "one utterance (someone with several loses more: see utterances per person)"
-    return SCOPE.format(
-        method=method,
-        who=one_utterance if people == 1 else f"anyone with up to {people} utterances",
-        neighbours=NEIGHBOURS.get(adjacency, adjacency),
-        sampling="" if mechanism is None else _sampling(mechanism),
-        noise=EXACT_NOISE if mechanism is None or mechanism.exact_noise else FLOAT_NOISE,
-    )
-
-
-def _sampling(mechanism: Mechanism) -> str:
-    if mechanism.sampling_rate is None:
-        return "disjoint, one shuffled pass per epoch"
-    sampled = f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
-    return sampled if mechanism.micro_batch_size == 1 else f"{sampled}, in a micro-batch that a keyed hash of it gives"
-
-
-def representable(epsilon: float, mechanism: Mechanism, bill: Mapping[int, int]) -> float:
+def representable(epsilon: float, mechanism: Mechanism, releases: Mapping[int, int]) -> float:
     """The epsilon, unless numbers on a real machine cannot carry it."""
-    last = max(of_training(bill), default=0)
+    last = max(training_releases(releases), default=0)
     if mechanism.clip_norm < SMALLEST_CLIP:
         raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
     if not math.isfinite(epsilon):

@@ -32,7 +32,7 @@ import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr
 
-from edp_lab.privacy.mechanism import Schedule
+from edp_lab.privacy.schedule import Schedule
 
 UNIT = 2.0**-53  # relative error of one operation
 FINENESS = 1.2e-4  # of the losses' variance: what the grid adds to it, and about as much to epsilon

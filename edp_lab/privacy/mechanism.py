@@ -19,11 +19,10 @@ There is no third place where sigma, C, N or alpha is written down.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,8 +32,6 @@ Choice = TypeVar("Choice", bound=StrEnum)
 # Far beyond use; they keep every product of these numbers a float.
 LARGEST = 1e12  # C, z0 and alpha
 MOST = 10**6  # devices, utterances in a micro-batch, epochs
-MOST_RELEASES = 2.0**50
-SCALES = -1  # the "epoch" in a bill of the release of noised layer scales, before the first one
 SCALES_NOISE = 4.0  # its noise multiplier over the first epoch's: it costs a sixteenth of one release
 SMALLEST_RATE = 1e-9
 
@@ -98,8 +95,6 @@ class Mechanism:
             exactly once); q for Poisson sampling (each utterance takes part in each step with chance q, in a
             micro-batch chosen by a keyed hash of its index: cut by position, one utterance more would shift all the
             others; at micro-batch size 1 it is always alone).
-        shared_noise: all devices add the same noise vector, drawn from a common secret key, instead of independent
-            ones of the same total. An adversary who sees the devices' messages could cancel it.
         exact_noise: the noise is an ideal normal, rounded together with the sum (`edp_lab.privacy.exact_noise`): what
             is released is what is accounted. Else it is a float, and the accounting is true of real numbers only.
             Ledgers that do not say tell of floats.
@@ -115,7 +110,6 @@ class Mechanism:
     alpha: Alpha
     alpha_max: float = 1.0
     sampling_rate: float | None = None
-    shared_noise: bool = False
     exact_noise: bool = False
 
     @classmethod
@@ -145,12 +139,11 @@ class Mechanism:
         tau: float = 0.0,
         alpha: Alpha | str = Alpha.NONE,
         sampling_rate: float | None = None,
-        shared_noise: bool = False,
         exact_noise: bool = True,
     ) -> Mechanism:
         """The version whose guarantee holds: central Gaussian noise, calibrated to the true sensitivity."""
         rate, scales = _choice(Decay, decay), _choice(Alpha, alpha)
-        shape = (num_devices, micro_batch_size, scales, 1.0, sampling_rate, shared_noise, exact_noise)
+        shape = (num_devices, micro_batch_size, scales, 1.0, sampling_rate, exact_noise)
         return cls(Variant.SOUND, clip_norm, z0, rate, tau, *shape)
 
     def __post_init__(self) -> None:
@@ -178,10 +171,10 @@ class Mechanism:
         if self.variant is Variant.AS_PRINTED:
             if self.alpha is Alpha.NOISED:
                 raise UsageError("Algorithm 1 as printed knows no noised alpha: take the sound mechanism")
-            if self.sampling_rate is not None or self.shared_noise or self.exact_noise:
+            if self.sampling_rate is not None or self.exact_noise:
                 raise UsageError(
-                    "Algorithm 1 as printed has disjoint batches and independent float noise: drop the sampling rate, "
-                    "shared and exact noise, or take the sound mechanism"
+                    "Algorithm 1 as printed has disjoint batches and independent float noise: drop the sampling rate "
+                    "and exact noise, or take the sound mechanism"
                 )
         elif self.alpha is Alpha.PRIVATE:
             raise UsageError(
@@ -251,8 +244,8 @@ class Mechanism:
         return z * self.sensitivity()
 
     def device_noise_std(self, epoch: int) -> float:
-        """Standard deviation of the noise that each device adds to its share of the sum, independent or shared."""
-        return self.noise_std(epoch) / (self.num_devices if self.shared_noise else math.sqrt(self.num_devices))
+        """Standard deviation of the noise that each device adds to its share of the sum, independently."""
+        return self.noise_std(epoch) / math.sqrt(self.num_devices)
 
     def scales_noise_std(self) -> float:
         """Standard deviation of the noise on each layer norm of sum_i u_i, from which noised scales are made.
@@ -269,52 +262,6 @@ class Mechanism:
         """
         return self.noise_std(epoch) / self.sensitivity(adjacency)
 
-    def bill(self, epochs: int | Mapping[int, int] | None = None, steps: int | None = None) -> dict[int, int]:
-        """How many releases an utterance may take part in, by epoch: of whole epochs, or of so many Poisson steps.
-
-        What is a bill already is given back.
-
-        Raises:
-            UsageError: numbers that are not whole, or steps with disjoint batches.
-        """
-        if isinstance(epochs, Mapping):
-            if steps is not None:
-                raise UsageError("a bill and a number of steps: give one of them")
-            return dict(epochs)
-        if epochs is not None:
-            whole = isinstance(epochs, Integral) and 0 <= epochs <= MOST
-            _check("number of epochs", epochs, whole, f"a whole number from 0 to {MOST:,}")
-            full, rest = epochs, 0
-        elif self.sampling_rate is None:
-            raise UsageError("a number of steps needs a sampling rate: disjoint batches are billed by epoch")
-        else:
-            whole = isinstance(steps, Integral) and steps >= 0
-            _check("number of steps", -1 if steps is None else steps, whole, "a whole number, 0 or more")
-            full, rest = divmod(int(steps or 0), self.releases_per_epoch)
-            _check("number of steps", int(steps or 0), full <= MOST, f"at most {MOST:,} epochs")
-        counts = {**dict.fromkeys(range(full), self.releases_per_epoch), **({full: rest} if rest else {})}
-        return {SCALES: 1, **counts} if self.alpha is Alpha.NOISED and counts else counts
-
-    def schedule(self, bill: Mapping[int, int], adjacency: Adjacency | str | None = None) -> Schedule:
-        """What an accountant composes for `bill` (see `Mechanism.bill`, `PrivacyLedger.bill`).
-
-        Raises:
-            NoGuarantee: as `sensitivity`; alpha from private gradients; no noise, or so little that z is no float.
-        """
-        unbounded = self.no_guarantee()
-        if unbounded:
-            raise NoGuarantee(unbounded)
-        ratio = self.noise_multiplier(0, adjacency)
-        noised = self.alpha is Alpha.NOISED and len(bill) > 0
-        epochs, counts = bill_arrays(of_training(bill) if noised else bill)
-        z = ratio * self.decay.factors(epochs, self.tau)
-        if noised:  # at least once, whether or not the bill says so
-            _, [scales] = bill_arrays({0: bill.get(SCALES, 1)})
-            z, counts = np.append(z, SCALES_NOISE * ratio), np.append(counts, max(1, scales))
-        if len(z) and not z.min() > 0:
-            raise NoGuarantee("the noise has decayed to nothing, so epsilon is infinite")
-        return Schedule(z, counts, 1.0 if self.sampling_rate is None else self.sampling_rate)
-
     def no_guarantee(self) -> str:
         """Why this mechanism guarantees nothing, whatever the number of epochs; empty where it does."""
         if self.z0 == 0:
@@ -326,80 +273,6 @@ class Mechanism:
     def with_public_alpha(self) -> Mechanism:
         """The same, had its layer scales come from public text; without private ones it stays as it is."""
         return replace(self, alpha=Alpha.PUBLIC) if self.alpha is Alpha.PRIVATE else self
-
-
-def of_training(bill: Mapping[int, int]) -> dict[int, int]:
-    """A bill without the release of layer scales: epochs only."""
-    return {epoch: count for epoch, count in bill.items() if epoch != SCALES}
-
-
-def bill_arrays(bill: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Epoch numbers and counts of a bill: (T), (T); UsageError if one of them is no whole number, 0 or more."""
-    if not bill:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    arrays = np.array(list(bill.keys())), np.array(list(bill.values()))
-    if not all(array.dtype.kind in "iu" and array.min() >= 0 for array in arrays):
-        raise UsageError("a bill must give, for epochs counted from 0, how many releases there were: whole numbers")
-    return arrays
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What an accountant composes: `counts[k]` Gaussian releases of noise multiplier `noise_multipliers[k]`, adaptive.
-
-    The sensitivity under the adjacency in question is already divided out. Equal multipliers are merged and the rest
-    sorted: a schedule does not depend on the order of its parts. UsageError for what is no such number.
-
-    Attributes:
-        noise_multipliers: (K) z > 0, rising.
-        counts: (K) whole numbers, at least 1.
-        sampling_rate: q in (0, 1], the chance with which an utterance takes part in a release, independently (Poisson);
-            1 where it takes part in every one of them, as with one release per epoch of disjoint batches.
-    """
-
-    noise_multipliers: np.ndarray
-    counts: np.ndarray
-    sampling_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        z, counts = np.atleast_1d(np.asarray(self.noise_multipliers, float)), np.atleast_1d(np.asarray(self.counts))
-        check_sampling_rate(self.sampling_rate)
-        if z.shape != counts.shape or z.ndim != 1:
-            raise UsageError(f"{z.size} noise multipliers and {counts.size} counts: give one count for each")
-        if not (np.isfinite(z) & (z > 0)).all():
-            raise UsageError("a noise multiplier z must be a number above 0: without noise epsilon is infinite")
-        whole = np.isfinite(counts) & (counts >= 0) & (counts == np.floor(counts))
-        if not whole.all() or counts.astype(float).sum() > MOST_RELEASES:
-            raise UsageError(f"the number of releases must be a whole number from 0 to {MOST_RELEASES:.0e}")
-        merged, place = np.unique(z[counts > 0], return_inverse=True)
-        total = np.zeros(len(merged), dtype=np.int64)
-        np.add.at(total, place, counts[counts > 0].astype(np.int64))
-        object.__setattr__(self, "noise_multipliers", merged)
-        object.__setattr__(self, "counts", total)
-
-    @property
-    def mu(self) -> float:
-        """sqrt(sum counts / z^2): the releases are mu-GDP where everyone takes part (Dong et al. 2022, cor. 3.3)."""
-        if not len(self.counts):
-            return 0.0
-        smallest = float(self.noise_multipliers[0])
-        total = math.sqrt(float(np.sum(self.counts * (smallest / self.noise_multipliers) ** 2)))
-        return total / smallest * (1 + 1e-14) if smallest > 1e-300 else math.inf  # rounded up
-
-    def events(self) -> Any:
-        """The same as a dp_accounting event, to be judged under its ADD_OR_REMOVE_ONE.
-
-        Its REPLACE_ONE would double the shift again: the sensitivity is divided out already.
-        """
-        import dp_accounting as dp
-
-        releases = []
-        for z, count in zip(self.noise_multipliers.tolist(), self.counts.tolist(), strict=True):
-            event: dp.DpEvent = dp.GaussianDpEvent(z)
-            if self.sampling_rate != 1:
-                event = dp.PoissonSampledDpEvent(self.sampling_rate, event)
-            releases.append(dp.SelfComposedDpEvent(event, count))
-        return dp.ComposedDpEvent(releases)
 
 
 def check_sampling_rate(rate: float) -> None:

@@ -27,7 +27,7 @@ from edp_lab.privacy.gdp import (
     gdp_epsilon,
 )
 from edp_lab.privacy.losses import HARD, LOOSE, RARE, Losses, log_sum
-from edp_lab.privacy.mechanism import Schedule
+from edp_lab.privacy.schedule import Schedule
 
 SMALLEST_Z = 0.05  # below, losses and moments would need too fine a grid
 MOST = 1e9  # releases

@@ -15,7 +15,8 @@ import numpy as np
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.gdp import check_delta, check_everyone, check_loss
-from edp_lab.privacy.mechanism import Mechanism, Schedule, bill_arrays, of_training
+from edp_lab.privacy.mechanism import Mechanism
+from edp_lab.privacy.schedule import Schedule, epochs_and_counts, releases_by_epoch, training_releases
 
 
 @dataclass(frozen=True)
@@ -84,25 +85,25 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
-def claimed_accountant(mechanism: Mechanism, bill: Mapping[int, int]) -> ReshufflingZCDP | SamplingZCDP:
+def claimed_accountant(mechanism: Mechanism, releases: Mapping[int, int]) -> ReshufflingZCDP | SamplingZCDP:
     """The paper's own accounting, z_t taken at face value; reshuffling for disjoint batches, else random sampling.
 
     Raises:
         UsageError: random sampling outside the range of Yu's bound, or no noise.
     """
-    epochs, counts = bill_arrays(of_training(bill))
+    epochs, counts = epochs_and_counts(training_releases(releases))
     z = mechanism.z0 * mechanism.decay.factors(epochs, mechanism.tau)
     if mechanism.sampling_rate is None:
         return ReshufflingZCDP(Schedule(z, counts))
     return SamplingZCDP(Schedule(z, counts, mechanism.sampling_rate))
 
 
-def claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> Claim:
+def claim(mechanism: Mechanism, releases: Mapping[int, int], delta: float) -> Claim:
     """The claim of `claimed_accountant`, or why there is none."""
     method = (ReshufflingZCDP if mechanism.sampling_rate is None else SamplingZCDP).method
     check_delta(delta)
     try:
-        accountant = claimed_accountant(mechanism, bill)
+        accountant = claimed_accountant(mechanism, releases)
     except UsageError as refused:
         return Claim(None, None, method, str(refused))
     epsilon = accountant.epsilon(delta)
@@ -113,4 +114,4 @@ def claim(mechanism: Mechanism, bill: Mapping[int, int], delta: float) -> Claim:
 
 def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
     """The epsilon that the paper's accounting claims after `epochs` epochs; UsageError as `claimed_accountant`."""
-    return claimed_accountant(mechanism, mechanism.bill(epochs)).epsilon(delta)
+    return claimed_accountant(mechanism, releases_by_epoch(mechanism, epochs)).epsilon(delta)

@@ -46,10 +46,10 @@ from edp_lab.models.crf import CRF, forward_backward, path_score
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.models.lstm import BiLSTM
 from edp_lab.reproduce.printed import TABLE_2
+from edp_lab.training.build import make_optimizer
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.gradients import trainable
 from edp_lab.training.launch import end_rank
-from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.session import start_accelerator
 from edp_lab.training.trainer import Trainer
 

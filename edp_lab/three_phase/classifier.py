@@ -32,8 +32,8 @@ from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.perturbation import printed_sigma
 from edp_lab.three_phase.settings import ClassifierSettings
 from edp_lab.training.batches import Batches
+from edp_lab.training.build import make_optimizer
 from edp_lab.training.gradients import ghost_gradients, plain_gradient, trainable
-from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.private_step import PrivateStep
 from edp_lab.training.run_files import versions
 

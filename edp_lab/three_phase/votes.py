@@ -26,12 +26,13 @@ from scipy.special import ndtr
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge, zcdp_epsilon
-from edp_lab.privacy.composition import advanced_composition, parallel_composition
 from edp_lab.privacy.foundations import (
     ROUND_UP,
+    advanced_composition,
     analytic_gaussian_sigma,
     gaussian_release,
     laplace_scale,
+    parallel_composition,
     report_noisy_max,
 )
 from edp_lab.privacy.gdp import check_delta

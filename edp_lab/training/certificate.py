@@ -20,8 +20,10 @@ from edp_lab.files import read_json, write_whole
 from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
-from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
-from edp_lab.privacy.mechanism import Alpha, Mechanism, of_training
+from edp_lab.privacy.guarantee import HOLDS, upward
+from edp_lab.privacy.mechanism import Alpha, Mechanism
+from edp_lab.privacy.schedule import training_releases
+from edp_lab.privacy.scope import EXACT_NOISE, NEIGHBOURS, PUBLIC
 from edp_lab.training.run_files import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
@@ -44,11 +46,11 @@ def certificate(folder: Path) -> dict[str, Any]:
         UsageError: the run has no ledger, the ledger does not fit the record, or no epsilon holds or means anything.
     """
     ledger, record = run_ledger(folder), read_record(folder)
-    mechanism, bill, config = ledger.mechanism, ledger.bill(), record["config"]
-    held = judge(mechanism, bill, config["delta"], config["private_seed"] is not True)
+    mechanism, releases, config = ledger.mechanism, ledger.releases_by_epoch(), record["config"]
+    held = judge(mechanism, releases, config["delta"], config["private_seed"] is not True)
     if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
-    attack, splits = accountant_for(mechanism, bill), record["corpus"]["splits"]
+    attack, splits = accountant_for(mechanism, releases), record["corpus"]["splits"]
     protected = splits["train"]
     if not meaningful(held.delta, protected):
         raise UsageError(f"{folder} gets no certificate: delta {held.delta:g} is not below 1/n = {1 / protected:.3g}")
@@ -61,9 +63,9 @@ def certificate(folder: Path) -> dict[str, Any]:
         "accountant": held.method,
         "best_attack_auc": attack.best_auc(),
         "protected": protected,
-        "releases": sum(bill.values()),
+        "releases": sum(releases.values()),
         "clip_norm": mechanism.clip_norm,
-        "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in of_training(bill)}),
+        "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in training_releases(releases)}),
         "noise": EXACT_NOISE,
         "public_by_assumption": [*_public(mechanism, record), *_start(record)],
         "not_covered": [

@@ -29,7 +29,7 @@ COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: m
 CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
-NOISES = ("aggregate", "per-device", "shared")
+NOISES = ("aggregate", "per-device")
 OPTIMIZERS = ("adam", "dp-adam")
 PRECISIONS = ("float32", "float64")
 OPTIONS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # not named as their fields
@@ -68,7 +68,7 @@ class TrainConfig:
 
     Beside each field stands what it is, which is also the help of ``edp-lab train``; see also
     `edp_lab.privacy.Mechanism` (what z0 means), `edp_lab.training.trainer` (sampling) and
-    `edp_lab.training.optimizers`. A setting that is out of range or does not go with another is a UsageError.
+    `edp_lab.training.build`. A setting that is out of range or does not go with another is a UsageError.
 
     Between micro-batches of ceil(batch / N), as in the paper, and of 1 lies the ladder: a device holds several. The
     weight of the intent matters because a clipped gradient points where the larger part of the loss is. Dropout drops
@@ -142,8 +142,7 @@ class TrainConfig:
     ] = False
     noise: Annotated[
         str,
-        "aggregate: one draw for all devices; per-device: N draws, as real ranks do; shared: one secret draw that "
-        "every device adds.",
+        "aggregate: one draw for all devices; per-device: N draws, as real ranks do.",
     ] = "aggregate"
     keep_duplicates_together: Annotated[bool, "Keep verbatim duplicates on one side of the split."] = True
 
@@ -293,5 +292,4 @@ class TrainConfig:
         size = min(self.largest_micro_batch, self.batch_size)
         mechanism = build(self.clip_norm, self.z0, self.num_devices, size, self.decay, self.tau, self.alpha_source)
         exact = mechanism.exact_noise and self.noise != "per-device"
-        mechanism = replace(mechanism, shared_noise=self.noise == "shared", exact_noise=exact)
-        return replace(mechanism, sampling_rate=sampling_rate)
+        return replace(mechanism, exact_noise=exact, sampling_rate=sampling_rate)

@@ -19,7 +19,7 @@ from typing import Any
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import regular
 from edp_lab.privacy import Mechanism
-from edp_lab.privacy.mechanism import SCALES
+from edp_lab.privacy.schedule import SCALES
 
 LEDGER = "ledger.jsonl"
 
@@ -111,15 +111,15 @@ class PrivacyLedger:
             self._append({"epoch": epoch, "step": step, "key": place[1]})
 
     def begin(self, epoch: int, step: int, key: int) -> Future[None]:
-        """`write` in the background, while the step's gradients are computed. One at a time; `bill` counts it."""
+        """`write` in the background, one at a time, while the gradients are computed; `releases_by_epoch` counts it."""
         self._begun = self._writer.submit(self.write, epoch, step, key)
         return self._begun
 
-    def bill(self) -> dict[int, int]:
+    def releases_by_epoch(self) -> dict[int, int]:
         """How often one utterance may have taken part, by epoch: what `edp_lab.privacy.judge` wants.
 
         With disjoint batches once per epoch and key: each pass under one key holds every utterance at most once, and a
-        pass that was begun is billed as a whole. Under Poisson sampling once per step and key.
+        pass that was begun counts as a whole. Under Poisson sampling once per step and key.
         """
         wait([self._begun] if self._begun else [])
         epochs = list(self.releases.values())

@@ -2,6 +2,15 @@
 
 `PrivateStep` is what you use in a training loop of your own. It refuses modules that keep something of the examples
 beside the gradient, such as BatchNorm's running statistics.
+
+**Layer scales** alpha_k, by which eDP-SGD divides each layer before it clips, come from
+
+    public    gradients on public text (`public_scales`): cost nothing
+    noised    norms of a clipped mean gradient, with noise (`noised_scales`): a release of its own, which is counted
+    private   the first private gradient, as in the paper (`mean_scales`): no guarantee is left
+
+The paper only says "proportional to the norm of gradient calculated on the first iteration". The constant is not
+another parameter: step(s alpha, C, z) = step(alpha, s C, z / s). So the largest scale is 1 here.
 """
 
 from __future__ import annotations
@@ -9,10 +18,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,19 +29,30 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from edp_lab.corpora import load_corpus
 from edp_lab.errors import UsageError, check_whole
+from edp_lab.models.ghost_clipping.bookkeeping import row_norms
+from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.privacy.csprng import Purpose
+from edp_lab.privacy.exact_noise import Piece, release
 from edp_lab.training.batches import shard
-from edp_lab.training.config import NOISES
-from edp_lab.training.dp_step import Clipped, Released, add_noise, clip, most_micro_batches, noise_stds
-from edp_lab.training.gradients import FlatGradient, LoopGradient, MicroGradients, trainable
-from edp_lab.training.layer_scales import mean_scales
+from edp_lab.training.config import NOISES, TrainConfig
+from edp_lab.training.dp_step import SMALLEST_ALPHA, Clipped, Released, add_noise, clip, noise_stds
+from edp_lab.training.gradients import (
+    FlatGradient,
+    Layout,
+    LoopGradient,
+    MicroGradients,
+    check_finite,
+    layer_norms,
+    model_gradients,
+    most_micro_batches,
+    trainable,
+)
 from edp_lab.training.ledger import fingerprint
 from edp_lab.training.noise import ExactNoise, FloatNoise, NoiseSource
 
-CONTAINERS = ("_parameters", "_buffers", "_modules")  # torch's containers of what a module holds
-PLAIN = (bool, int, float, complex, str, bytes)
-NESTED = 4  # containers and objects within one another that are looked into
 THREADS = 4  # for exact noise: more share too little work
 T = TypeVar("T")
 
@@ -45,11 +64,11 @@ class PrivateStep(FlatGradient):
         model: its parameters with ``requires_grad`` are trained.
         epochs: how many are billed; a step of a later one is refused.
         key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
-        noise: "per-device" draws as many float noises as there are devices; "aggregate" and "shared" draw once.
+        noise: "per-device" draws as many float noises as there are devices, "aggregate" one.
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
 
     Attributes:
-        alpha: (K) layer scales, see `edp_lab.training.layer_scales`, or None for all 1. From private gradients they are
+        alpha: (K) layer scales, see the head of this file, or None for all 1. From private gradients they are
             set by the first step; public and noised ones are to be set before it.
 
     Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
@@ -185,19 +204,17 @@ class PrivateStep(FlatGradient):
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """UsageError if the block changes what a module keeps: it would be released, or steer later steps, without noise.
+    """UsageError if the block changes a parameter or a buffer, which would be released or steer later steps unnoised.
 
-    Watched are the modules of the model and any other one that is called in the block: their parameters, their buffers,
-    and numbers, text, arrays and tensors in their attributes and those of their classes, also within containers and
-    plain objects. A weight that a hook makes again before each call, as `torch.nn.utils.weight_norm` does, is not.
-    Global variables and what a closure holds are out of sight.
+    Watched are the modules of the model and any other one that is called in the block. What a module keeps elsewhere,
+    in an attribute or a global variable, is out of sight.
     """
     names = {module: name for name, module in model.named_modules()}
-    before = {module: _state(module) for module in names}
+    before = {module: _tensors(module) for module in names}
 
     def called(module: nn.Module, _: object) -> None:
         if module not in before:
-            before[module] = _state(module)
+            before[module] = _tensors(module)
 
     hook = nn.modules.module.register_module_forward_pre_hook(called)
     try:
@@ -205,7 +222,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     finally:
         hook.remove()
     for module, earlier in before.items():
-        now = _state(module)
+        now = _tensors(module)
         changed = sorted(name for name in earlier.keys() | now.keys() if earlier.get(name) != now.get(name))
         if changed:
             raise UsageError(
@@ -213,6 +230,21 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 "what a layer keeps of the examples is not covered by any noise; put the layer into eval mode, or use "
                 "one that keeps nothing, such as GroupNorm or LayerNorm"
             )
+
+
+def _tensors(module: nn.Module) -> dict[str, object]:
+    """Digests of the module's own parameters and buffers, by name."""
+    tensors = {**module._parameters, **module._buffers}
+    return {name: _digest(tensor) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _digest(tensor: Tensor) -> object:
+    """Shape and checksum of the numbers: unlike a version counter, it sees what was written through ``.data``."""
+    try:
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError):  # sparse, quantised or on no device
+        return id(tensor), tensor._version
+    return tuple(tensor.shape), zlib.crc32(numbers.data)
 
 
 def computed_now(compute: Callable[[], Tensor]) -> Tensor:
@@ -239,37 +271,72 @@ def _number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def _state(module: nn.Module) -> dict[str, object]:
-    """What the module itself and its class hold, by name, without what its children do."""
-    remade = {getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()}
-    shared = {name: value for name, value in vars(type(module)).items() if not name.startswith("__")}
-    attributes = {name: value for name, value in vars(module).items() if name not in CONTAINERS}
-    kept = {**shared, **attributes, **module._parameters, **module._buffers}
-    return {name: mark for name, value in kept.items() if name not in remade and (mark := _mark(value)) is not None}
+# ---- Layer scales ----------------------------------------------------------------------------------------------------
+
+MOST_SHARED = 0.1  # share of "public" utterances that may also be in the training set: short commands coincide
 
 
-def _mark(value: Any, depth: int = NESTED) -> object:
-    """Something that differs if what is held differs; None for what holds nothing that could."""
-    if isinstance(value, Tensor):
-        return _digest(value)
-    if isinstance(value, np.ndarray):
-        return value.shape, zlib.crc32(np.ascontiguousarray(value).tobytes())
-    if isinstance(value, PLAIN):
-        return repr(value)
-    if value is None or isinstance(value, nn.Module | ModuleType | type) or callable(value) or depth == 0:
-        return None
-    if isinstance(value, Mapping):
-        value = list(value.items())
-    elif not isinstance(value, Collection):
-        value = list(getattr(value, "__dict__", {}).items())
-    marks = [_mark(item, depth - 1) for item in value]
-    return marks if any(mark is not None for mark in marks) else None
+def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
+    """alpha_k (K): norm of the devices' mean gradient (P) per layer, largest 1; a layer without gradient gets 1."""
+    norms = layer_norms(gradient[None], layout)
+    check_finite(norms, layout)
+    if norms.max() == 0:
+        return torch.ones_like(norms[0])
+    scales = norms[0] / norms.max()
+    return torch.where(scales > 0, scales.clamp_min(SMALLEST_ALPHA), torch.ones_like(scales))
 
 
-def _digest(tensor: Tensor) -> object:
-    """Shape and checksum of the numbers: unlike a version counter, it sees what was written through ``.data``."""
-    try:
-        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    except (RuntimeError, TypeError):  # sparse, quantised or on no device
-        return id(tensor), tensor._version
-    return tuple(tensor.shape), zlib.crc32(numbers.data)
+def mean_scales(flat: FlatGradient, divisor: int, gradients: Sequence[MicroGradients]) -> Tensor:
+    """alpha (K) from the mean of these gradients of all ranks, without clipping or noise.
+
+    `divisor`: the fixed number of micro-batches over which the mean is taken.
+    """
+    flat.gradient.zero_()
+    for some in gradients:
+        some.add_weighted_sum(torch.ones(len(some.norms()), device=flat.gradient.device), flat.gradient)
+    flat.sum_over_ranks()
+    return layer_scales(flat.gradient.div_(divisor), flat.layout)
+
+
+def noised_scales(
+    flat: FlatGradient, divisor: int, gradients: Sequence[MicroGradients], mechanism: Mechanism, key: int
+) -> Tensor:
+    """alpha (K): layer norms of the mean of these gradients, clipped as a step's are, with noise; largest 1.
+
+    Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to be
+    in the ledger before. A norm that cannot be told from noise counts as one standard deviation of it.
+    """
+    clipped = clip(gradients, mechanism, flat.layout, None, divisor, flat.gradient, flat.world)
+    flat.sum_over_ranks()
+    dense = (layer.to_dense() if layer.is_sparse else layer for layer in clipped.layers)
+    norms = clipped.scale * torch.cat([row_norms(layer[None].double()) for layer in dense])
+    std, noised = mechanism.scales_noise_std() / divisor, norms.cpu()
+    release([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
+    noised = noised.to(norms.device).clamp_min(std)
+    return (noised / noised.max()).to(flat.gradient.dtype)
+
+
+def public_scales(
+    flat: FlatGradient, divisor: int, model: IntentSlotModel, config: TrainConfig, training: Sequence[tuple[str, ...]]
+) -> Tensor:
+    """alpha (K) from the first utterances of a public corpus that carry labels the model knows.
+
+    `training`: the tokens of each utterance to be protected, which a public corpus does not contain.
+    """
+    corpus = load_corpus(config.alpha_corpus)
+    usable = [u for u in corpus.utterances if model.labels.covers(u)][: config.batch_size]
+    if len(usable) < config.num_devices:
+        raise UsageError(
+            f"alpha corpus {config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
+            f"{config.corpus!r}: give public text annotated with the same labels"
+        )
+    protected = set(training)
+    if sum(u.tokens in protected for u in usable) > MOST_SHARED * len(usable):
+        raise UsageError(
+            f"alpha corpus {config.alpha_corpus!r} shares utterances with the training set, so it is not "
+            "public: give separate text"
+        )
+    micro_batches = np.array_split(np.arange(len(usable)), config.num_devices)
+    local = shard(config.num_devices, flat.rank, flat.world)
+    data, micro_batches = model.dataset(usable), micro_batches[local.start : local.stop]
+    return mean_scales(flat, divisor, model_gradients(model, data, micro_batches, None, flat.layout))

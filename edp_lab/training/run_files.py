@@ -231,7 +231,7 @@ def run_ledger(run: str | Path) -> PrivacyLedger:
     return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), position.get("chain"))
 
 
-def bill(
+def record_guarantee(
     record: dict[str, Any],
     mechanism: Mechanism | None,
     ledger: PrivacyLedger | None,
@@ -241,7 +241,7 @@ def bill(
 
     Returns epsilons, and the noise of the last of `epochs` epochs.
     """
-    config, releases = record["config"], epochs if ledger is None else ledger.bill()
+    config, releases = record["config"], epochs if ledger is None else ledger.releases_by_epoch()
     published = config["private_seed"] is not True
     verdict = asdict(judge(mechanism, releases, config["delta"], published))
     names = ("claimed_epsilon", "epsilon", "epsilon_if_alpha_public")

@@ -31,6 +31,7 @@ from edp_lab.privacy.guarantee import HOLDS
 from edp_lab.training import EpochDone, Event, Listener, StepDone, checkpoint, run_files
 from edp_lab.training.certificate import CERTIFICATE, meaningful, write_certificate
 from edp_lab.training.config import TrainConfig
+from edp_lab.training.evaluate import evaluate_model
 from edp_lab.training.launch import PATIENCE, Ranks, launched, leave_group, lost, rank, watch_launcher
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
 from edp_lab.training.trainer import Trainer
@@ -86,7 +87,7 @@ def train_here(
         data = split(corpus, config.seed, **config.split)
         trainer = Trainer(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
         if resuming:
-            trainer.resume(folder)
+            _resume_from_state(trainer, folder)
         if config.processes > 1:
             state = [asdict(trainer.progress), checkpoint.digest(dict(trainer.parameters))]
             _agree(accelerator, state, "states: resume with one folder")
@@ -97,12 +98,31 @@ def train_here(
                 # Nothing can be refused any more, and the record does not say yet that it is in use.
                 hint = "remove what is there, and resume again" if resuming else "choose another --out"
                 run_files.write_secret(folder, trainer.key, hint)
-            trainer.bill()
+            trainer.record_guarantee()
             run_files.write_record(folder, trainer.record)
         _train(trainer, folder, listener, stop)
         if trainer.main and trainer.record["status"] == "finished":
             _complete(folder, trainer.record)
     return trainer.record
+
+
+def _resume_from_state(trainer: Trainer, folder: Path) -> None:
+    """Go on from the last state that was saved in `folder`, if there is one."""
+    steps = trainer.batches.steps_per_epoch
+    earlier = checkpoint.load_state(folder, trainer.parameters, trainer.optimizer, steps)
+    if earlier is not None:
+        trainer.progress, alpha = earlier
+        trainer.record["epochs"] = trainer.progress.rows
+        if trainer.private is not None and alpha is not None:
+            trainer.private.alpha = alpha.to(trainer.accelerator.device)
+
+
+def _finish(trainer: Trainer) -> None:
+    """Score the model as it is on the test split, beside the guarantee of everything that was released."""
+    rows = trainer.progress.rows
+    training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
+    scores = evaluate_model(trainer.model, trainer.test, trainer.accelerator)
+    trainer.record["final"] = {**training, **asdict(scores), **trainer.record_guarantee()}
 
 
 def _complete(folder: Path, record: dict[str, Any]) -> None:
@@ -133,28 +153,28 @@ def _agree(accelerator: Accelerator, value: Any, what: str) -> None:
 def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.Event) -> None:
     try:
         status = trainer.train(folder, listener, stop)
-        trainer.finish()
+        _finish(trainer)
         trainer.save_model(folder, status)
     except KeyboardInterrupt:
         if trainer.accelerator.num_processes > 1:
             raise
-        trainer.bill()
+        trainer.record_guarantee()
         trainer.record["status"] = "interrupted"
         # The last state stays, so that a resumed run goes on from a whole step.
         run_files.write_record(folder, trainer.record)
-        trainer.finish()
+        _finish(trainer)
         trainer.save_model(folder, "interrupted")
     except UsageError as error:
         if trainer.main:
-            _write_failed(folder, trainer.record, trainer.bill(), error)
+            _write_failed(folder, trainer.record, trainer.record_guarantee(), error)
         raise
 
 
-def _write_failed(folder: Path, record: dict[str, Any], bill: dict[str, float | None], error: UsageError) -> None:
+def _write_failed(folder: Path, record: dict[str, Any], epsilons: dict[str, float | None], error: UsageError) -> None:
     unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
     with suppress(UsageError):  # on a full disk the earlier record stays, and what matters is the first error
         run_files.write_record(
-            folder, {**record, "final": {**unknown, **bill}, "status": "failed", "error": str(error)}
+            folder, {**record, "final": {**unknown, **epsilons}, "status": "failed", "error": str(error)}
         )
 
 
@@ -193,12 +213,12 @@ def _start(
         if not record.exists():
             raise UsageError(str(error).removesuffix(f": {hint}")) from None  # there is nothing to go on with
         if record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
-            _bill_failed(folder, error)
+            _record_failed(folder, error)
         raise
     return run_files.read_record(folder)
 
 
-def _bill_failed(folder: Path, error: UsageError) -> None:
+def _record_failed(folder: Path, error: UsageError) -> None:
     """For ranks that died and could not do so themselves; the ledger knows all that they released."""
     with suppress(UsageError), run_files.locked(folder):
         record = run_files.read_record(folder)
@@ -206,7 +226,7 @@ def _bill_failed(folder: Path, error: UsageError) -> None:
             ledger = None if record["ledger"] is None else PrivacyLedger.open(folder / LEDGER, record["ledger"])
             epochs = min(len(record["epochs"]) + 1, record["config"]["epochs"])
             mechanism = None if ledger is None else ledger.mechanism
-            _write_failed(folder, record, run_files.bill(record, mechanism, ledger, epochs), error)
+            _write_failed(folder, record, run_files.record_guarantee(record, mechanism, ledger, epochs), error)
 
 
 def start_accelerator(processes: int, device: str | None = None) -> Accelerator:

@@ -4,7 +4,7 @@
     clip                  each to norm C, and average them            `edp_lab.training.dp_step`
     ledger                records the step before noise is drawn      `edp_lab.training.ledger`
     sum over ranks, then add_noise                                    `edp_lab.training.dp_step`
-    optimizer.step        sees nothing but what was released          `edp_lab.training.optimizers`
+    optimizer.step        sees nothing but what was released          `edp_lab.training.build`
 
 The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener.
 `edp_lab.training.session` starts it, on several processes by `edp_lab.training.launch`.
@@ -26,26 +26,31 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from edp_lab.corpora import Corpus, Split
-from edp_lab.corpora.encoding import Dataset, Labels
+from edp_lab.corpora.encoding import Dataset
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, save_model
+from edp_lab.models import save_model
 from edp_lab.models.factory import model_checksum
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.public_start import check_unseen, made_of
-from edp_lab.privacy import Alpha, Mechanism, Variant
-from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed, stream
-from edp_lab.privacy.mechanism import SCALES
+from edp_lab.models.public_start import made_of
+from edp_lab.privacy import Alpha, Variant, csprng
+from edp_lab.privacy.schedule import SCALES
 from edp_lab.training import EpochDone, Listener, StepDone, checkpoint, run_files
 from edp_lab.training.batches import Devices, shard
+from edp_lab.training.build import make_optimizer, model_for, reads_words, set_learning_rate
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import add_noise, check_finite, clip
+from edp_lab.training.dp_step import add_noise, clip
 from edp_lab.training.evaluate import evaluate_model
-from edp_lab.training.gradients import FlatGradient, MicroGradients, model_gradients, plain_gradient, trainable
-from edp_lab.training.layer_scales import mean_scales, noised_scales, public_scales
+from edp_lab.training.gradients import (
+    FlatGradient,
+    MicroGradients,
+    check_finite,
+    model_gradients,
+    plain_gradient,
+    trainable,
+)
 from edp_lab.training.ledger import PrivacyLedger
-from edp_lab.training.optimizers import make_optimizer
-from edp_lab.training.private_step import PrivateStep
+from edp_lab.training.private_step import PrivateStep, mean_scales, noised_scales, public_scales
 
 SCALES_SAMPLE = 2**32 - 1  # the "step" whose Poisson sample noised layer scales come from: no run has so many
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
@@ -60,36 +65,6 @@ class StepSums(NamedTuple):
 
 
 Key = int | Callable[[str], tuple[int, int]] | None
-
-
-# ---- What a run is built from ----------------------------------------------------------------------------------------
-
-
-def reads_words(config: TrainConfig, mechanism: Mechanism | None) -> bool:
-    """Whether the vocabulary is read off the training set.
-
-    Only where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets.
-    """
-    without_guarantee = mechanism is None or mechanism.alpha is Alpha.PRIVATE
-    return config.pretrained is None and without_guarantee
-
-
-def model_for(config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None) -> IntentSlotModel:
-    """The model before its first step; UsageError if a public start has seen the text that is to be protected."""
-    if mechanism is not None and config.pretrained is not None:
-        check_unseen(config.pretrained, (utterance.text for utterance in data.train))
-    model = build_model(
-        config.model,
-        Labels.of(corpus),
-        seed=config.seed,
-        training=data.train,
-        private=not reads_words(config, mechanism),
-        pretrained=config.pretrained,
-        size=config.model_size(),
-        frozen=config.frozen,
-    )
-    model.intent_weight = config.intent_weight
-    return model
 
 
 # ---- The loop --------------------------------------------------------------------------------------------------------
@@ -118,7 +93,7 @@ class Trainer:
         keys = 0
         if callable(key):
             key, keys = key(self.inputs)
-        self.key = key_from_seed(config.seed) if key is None else key
+        self.key = csprng.key_from_seed(config.seed) if key is None else key
         self.train_data = self.model.dataset(data.train)
         self.read: dict[int, Dataset] | None = {} if self.model.reads_once else None  # of the validation split
         self.parameters = trainable(self.model)
@@ -201,7 +176,8 @@ class Trainer:
         """
         now, private = self.progress, self.private
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
-        micro_batches, dropout_key = self._shard(devices), self._dropout_key(now.step)
+        micro_batches = self._shard(devices)
+        dropout_key = csprng.dropout_key(self.key, now.step, self.config.private_seed)
         examples = sum(map(len, micro_batches))
         if private is None:
             weight = examples / max(1, sum(len(part) for device in devices for part in device))
@@ -223,7 +199,8 @@ class Trainer:
             private.use(add_noise(clipped, now.epoch, now.step, private.noise).layers)
         if not math.isfinite(sums.loss) and not (self.mechanism and self.mechanism.variant is Variant.SOUND):
             raise UsageError("the loss is not finite: lower --lr or check the corpus")
-        self._set_learning_rate()
+        steps = self.batches.steps_per_epoch * self.config.epochs
+        set_learning_rate(self.optimizer, self.config, now.step / steps)
         self.optimizer.step()
         now.step += 1
         return sums
@@ -235,7 +212,8 @@ class Trainer:
         norms = torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1)
         check_finite(norms, self.layout)
         scores = evaluate_model(self.model, self.validation, self.accelerator, self.read)
-        row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds, **asdict(scores), **self.bill()}
+        row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds}
+        row |= asdict(scores) | self.record_guarantee()
         now.end_epoch(row)
         if self.main:
             listener(EpochDone(now.epoch - 1, self.config.epochs, row, self.record["guarantee"]["status"]))
@@ -267,36 +245,7 @@ class Trainer:
         naive = self.config.method == "dp-sgd-naive"
         return model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory)
 
-    def _dropout_key(self, step: int) -> int:
-        """63 bits, from which masks follow; they tell nothing of a secret key."""
-        if self.config.private_seed:
-            return int(SecretStream(self.key, Purpose.DROPOUT, step).words(1)[0] >> np.uint64(1))
-        return int(stream(self.key, Purpose.DROPOUT, step).integers(2**63))
-
-    def _set_learning_rate(self) -> None:
-        lr = self.config.learning_rate
-        if self.config.lr_schedule == "linear":
-            lr *= 1 - self.progress.step / (self.batches.steps_per_epoch * self.config.epochs)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-
     # ---- Files of the run --------------------------------------------------------------------------------------------
-
-    def resume(self, folder: Path) -> None:
-        """Go on from the last state that was saved in `folder`, if there is one."""
-        earlier = checkpoint.load_state(folder, self.parameters, self.optimizer, self.batches.steps_per_epoch)
-        if earlier is not None:
-            self.progress, alpha = earlier
-            self.record["epochs"] = self.progress.rows
-            if self.private is not None and alpha is not None:
-                self.private.alpha = alpha.to(self.accelerator.device)
-
-    def finish(self) -> None:
-        """Score the model as it is on the test split, beside the guarantee of everything that was released."""
-        rows = self.progress.rows
-        training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
-        scores = evaluate_model(self.model, self.test, self.accelerator)
-        self.record["final"] = {**training, **asdict(scores), **self.bill()}
 
     def save_state(self, folder: Path) -> None:
         if self.main:
@@ -312,7 +261,7 @@ class Trainer:
             run_files.write_record(folder, self.record)
             save_model(self.model, folder / run_files.MODEL, run_files.go_on(folder))
 
-    def bill(self) -> dict[str, float | None]:
+    def record_guarantee(self) -> dict[str, float | None]:
         """Judge every epoch begun so far, an interrupted one as a whole, and put the verdict into the record."""
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
-        return run_files.bill(self.record, self.mechanism, self.ledger, max(begun, 1))
+        return run_files.record_guarantee(self.record, self.mechanism, self.ledger, max(begun, 1))

@@ -17,9 +17,9 @@ from edp_lab import corpora
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, write_whole
 from edp_lab.training import checkpoint
+from edp_lab.training.build import make_optimizer
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.ledger import LEDGER
-from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.run_files import RECORD, STATE, read_record
 from edp_lab.training.session import resume
 

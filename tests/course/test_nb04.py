@@ -25,6 +25,8 @@ from edp_lab.privacy import (
     claimed_epsilon,
     gdp_epsilon,
     guaranteed_epsilon,
+    releases_by_epoch,
+    schedule_of,
 )
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, panel_of, report_of
@@ -89,7 +91,7 @@ def test_three_ways_to_batch_are_billed_by_the_library() -> None:
     assert result.passes == 3
     mechanism = Mechanism.sound(1.0, 0.8, 8, 1, sampling_rate=0.02)
     assert result.sampled[-1] == pytest.approx(
-        PrivacyLossDistribution(mechanism.schedule(mechanism.bill(steps=130))).epsilon(1e-6), rel=1e-9
+        PrivacyLossDistribution(schedule_of(mechanism, releases_by_epoch(mechanism, steps=130))).epsilon(1e-6), rel=1e-9
     )
     assert result.everyone[-1] == gdp_epsilon(math.sqrt(130) / 0.8 * (1 + 1e-14), 1e-6)
     assert result.shuffled[-1] == pytest.approx(gdp_epsilon(math.sqrt(3) / 0.8, 1e-6))

@@ -16,8 +16,7 @@ from edp_lab.models import build_model, load_model, public_start, save_model
 from edp_lab.models.clc import CLC, CLCSize
 from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
-from edp_lab.models.label_names import OTHER_WORD, SHARPNESS, LabelNameFeatures, Names, label_words
-from edp_lab.models.private_heads import Whitening
+from edp_lab.models.private_heads import OTHER_WORD, SHARPNESS, LabelNameFeatures, Names, Whitening, label_words
 from edp_lab.models.public_start import load_start, start_for, warm_start, whitened
 from edp_lab.training import pretraining
 from edp_lab.training.pretraining import Neighbours, pretrain_start

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from edp_lab.errors import UsageError
-from edp_lab.privacy import Adjacency, Mechanism, NoGuarantee, accountant_for, gdp_delta, judge
+from edp_lab.privacy import Adjacency, Mechanism, NoGuarantee, accountant_for, gdp_delta, judge, releases_by_epoch
 from edp_lab.privacy.calibration import MOST_EPOCHS, Budget, affordable_epochs, affordable_tau, calibrate_z0
-from edp_lab.privacy.composition import (
+from edp_lab.privacy.foundations import (
     EpsilonDelta,
     advanced_composition,
     amplify_by_subsampling,
@@ -21,8 +21,8 @@ from edp_lab.privacy.composition import (
     gaussian_loss_density,
     gaussian_loss_tail,
     parallel_composition,
+    truth_probability,
 )
-from edp_lab.privacy.foundations import truth_probability
 from tests.privacy.test_guarantee import logarithmic
 
 DELTA = 1e-5
@@ -117,7 +117,7 @@ def test_all_three_under_poisson_sampling(mechanism, epochs, budget):
 def test_a_bill_of_single_steps_and_repeated_epochs_is_taken_as_it_is():
     poisson = Mechanism.sound(1.0, 1.0, 4, 4, sampling_rate=0.01)
     budget = Budget(3.0, DELTA)
-    bill = poisson.bill(steps=150)
+    bill = releases_by_epoch(poisson, steps=150)
     check_z0(poisson, bill, budget)
     assert calibrate_z0(poisson, bill, budget) < calibrate_z0(poisson, 2, budget)
     repeated = {0: 1, 1: 3}
@@ -137,7 +137,7 @@ def test_a_bill_of_single_steps_and_repeated_epochs_is_taken_as_it_is():
 )
 def test_extreme_budgets_of_sampled_runs_are_met(budget, sampling_rate, steps):
     mechanism = Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=sampling_rate)
-    bill = mechanism.bill(steps=steps)
+    bill = releases_by_epoch(mechanism, steps=steps)
     z0 = calibrate_z0(mechanism, bill, budget)
     assert accountant_for(replace(mechanism, z0=z0), bill).epsilon(budget.delta) <= budget.epsilon
 

@@ -79,4 +79,4 @@ def result(folder: Path) -> dict[str, Any]:
     rows = [{**row, "seconds": None} for row in (*record["epochs"], record["final"])]
     told = {name: record[name] for name in ("status", "keys", "guarantee")}
     files = sorted(os.listdir(folder)), contents(folder / MODEL)
-    return {"rows": rows, "files": files, "releases": ledger.releases, "bill": ledger.bill(), **told}
+    return {"rows": rows, "files": files, "releases": ledger.releases, "bill": ledger.releases_by_epoch(), **told}

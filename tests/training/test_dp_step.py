@@ -21,25 +21,27 @@ from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.models import build_model
-from edp_lab.privacy import Alpha, GaussianDP, Mechanism, PrivacyLossDistribution, judge
+from edp_lab.privacy import Alpha, GaussianDP, Mechanism, PrivacyLossDistribution, judge, releases_by_epoch, schedule_of
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, stream
-from edp_lab.privacy.mechanism import SCALES, SCALES_NOISE
+from edp_lab.privacy.mechanism import SCALES_NOISE
+from edp_lab.privacy.schedule import SCALES
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.dp_step import Clipped, U, add_noise, clip, clip_factors, headroom, release
+from edp_lab.training.dp_step import Clipped, add_noise, clip, clip_factors, release
 from edp_lab.training.gradients import (
     Layout,
     LoopGradient,
     StackedGradients,
+    U,
+    headroom,
     layer_norms,
     model_gradients,
     stacked_gradients,
     trainable,
 )
-from edp_lab.training.layer_scales import layer_scales, noised_scales
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.noise import GivenNoise, float_noise
-from edp_lab.training.private_step import PrivateStep
+from edp_lab.training.private_step import PrivateStep, layer_scales, noised_scales
 from edp_lab.training.run_files import run_ledger
 from edp_lab.training.session import resume, train
 
@@ -519,7 +521,7 @@ def test_sixty_bills_are_those_of_a_peer() -> None:
         epochs, delta = int(rng.integers(1, 30)), 10 ** float(rng.uniform(-8, -3))
         z0 = float(np.exp(rng.uniform(0, 2))) * math.sqrt(epochs)
         mechanism = Mechanism.sound(1.0, z0, 8, 8, alpha="noised")
-        account = GaussianDP(mechanism.schedule(mechanism.bill(epochs)))
+        account = GaussianDP(schedule_of(mechanism, releases_by_epoch(mechanism, epochs)))
         one = 1 / math.sqrt(epochs / z0**2 + 1 / (SCALES_NOISE * z0) ** 2)
         low, high = (
             pld.from_gaussian_mechanism(
@@ -532,12 +534,12 @@ def test_sixty_bills_are_those_of_a_peer() -> None:
 
 def test_sampled_scales_are_one_more_sampled_release() -> None:
     mechanism = Mechanism.sound(1.0, 1.5, 8, 1, sampling_rate=0.1, alpha="noised")
-    bill = mechanism.bill(3)
+    bill = releases_by_epoch(mechanism, 3)
     assert bill == {SCALES: 1, 0: 10, 1: 10, 2: 10}
     options = {"sampling_prob": 0.1, "value_discretization_interval": 1e-3}
     peer = pld.from_gaussian_mechanism(1.5, **options).self_compose(30)
     peer = peer.compose(pld.from_gaussian_mechanism(1.5 * SCALES_NOISE, **options))
-    tight = PrivacyLossDistribution(mechanism.schedule(bill)).epsilon(1e-5)
+    tight = PrivacyLossDistribution(schedule_of(mechanism, bill)).epsilon(1e-5)
     assert tight == pytest.approx(peer.get_epsilon_for_delta(1e-5), rel=1e-3)
     without = Mechanism.sound(1.0, 1.5, 8, 1, sampling_rate=0.1)
     assert judge(mechanism, bill, 1e-5).epsilon > judge(without, 3, 1e-5).epsilon  # type: ignore[operator]
@@ -545,7 +547,7 @@ def test_sampled_scales_are_one_more_sampled_release() -> None:
     assert judge(mechanism, {**bill, SCALES: 2}, 1e-5).epsilon > judge(mechanism, 3, 1e-5).epsilon  # type: ignore[operator]
     assert judge(mechanism, bill, 1e-5).epochs == 3
     assert calibrate_z0(mechanism, 3, Budget(3.0, 1e-5)) > calibrate_z0(without, 3, Budget(3.0, 1e-5))
-    assert mechanism.bill(steps=15) == {SCALES: 1, 0: 10, 1: 5}
+    assert releases_by_epoch(mechanism, steps=15) == {SCALES: 1, 0: 10, 1: 5}
 
 
 def test_every_key_is_billed_and_nothing_else_may_come_before_the_first_step(tmp_path) -> None:
@@ -553,7 +555,7 @@ def test_every_key_is_billed_and_nothing_else_may_come_before_the_first_step(tmp
     for key in (1, 1, 2):  # the first twice: the same draw
         ledger.write(SCALES, SCALES, key)
     ledger.write(0, 0, 2)
-    assert PrivacyLedger.open(ledger.path).bill() == {SCALES: 2, 0: 1}
+    assert PrivacyLedger.open(ledger.path).releases_by_epoch() == {SCALES: 2, 0: 1}
     for epoch, step in ((SCALES, 0), (0, SCALES), (-2, -2)):
         with pytest.raises(UsageError, match="number the steps"):
             ledger.write(epoch, step, 3)
@@ -571,7 +573,7 @@ def test_a_run_draws_them_once_also_if_it_is_resumed(tmp_path) -> None:
     lines = [json.loads(line) for line in (broken / "ledger.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines[1:3]] == [SCALES, 0]
     assert sum(line.get("epoch") == SCALES for line in lines) == 1
-    assert run_ledger(broken).bill() == {SCALES: 1, 0: 1}
+    assert run_ledger(broken).releases_by_epoch() == {SCALES: 1, 0: 1}
     assert resumed["model_sha256"] == record["model_sha256"]
     assert resumed["final"]["epsilon"] == record["final"]["epsilon"]
     mechanism = config.mechanism()

@@ -204,7 +204,7 @@ def test_killed_at_any_change_before_there_is_a_record_a_run_may_begin_anew(corp
             break
     assert {LOCK, SECRET, LEDGER} < left
     Job(folder, again(folder)).ends(0)
-    assert (read_record(folder)["status"], run_ledger(folder).bill()) == ("finished", {0: 1, 1: 1, 2: 1})
+    assert (read_record(folder)["status"], run_ledger(folder).releases_by_epoch()) == ("finished", {0: 1, 1: 1, 2: 1})
 
 
 def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(corpus, whole, folder):
@@ -252,7 +252,7 @@ def test_steps_that_may_differ_are_billed_under_a_fresh_key(corpus, whole, folde
     record, ledger = read_record(folder), run_ledger(folder)
     assert (record["status"], record["keys"], (folder / SECRET).exists()) == ("finished", keys, False)
     assert before.items() <= ledger.releases.items()
-    assert ledger.bill() == {0: 1, 1: 1 + keys, 2: 1}
+    assert ledger.releases_by_epoch() == {0: 1, 1: 1 + keys, 2: 1}
     assert len(ledger.releases) == EPOCHS * STEPS + 3 * keys  # steps 5, 6 and 7 under both
     assert (record["final"]["epsilon"] > whole["rows"][-1]["epsilon"]) is bool(keys)
 

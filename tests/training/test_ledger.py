@@ -86,7 +86,7 @@ def test_the_order_of_entries_does_not_matter_and_another_never_makes_it_cheaper
     bills = []
     for some in (releases, random.sample(releases, len(releases)), releases * 2, releases + more):
         with quick() as path:
-            bills.append(written(path, some, mechanism).bill())
+            bills.append(written(path, some, mechanism).releases_by_epoch())
     before, *same, after = bills
     assert [list(bill.items()) for bill in same] == [sorted(before.items())] * 2
     assert all(after[epoch] >= count for epoch, count in before.items())
@@ -100,17 +100,17 @@ def test_the_order_of_entries_does_not_matter_and_another_never_makes_it_cheaper
 )
 def test_a_step_is_billed_once_per_key(path, mechanism, bill):
     ledger = written(path, [(0, 0, KEY), (0, 1, KEY), (0, 0, KEY), (1, 2, KEY)], mechanism)
-    assert ledger.bill() == ({0: 1, 1: 1} if mechanism is DISJOINT else {0: 2, 1: 1})
+    assert ledger.releases_by_epoch() == ({0: 1, 1: 1} if mechanism is DISJOINT else {0: 2, 1: 1})
     size = path.stat().st_size
     ledger.write(0, 1, KEY)
     assert path.stat().st_size == size
     ledger.write(0, 0, OTHER_KEY)
     ledger.write(0, 1, OTHER_KEY)
-    assert ledger.bill() == bill
+    assert ledger.releases_by_epoch() == bill
 
 
 def test_nothing_taken_costs_nothing(path):
-    assert PrivacyLedger(path, DISJOINT).bill() == {}
+    assert PrivacyLedger(path, DISJOINT).releases_by_epoch() == {}
     assert judge(DISJOINT, {}, 1e-5, False).epsilon == 0
 
 
@@ -128,7 +128,7 @@ def test_reopening_forgets_nothing_and_goes_on(mechanism, before, after):
             again.write(*release)
         whole = written(at_once, before + after, mechanism)
         assert path.read_bytes() == at_once.read_bytes()
-        assert PrivacyLedger.open(path, chain).bill() == whole.bill()
+        assert PrivacyLedger.open(path, chain).releases_by_epoch() == whole.releases_by_epoch()
 
 
 def test_a_last_line_torn_at_any_byte_is_replaced_and_writing_goes_on(path, monkeypatch):
@@ -307,4 +307,4 @@ def test_noise_that_would_be_used_twice_is_refused(path):
         with pytest.raises(UsageError, match="number the steps"):
             ledger.write(epoch, step, KEY)
     ledger.write(1, 5, OTHER_KEY)
-    assert ledger.bill() == {0: 1, 1: 1}
+    assert ledger.releases_by_epoch() == {0: 1, 1: 1}

@@ -98,9 +98,9 @@ def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, m
 def test_record_and_ledger_give_the_same_bill(corpus, tmp_path, stop):
     record = train(config(corpus, private_seed=True, decay="linear", tau=0.3), tmp_path / "run", stop)
     ledger = run_ledger(tmp_path / "run")
-    assert ledger.bill() == {0: 1, 1: 1}  # an epoch that was broken off as a whole
+    assert ledger.releases_by_epoch() == {0: 1, 1: 1}  # an epoch that was broken off as a whole
     assert record["status"] == ("interrupted" if stop is ctrl_c else "finished")
-    verdict = judge(ledger.mechanism, ledger.bill(), record["guarantee"]["delta"], seed_published=False)
+    verdict = judge(ledger.mechanism, ledger.releases_by_epoch(), record["guarantee"]["delta"], seed_published=False)
     assert verdict.epsilon == record["final"]["epsilon"]
     assert (verdict.status, verdict.epochs) == (record["guarantee"]["status"], record["guarantee"]["epochs"])
     assert ledger.chain == record["ledger"]
@@ -149,7 +149,7 @@ def test_where_the_disk_is_full_before_the_first_state_a_run_begins_anew_or_goes
     assert (tmp_path / "run").exists() is (room > 0)
     monkeypatch.undo()
     again = resume(tmp_path / "run") if room else train(config(corpus, private_seed=True), tmp_path / "run")
-    assert (again["status"], run_ledger(tmp_path / "run").bill()) == ("finished", {0: 1, 1: 1})
+    assert (again["status"], run_ledger(tmp_path / "run").releases_by_epoch()) == ("finished", {0: 1, 1: 1})
 
 
 def test_a_run_that_fails_in_its_first_step_leaves_nothing(corpus, tmp_path, monkeypatch):
@@ -313,7 +313,7 @@ def test_a_run_that_goes_on_with_other_inputs_gets_a_fresh_key(corpus, tmp_path,
     record = resume(folder)
     assert (record["status"], record["keys"]) == ("finished", 1)
     assert len({line["key"] for line in lines(folder)}) == 2
-    assert run_ledger(folder).bill() == {0: 1, 1: 2}
+    assert run_ledger(folder).releases_by_epoch() == {0: 1, 1: 2}
 
 
 def test_a_run_goes_on_bit_for_bit_from_another_folder(corpus, tmp_path, monkeypatch):

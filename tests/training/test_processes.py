@@ -41,7 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
     "DP-SGD": {"method": "dp-sgd"},
     "five devices": {"num_devices": 5, "as_printed": True},
     "aggregate noise": {"noise": "aggregate"},
-    "shared noise": {"noise": "shared"},
     "micro-batches": {"micro_batch_size": 3, "sampling": "poisson", "noise": "aggregate"},
 }
 

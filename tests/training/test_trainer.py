@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from edp_lab.corpora import load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.training.batches import Batches, Devices
+from edp_lab.training.build import make_optimizer
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.optimizers import make_optimizer
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_encoder
 

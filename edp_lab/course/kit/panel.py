@@ -14,100 +14,25 @@
             z=number("z", z, decades(-2, 1)),
         )
 
-It can be driven without a browser: ``panel.set(z=0.1)``, then read ``panel.result``. Jupyter swallows an error that a
-callback raises; here each one is shown in a box, kept in ``panel.errors``, and raised by ``panel.check()``.
+It can be driven without a browser: ``panel.set(z=0.1)``, then read ``panel.result``.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ipywidgets as widgets
-from markupsafe import escape
 
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
-from edp_lab.course.kit.text import EscapedHTML, Fold, Html, Tile, Tiles, python
-from edp_lab.course.kit.theme import Fit
-from edp_lab.errors import UsageError, sentence
-from edp_lab.training.config import flag_of
+from edp_lab.course.kit.runs import Frame, box
+from edp_lab.course.kit.text import Fold, Tile, Tiles, python
+from edp_lab.errors import UsageError
 
 Draw = Callable[[Any], Figure]
-
-
-# ---- What all panels have -------------------------------------------------------------------------------------------
-
-
-class Frame(widgets.VBox):
-    """What all panels have: a border, a heading that says in one line what one is looking at, and a place for errors.
-
-    A notebook's last cell calls `check`, which raises an error that a callback has met.
-
-    Attributes:
-        errors: every error that a callback of this panel raised, bad input included, oldest first.
-        title: as text.
-        controls: by name.
-        tiles, words, command: the read-outs; of words and command the `.value`.
-    """
-
-    controls: Mapping[str, Control]
-    words: EscapedHTML | Fold
-
-    def __init__(
-        self, title: str, looking_at: str, above: Sequence[widgets.Widget], below: Sequence[widgets.Widget]
-    ) -> None:
-        self.errors: list[Exception] = []
-        self.title = escape(title).striptags()
-        self.error_box = EscapedHTML().add_class("edp-lab-error")
-        heading = EscapedHTML(Html("<h3>{}</h3>{}").format(title, looking_at)).add_class("edp-heading")
-        super().__init__([Fit(), heading, *above, self.error_box, *below])
-        self.add_class("edp-panel")
-
-    @contextmanager
-    def show_errors(self, culprit: Control | None = None) -> Iterator[None]:
-        """Keep and show an error of the block, and do not let it out; a block without one clears the place.
-
-        Bad input stands under its `culprit`, a fault of the course above the figures; both turn grey what does not
-        belong to what is entered.
-        """
-        message = ""
-        try:
-            yield
-        except Exception as error:
-            self.errors.append(error)
-            message = sentence(error) or f"{type(error).__name__}: {error} (a fault of the course, not yours)"
-            if not isinstance(error, UsageError):
-                culprit = None
-        for control in self.controls.values():
-            control.error = self._in_its_words(message) if control is culprit else ""
-        self.error_box.value = Html('<span role="alert">{}</span>').format(message) if message and not culprit else ""
-        (self.add_class if message else self.remove_class)("edp-stale")
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return {name: control.value for name, control in self.controls.items()}
-
-    def _in_its_words(self, message: str) -> str:
-        """The library's sentence with this panel's names in place of the command line's."""
-        for name, control in self.controls.items():
-            message = re.sub(rf"{flag_of(name)}\b", control.label, message)
-        return message
-
-    def check(self) -> None:
-        """Raise the first error that was not bad input, so that a run without a browser fails on it."""
-        for error in self.errors:
-            if not isinstance(error, UsageError):
-                raise error
-
-
-def box(css: str, *children: widgets.Widget) -> widgets.Box:
-    """A row that breaks where the window is narrow."""
-    return widgets.Box(children).add_class(css)
 
 
 class Panel(Frame):

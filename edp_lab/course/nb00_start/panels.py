@@ -63,15 +63,15 @@ from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
-from edp_lab.privacy.csprng import Purpose, stream
+from edp_lab.privacy.csprng import Purpose, dropout_key, stream
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import EpochDone, Event
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import noise_stds, release
 from edp_lab.training.gradients import StackedGradients, stacked_gradients
-from edp_lab.training.layer_scales import layer_scales
 from edp_lab.training.noise import float_noise
+from edp_lab.training.private_step import layer_scales
 from edp_lab.training.recipe import Plan, plan
 from edp_lab.training.session import train
 from edp_lab.training.trainer import Trainer
@@ -164,9 +164,9 @@ class SmallModel:
             """(N, P), of the first batch of an epoch."""
             run, data = self._run, self._run.train_data
             examples = stream(run.key, Purpose.SHUFFLE, epoch).permutation(len(data))[: self.config.batch_size]
-            dropout_key = int(stream(run.key, Purpose.DROPOUT, step).integers(2**63))
+            masks = dropout_key(run.key, step, False)
             parts = np.array_split(examples, num_devices)
-            return stacked_gradients(model, data, parts, dropout_key, self.layout).gradients.cpu()
+            return stacked_gradients(model, data, parts, masks, self.layout).gradients.cpu()
 
         alpha = layer_scales(gradients(self._untrained, 0, 0).mean(0), self.layout)
         return gradients(self._run.model, self.config.epochs, self._run.progress.step), alpha

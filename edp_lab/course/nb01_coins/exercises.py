@@ -9,8 +9,7 @@ import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, predicted
 from edp_lab.privacy import gdp_delta
-from edp_lab.privacy.composition import best_composition
-from edp_lab.privacy.foundations import estimate_frequencies, randomised_response
+from edp_lab.privacy.foundations import best_composition, estimate_frequencies, randomised_response
 
 
 def _estimate(answer: Any, cases: np.random.Generator) -> Differences:

@@ -24,8 +24,7 @@ from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.privacy import foundations as basic
-from edp_lab.privacy.composition import advanced_composition, gaussian_loss_tail
-from edp_lab.privacy.foundations import truth_probability
+from edp_lab.privacy.foundations import advanced_composition, gaussian_loss_tail, truth_probability
 from edp_lab.privacy.gdp import check_delta, gdp_delta, gdp_epsilon
 from edp_lab.privacy.zcdp import zcdp_epsilon
 

@@ -41,16 +41,16 @@ from edp_lab.course.kit.text import Tile, Words, account_of, at_most, claimed, h
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
-from edp_lab.privacy import Guarantee, Mechanism, judge
+from edp_lab.privacy import Guarantee, Mechanism, judge, releases_by_epoch
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.three_phase.classifier import RULES
 from edp_lab.training.batches import Batches
+from edp_lab.training.build import BETAS, make_optimizer
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients, model_gradients, plain_gradient
 from edp_lab.training.noise import float_noise
-from edp_lab.training.optimizers import BETAS, make_optimizer
 from edp_lab.training.trainer import Trainer
 
 NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam"}
@@ -336,7 +336,8 @@ def _mechanism(clip_norm: float, z: float, batch_size: int, sampling: str) -> Me
 def _judged(clip_norm: float, z: float, batch_size: int, sampling: str) -> Guarantee:
     """The guarantee after all steps; with disjoint batches a pass is paid for as it begins."""
     mechanism = _mechanism(clip_norm, z, batch_size, sampling)
-    return judge(mechanism, mechanism.bill(steps=STEPS) if sampling == "poisson" else _passes(batch_size), DELTA)
+    releases = releases_by_epoch(mechanism, steps=STEPS) if sampling == "poisson" else _passes(batch_size)
+    return judge(mechanism, releases, DELTA)
 
 
 def _passes(batch_size: int) -> int:

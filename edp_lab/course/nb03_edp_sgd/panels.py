@@ -52,13 +52,13 @@ from edp_lab.course.kit.text import (
 )
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Schedule, Variant, judge
-from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
+from edp_lab.privacy.csprng import dropout_key, key_from_seed
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import clip_factors, noise_stds, release
 from edp_lab.training.gradients import Layout, StackedGradients, layer_norms, stacked_gradients
-from edp_lab.training.layer_scales import layer_scales
 from edp_lab.training.noise import float_noise
+from edp_lab.training.private_step import layer_scales
 from edp_lab.training.trainer import Trainer
 
 words = Words(__file__)
@@ -426,9 +426,9 @@ def _batch_gradients(run: Trainer) -> Tensor:
     """(FINEST, P) gradients of the batch that the run meets next, with its own dropout."""
     now = run.progress
     [[batch]] = run.batches.devices(now.epoch, 0, now.step)
-    dropout_key = int(stream(run.key, Purpose.DROPOUT, now.step).integers(2**63))
+    masks = dropout_key(run.key, now.step, False)
     parts = np.array_split(batch, FINEST)
-    return stacked_gradients(run.model, run.train_data, parts, dropout_key, run.layout).gradients.cpu()
+    return stacked_gradients(run.model, run.train_data, parts, masks, run.layout).gradients.cpu()
 
 
 class Decayed(NamedTuple):

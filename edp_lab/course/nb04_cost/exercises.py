@@ -20,6 +20,8 @@ from edp_lab.privacy import (
     Schedule,
     claimed_epsilon,
     guaranteed_epsilon,
+    releases_by_epoch,
+    schedule_of,
 )
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 
@@ -70,7 +72,7 @@ def _bill(answer: Any, cases: np.random.Generator) -> Differences:
             got, PrivacyLossDistribution(releases_of(z0, steps, rate)).epsilon(delta), rel_tol=1e-9
         )
         mechanism = Mechanism.as_printed(1.0, z0, devices, BATCH // devices, alpha=Alpha.PUBLIC)
-        z, schedule = mechanism.noise_multiplier(0), mechanism.schedule(mechanism.bill(epochs))
+        z, schedule = mechanism.noise_multiplier(0), schedule_of(mechanism, releases_by_epoch(mechanism, epochs))
         exact = guaranteed_epsilon(mechanism, epochs, delta)
         if exact * (1 - 1e-6) <= got <= ReshufflingZCDP(schedule).epsilon(delta) * 1.01:
             continue

@@ -53,11 +53,12 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.claimed import shuffled_at_least
-from edp_lab.privacy.composition import gaussian_loss_density
+from edp_lab.privacy.foundations import gaussian_loss_density
 from edp_lab.privacy.gdp import GaussianDP, check_delta
 from edp_lab.privacy.guarantee import Guarantee, judge
-from edp_lab.privacy.mechanism import Mechanism, Schedule
+from edp_lab.privacy.mechanism import Mechanism
 from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.schedule import Schedule
 from edp_lab.reproduce.epsilons import MAX_EPOCHS, ExplainedEpsilon, explain_table1, log_rho, search
 from edp_lab.reproduce.printed import TABLE_1, TAUS, Z0_RANGE
 

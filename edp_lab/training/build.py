@@ -1,4 +1,4 @@
-"""Turns the released gradient into a change of the weights: Adam (Kingma and Ba 2015, Algorithm 1).
+"""What a run is built from, beside its mechanism: the model before its first step, and the optimizer.
 
 Guarantee: an optimizer sees nothing but released gradients, so its choice costs no epsilon (post-processing).
 """
@@ -11,11 +11,44 @@ from inspect import unwrap
 import torch
 from torch import nn
 
+from edp_lab.corpora import Corpus, Split
+from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
-from edp_lab.training.config import OPTIMIZERS
+from edp_lab.models import build_model
+from edp_lab.models.intent_slot import IntentSlotModel
+from edp_lab.models.public_start import check_unseen
+from edp_lab.privacy import Alpha, Mechanism
+from edp_lab.training.config import OPTIMIZERS, TrainConfig
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8  # beside the square root
+
+
+def reads_words(config: TrainConfig, mechanism: Mechanism | None) -> bool:
+    """Whether the vocabulary is read off the training set.
+
+    Only where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets.
+    """
+    without_guarantee = mechanism is None or mechanism.alpha is Alpha.PRIVATE
+    return config.pretrained is None and without_guarantee
+
+
+def model_for(config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None) -> IntentSlotModel:
+    """The model before its first step; UsageError if a public start has seen the text that is to be protected."""
+    if mechanism is not None and config.pretrained is not None:
+        check_unseen(config.pretrained, (utterance.text for utterance in data.train))
+    model = build_model(
+        config.model,
+        Labels.of(corpus),
+        seed=config.seed,
+        training=data.train,
+        private=not reads_words(config, mechanism),
+        pretrained=config.pretrained,
+        size=config.model_size(),
+        frozen=config.frozen,
+    )
+    model.intent_weight = config.intent_weight
+    return model
 
 
 def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -32,6 +65,15 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
     if name in OPTIMIZERS:
         return Adam(parameters, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
     raise UsageError(f"there is no optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, done: float) -> None:
+    """The rate of the next step, after this share of all steps; see `TrainConfig.lr_schedule`."""
+    rate = config.learning_rate
+    if config.lr_schedule == "linear":
+        rate *= 1 - done
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 class Adam(torch.optim.Adam):

@@ -1,0 +1,143 @@
+"""How often a mechanism releases, and the schedule of Gaussian releases that an accountant composes.
+
+    releases = releases_by_epoch(mechanism, epochs=30)      # {epoch: releases in which one utterance may take part}
+    schedule = schedule_of(mechanism, releases)             # noise multipliers and counts
+    GaussianDP(schedule).epsilon(1e-5)
+
+`PrivacyLedger.releases_by_epoch` counts the same from what a run has really released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from edp_lab.errors import UsageError, check_whole
+from edp_lab.privacy.mechanism import MOST, SCALES_NOISE, Adjacency, Alpha, Mechanism, NoGuarantee, check_sampling_rate
+
+MOST_RELEASES = 2.0**50
+SCALES = -1  # stands for the epoch of the release of noised layer scales, before the first epoch
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What an accountant composes: `counts[k]` Gaussian releases of noise multiplier `noise_multipliers[k]`, adaptive.
+
+    The sensitivity under the adjacency in question is already divided out. Equal multipliers are merged and the rest
+    sorted: a schedule does not depend on the order of its parts. UsageError: values outside these ranges.
+
+    Attributes:
+        noise_multipliers: (K) z > 0, rising.
+        counts: (K) whole numbers, at least 1.
+        sampling_rate: q in (0, 1], the chance with which an utterance takes part in a release, independently (Poisson);
+            1 where it takes part in every one of them, as with one release per epoch of disjoint batches.
+    """
+
+    noise_multipliers: np.ndarray
+    counts: np.ndarray
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        z, counts = np.atleast_1d(np.asarray(self.noise_multipliers, float)), np.atleast_1d(np.asarray(self.counts))
+        check_sampling_rate(self.sampling_rate)
+        if z.shape != counts.shape or z.ndim != 1:
+            raise UsageError(f"{z.size} noise multipliers and {counts.size} counts: give one count for each")
+        if not (np.isfinite(z) & (z > 0)).all():
+            raise UsageError("a noise multiplier z must be a number above 0: without noise epsilon is infinite")
+        whole = np.isfinite(counts) & (counts >= 0) & (counts == np.floor(counts))
+        if not whole.all() or counts.astype(float).sum() > MOST_RELEASES:
+            raise UsageError(f"the number of releases must be a whole number from 0 to {MOST_RELEASES:.0e}")
+        merged, place = np.unique(z[counts > 0], return_inverse=True)
+        total = np.zeros(len(merged), dtype=np.int64)
+        np.add.at(total, place, counts[counts > 0].astype(np.int64))
+        object.__setattr__(self, "noise_multipliers", merged)
+        object.__setattr__(self, "counts", total)
+
+    @property
+    def mu(self) -> float:
+        """sqrt(sum counts / z^2): the releases are mu-GDP where everyone takes part (Dong et al. 2022, cor. 3.3)."""
+        if not len(self.counts):
+            return 0.0
+        smallest = float(self.noise_multipliers[0])
+        total = math.sqrt(float(np.sum(self.counts * (smallest / self.noise_multipliers) ** 2)))
+        return total / smallest * (1 + 1e-14) if smallest > 1e-300 else math.inf  # rounded up
+
+    def events(self) -> Any:
+        """The same as a dp_accounting event, to be judged under its ADD_OR_REMOVE_ONE.
+
+        Its REPLACE_ONE would double the shift again: the sensitivity is divided out already.
+        """
+        import dp_accounting as dp
+
+        releases = []
+        for z, count in zip(self.noise_multipliers.tolist(), self.counts.tolist(), strict=True):
+            event: dp.DpEvent = dp.GaussianDpEvent(z)
+            if self.sampling_rate != 1:
+                event = dp.PoissonSampledDpEvent(self.sampling_rate, event)
+            releases.append(dp.SelfComposedDpEvent(event, count))
+        return dp.ComposedDpEvent(releases)
+
+
+def releases_by_epoch(
+    mechanism: Mechanism, epochs: int | Mapping[int, int] | None = None, steps: int | None = None
+) -> dict[int, int]:
+    """Count the releases in which one utterance may take part, by epoch: of whole epochs, or of Poisson steps.
+
+    Mappings are returned unchanged.
+
+    Raises:
+        UsageError: numbers that are not whole, or steps with disjoint batches.
+    """
+    if isinstance(epochs, Mapping):
+        return dict(epochs)
+    per_epoch = mechanism.releases_per_epoch
+    if epochs is not None:
+        check_whole("number of epochs", epochs, 0, MOST)
+        whole, rest = epochs, 0
+    elif mechanism.sampling_rate is None:
+        raise UsageError("a number of steps needs a sampling rate: disjoint batches are counted by epoch")
+    else:
+        check_whole("number of steps", -1 if steps is None else steps, 0, MOST * per_epoch)
+        whole, rest = divmod(int(steps or 0), per_epoch)
+    counts = {**dict.fromkeys(range(whole), per_epoch), **({whole: rest} if rest else {})}
+    return {SCALES: 1, **counts} if mechanism.alpha is Alpha.NOISED and counts else counts
+
+
+def training_releases(releases: Mapping[int, int]) -> dict[int, int]:
+    """Releases by epoch without that of the layer scales."""
+    return {epoch: count for epoch, count in releases.items() if epoch != SCALES}
+
+
+def epochs_and_counts(releases: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Epoch numbers and counts: (T), (T); UsageError if one of them is not a whole number, 0 or more."""
+    if not all(isinstance(number, Integral) and number >= 0 for pair in releases.items() for number in pair):
+        raise UsageError("releases by epoch must be whole numbers, for epochs counted from 0")
+    return np.array([*releases.keys()], dtype=np.int64), np.array([*releases.values()], dtype=np.int64)
+
+
+def schedule_of(
+    mechanism: Mechanism, releases: Mapping[int, int], adjacency: Adjacency | str | None = None
+) -> Schedule:
+    """The schedule that an accountant composes for these releases by epoch.
+
+    Raises:
+        NoGuarantee: as `Mechanism.sensitivity`; alpha from private gradients; no noise, or so little that z is no
+            float.
+    """
+    if mechanism.no_guarantee():
+        raise NoGuarantee(mechanism.no_guarantee())
+    ratio = mechanism.noise_multiplier(0, adjacency)
+    noised = mechanism.alpha is Alpha.NOISED and len(releases) > 0
+    epochs, counts = epochs_and_counts(training_releases(releases) if noised else releases)
+    z = ratio * mechanism.decay.factors(epochs, mechanism.tau)
+    if noised:  # the scales count at least once, whether or not `releases` has them
+        check_whole("releases of layer scales", releases.get(SCALES, 1), 0)
+        z, counts = np.append(z, SCALES_NOISE * ratio), np.append(counts, max(1, releases.get(SCALES, 1)))
+    if len(z) and not z.min() > 0:
+        raise NoGuarantee("the noise has decayed to nothing, so epsilon is infinite")
+    return Schedule(z, counts, 1.0 if mechanism.sampling_rate is None else mechanism.sampling_rate)
