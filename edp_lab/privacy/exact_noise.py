@@ -23,7 +23,7 @@ to come. Where x lies within 1/2 - e of a whole number, this is the answer, and 
 result does not depend on processor, library, threads or ranks. Elsewhere (one number in 3,700) the next way is taken.
 What s is, is settled first: g times the float of scale / g * number.
 
-1. Float32: `round_pairs` of `csprng_numba`, for pairs with 2e-6 <= rho^2 <= 9; others are passed on.
+1. Float32: `edp_lab.compiled.round_pairs`, for pairs with 2e-6 <= rho^2 <= 9; others are passed on.
    N is a product of rho, a function of k, and q = cos t -+ sin t, of j. All k and j were tried against float64, at both
    ends of what is open: rho is off by less than .4369e-6, q by less than .2031e-6. So N is off by less than
    3 * .2031e-6 + 1.4143 * .4369e-6 + 1e-13 < 1.228e-6, of which 1.25e-6 is claimed, and four roundings, each 2^-24
@@ -79,7 +79,7 @@ def release(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> 
     Numbers without noise, or with less than `SMALLEST_STD`, are scaled and promise nothing; neither does a sum beyond
     2^48 g, which is not rounded (of 10^6 clipped gradients none is, if the noise multiplier is at least 2^-20).
     """
-    from edp_lab.privacy.csprng_numba import round_pairs  # slow to load
+    from edp_lab.compiled import round_pairs  # slow to load
 
     size = sum(len(piece.numbers) for piece in pieces)
     half = (size + 1) // 2
@@ -128,7 +128,7 @@ def _pairs(pieces: list[Piece], half: int) -> Iterator[tuple[int, Piece, Piece]]
 
 def _finish(piece: Piece, places: np.ndarray, start: int, raw: np.ndarray, bits: SecretStream) -> None:
     """Round the numbers at these places of the block, in which the piece starts at `start`, with further bits."""
-    from edp_lab.privacy.csprng_numba import round_closely
+    from edp_lab.compiled import round_closely
 
     g, half = grid(piece.std), len(raw) // 2
     std, more, unsure = piece.std / g, bits.blocks(places % half + FURTHER), np.empty_like(places)

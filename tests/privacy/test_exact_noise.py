@@ -15,9 +15,10 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from edp_lab.privacy import csprng, exact_noise
+import edp_lab
+from edp_lab.compiled import normal_single
+from edp_lab.privacy import exact_noise
 from edp_lab.privacy.csprng import PIECE, Purpose, SecretStream, key_from_seed, stream, uniform_hash
-from edp_lab.privacy.csprng_numba import normal_single
 from edp_lab.privacy.exact_noise import FURTHER, Piece, decide, grid, release
 
 KEY, STD, MASK = key_from_seed(0), 0.7, 2**64 - 1
@@ -337,10 +338,10 @@ def test_another_process_or_a_processor_without_vectors_or_fused_products_draws_
 
 @pytest.mark.long
 def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path):
-    whole = Path(csprng.__file__).parent / "csprng_numba.py"
+    whole = Path(edp_lab.__file__).parent / "compiled.py"
     (tmp_path / whole.name).write_bytes(whole.read_bytes())
-    code = "import csprng_numba, numpy as np; out = np.empty((2, 1), np.float32); b = np.ones((2, 1), np.uint32);"
-    code += "ends = np.float32(0), np.float32(9); csprng_numba.normal_single(*b, *ends, *out); print(*out.ravel())"
+    code = "import compiled, numpy as np; out = np.empty((2, 1), np.float32); b = np.ones((2, 1), np.uint32);"
+    code += "ends = np.float32(0), np.float32(9); compiled.normal_single(*b, *ends, *out); print(*out.ravel())"
     nowhere = {"NUMBA_CACHE_DIR": "", "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "PYTHONPATH": str(tmp_path)}
     (tmp_path / "__pycache__").write_text("a file, so no folder can be made")
     told = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)

@@ -9,7 +9,7 @@ import torch
 
 from edp_lab.corpora import load_corpus, split
 from edp_lab.privacy import Mechanism, guaranteed_epsilon
-from edp_lab.training import EpochDone, StepDone
+from edp_lab.training import EpochDone, StepDone, session
 from edp_lab.training import trainer as run
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_run, predict_texts
@@ -99,15 +99,15 @@ def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeyp
 
 
 def test_interrupt_while_the_test_split_is_scored_leaves_a_usable_run(corpus, tmp_path, monkeypatch):
-    original, calls = run.evaluate_model, []
+    original, calls = session.evaluate_model, []
 
     def interrupted(*arguments):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 1:
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(run, "evaluate_model", interrupted)
+    monkeypatch.setattr(session, "evaluate_model", interrupted)
     record = train(config(corpus), tmp_path / "run")
     assert (record["status"], len(record["epochs"])) == ("interrupted", 2)
     assert record["final"]["ser"] == evaluate_run(tmp_path / "run")["ser"]

@@ -56,7 +56,7 @@ class Block(NamedTuple):
         if x.device.type != "cpu":
             gathered = self.gather(x if x.dim() == 2 else x[:, part])
             return gathered @ gathered.mT
-        from edp_lab.models.ghost_clipping.gram_numba import gram  # its compiler takes a third of a second to load
+        from edp_lab.compiled import gram  # its compiler takes a third of a second to load
 
         out = torch.zeros(*self.rows.shape, self.rows.shape[1], dtype=torch.float64)
         gram(_parts(x), part, self.rows.contiguous().numpy(), out.numpy())
@@ -70,7 +70,7 @@ class Block(NamedTuple):
         self._check(x)
         if x.device.type != "cpu":
             return self.gather(x).sum(1).square().sum(1)
-        from edp_lab.models.ghost_clipping.gram_numba import squares_of_sums
+        from edp_lab.compiled import squares_of_sums
 
         out = torch.zeros(len(self.rows), dtype=torch.float64)
         squares_of_sums(_parts(x), self.rows.contiguous().numpy(), out.numpy())
