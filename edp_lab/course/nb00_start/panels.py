@@ -38,7 +38,6 @@ from edp_lab.course.kit.controls import (
     number,
     variant,
 )
-from edp_lab.course.kit.exercises import moved
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import RunPanel
@@ -484,12 +483,6 @@ def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:
 @cache
 def _step_noise() -> StepNoise:
     return StepNoise(0, ROUNDS)
-
-
-def moves(before: float | None, after: float | None) -> str:
-    """How an epsilon changes, in the words of the predictions; None is too large for a float."""
-    before_value, after_value = (math.inf if epsilon is None else epsilon for epsilon in (before, after))
-    return f"it {moved(before_value, after_value)}"
 
 
 @panel("00")
