@@ -25,7 +25,7 @@ from edp_lab.course.kit.exercises import (
     mark,
     predicted,
 )
-from edp_lab.course.solutions import exercise_cells, read_notebook
+from edp_lab.course.run import exercise_cells, read_notebook
 from edp_lab.errors import UsageError
 from tests.course.conftest import answer as answer_of
 from tests.course.examples import Wrong

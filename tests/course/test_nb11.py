@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from edp_lab.course.solutions import read_notebook
+from edp_lab.course.run import read_notebook
 from tests.course.conftest import path_of, prediction
 from tests.course.examples import Wrong
 
