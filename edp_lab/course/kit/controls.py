@@ -13,7 +13,6 @@ import numpy as np
 import traitlets
 from numpy.typing import NDArray
 
-from edp_lab import errors
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Mechanism
 
@@ -161,11 +160,6 @@ def require(holds: object, sentence: str) -> None:
     """UsageError with this sentence, which names culprit and cure, unless something `holds`."""
     if not holds:
         raise UsageError(sentence)
-
-
-def check_whole(name: str, value: int, least: int, most: int) -> None:
-    """UsageError unless `value` is a whole number from `least` to `most`."""
-    errors.check_whole(f"the {name}", value, least, most)
 
 
 def check_share(name: str, share: float) -> None:
