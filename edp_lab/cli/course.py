@@ -100,8 +100,7 @@ def solutions(
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
 ) -> None:
     """Write the teacher's copies of the notebooks, with every exercise solved, into a new folder; print its path."""
-    from edp_lab.course.run import course_notebooks
-    from edp_lab.course.solutions import write_solutions
+    from edp_lab.course.run import course_notebooks, write_solutions
 
     course_notebooks(notebooks_dir)
     check_new(out)
@@ -118,8 +117,7 @@ def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS)
 
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
-    from edp_lab.course.run import course_notebooks
-    from edp_lab.course.solutions import own_copy
+    from edp_lab.course.run import course_notebooks, own_copy
 
     first = course_notebooks(notebooks_dir)[0]
     own_copy(notebooks_dir, LAB_COPY)

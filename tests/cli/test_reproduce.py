@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from edp_lab.course.nb11_claims.panels import table1_figure
 from edp_lab.reproduce import table1 as table1_study
 from edp_lab.reproduce import table2 as table2_study
 from edp_lab.reproduce import thesis as tables
@@ -48,41 +47,6 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce):
     assert "none (6.0)" in printed
     [sound] = [line for line in lines if line.startswith("sound, linear")]
     assert "  4.5  " in sound  # log10 of 30,000 is 4.48
-
-
-def test_the_figure_shows_each_change_and_a_single_seed_without_a_bar(reproduce):
-    cells = json.loads(reproduce(*TABLE1, "--json")[0])
-    figure = table1_figure(cells)
-    ours = ["ours, as printed", "ours, sound", "SGD, half the epochs"]
-    beside = [*ours, "theirs, another protocol"]
-    assert [trace.name for trace in figure.data[:11]] == [*beside, *beside, *ours]
-    _, half, first, _, _, sound_first, *_ = cells
-    for trace, cell in zip(figure.data[:4], (first, sound_first, half, None), strict=True):
-        assert trace.x[0] == (first["paper"]["ser_change"] if cell is None else cell["ser_change"]["mean"])
-    assert figure.data[0].error_x.array[0] == pytest.approx(first["ser_change"]["high"] - figure.data[0].x[0])
-    assert figure.layout.yaxis.ticktext[0] == "CLC, smart-home-health, half the epochs"
-    printed, if_alpha_public, sound_claim, sound, theirs = figure.data[11:]
-    assert printed.x[0] == pytest.approx(10 ** first["log10_claimed"])
-    assert sound_claim.marker.symbol == f"{sound.marker.symbol}-open"
-    assert if_alpha_public.x == (9e5,) * 3
-    assert sound.x == (3e4,) * 3
-    assert theirs.x[0] == pytest.approx(10 ** first["paper"]["log10_claimed"])
-    assert not [note for note in figure.layout.annotations if "▸" in note.text]
-    alone = json.loads(reproduce(*TABLE1, "--seeds", "1", "--json")[0])
-    assert set(table1_figure(alone).data[0].error_x.array) == {0}
-
-
-def test_a_control_far_off_is_named_at_the_edge_and_leaves_room_for_the_others(reproduce):
-    cells = json.loads(reproduce(*TABLE1, "--json")[0])
-    cells[1]["ser_change"] = {"mean": 900.0, "low": 800.0, "high": 1000.0}
-    figure = table1_figure(cells)
-    [note] = [note for note in figure.layout.annotations if "▸" in note.text]
-    assert "+900" in note.text
-    cells[1]["ser_change"]["mean"] = -90.0
-    assert "◂ -90" in [note.text for note in table1_figure(cells).layout.annotations]
-    low, high = figure.layout.xaxis.range
-    private = [cell["ser_change"]["mean"] for cell in cells[2:]]
-    assert low < 0 < max(private) < high < 100
 
 
 def test_files_and_json_say_the_same(reproduce, tmp_path):

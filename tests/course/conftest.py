@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from typer.testing import CliRunner
 
 from edp_lab.cli import app
-from edp_lab.course.solutions import own_copy, read_notebook, read_solutions, solved
+from edp_lab.course.run import own_copy, read_notebook, read_solutions, solved
 from tests import browser as browsing
 
 ROOT = Path(__file__).parents[2]

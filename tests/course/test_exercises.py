@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edp_lab
 import edp_lab.course.kit.exercises as check_module
 from edp_lab.course.kit.exercises import (
     Checks,
     Exercise,
     Mark,
-    Predictions,
     WrongAnswerError,
     close,
     exercises,
@@ -27,7 +25,7 @@ from edp_lab.course.kit.exercises import (
     mark,
     predicted,
 )
-from edp_lab.course.solutions import exercise_cells, read_notebook
+from edp_lab.course.run import exercise_cells, read_notebook
 from edp_lab.errors import UsageError
 from tests.course.conftest import answer as answer_of
 from tests.course.examples import Wrong
@@ -256,54 +254,3 @@ def test_a_known_slip_is_named_instead() -> None:
     assert close(4, 2, "x", slips={"that is the square.": 4.0}) == "that is the square."
     assert close([4], 2, "x", slips={"that is a list.": [4]}) == "that is a list."
     assert close(2, 2, "x", slips={"never said.": 2}) is None
-
-
-# ---- Predictions are asked, and settled against what the library says ------------------------------------------------
-
-
-TOML = """
-[predictions.claimed]
-ask = "From 8 GPUs to 2: what happens to the claimed ε?"
-options = ["falls", "stays", "rises"]
-why = "The claim does not know N."
-wrong = { falls = "That is what holds." }
-
-[predictions.ratio]
-ask = "How many times longer is the noise?"
-unit = "times"
-within = 1.5
-why = "N to the power of 1.5."
-"""
-
-
-@pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "course" / "nb77_test"
-    package.mkdir(parents=True)
-    (package / "room.toml").write_text(TOML)
-    monkeypatch.setattr(edp_lab, "__file__", str(tmp_path / "__init__.py"))
-
-
-@pytest.mark.usefixtures("room")
-def test_an_answer_is_settled_with_a_sentence_for_the_wrong_one() -> None:
-    predict = Predictions("77")
-    assert "not said" in predict.settle(claimed="stays", ratio=8)
-    claimed, ratio = predict.controls.values()
-    claimed.entered = 0
-    ratio.entered = "many"
-    assert ratio.error == "'many' is no number"
-    assert "✗ falls" in (table := predict.settle(claimed="stays", ratio=8))
-    assert "That is what holds." in table
-    assert "not said" in table
-    ratio.entered = 6
-    assert ratio.error == ""
-    assert "✓ 6 times" in predict.settle(claimed="stays", ratio=8)  # within a factor of 1.5
-    assert "✗ 6 times" in predict.settle(claimed="stays", ratio=9.1)
-
-
-@pytest.mark.usefixtures("room")
-def test_bad_use_is_one_sentence() -> None:
-    with pytest.raises(UsageError, match="there is no notebook"):
-        Predictions("78")
-    with pytest.raises(UsageError, match="settle claimed, ratio, not claimed"):
-        Predictions("77").settle(claimed="stays")

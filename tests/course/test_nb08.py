@@ -12,6 +12,7 @@ import pytest
 from edp_lab.attacks.one_run import audit_one_run
 from edp_lab.attacks.statistics import error_rate, lower_bounds, one_run_epsilon
 from edp_lab.attacks.step_audit import Finding, audit_mechanism, draw_statistics
+from edp_lab.course.kit.audits import draw_step
 from edp_lab.course.kit.text import at_least
 from edp_lab.course.nb08_audit import panels
 from edp_lab.course.nb08_audit.panels import StepNoise, audit_step
@@ -42,7 +43,7 @@ def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() ->
         assert ours.absent == pytest.approx(absent, abs=room)
         assert ours.present == pytest.approx(present, abs=room)
     one, tenfold = audit_step(step_noise(), *PRINTED), audit_step(step_noise(), True, 10.0, *PRINTED[2:])
-    assert [sum(bars.y) for bars in go.Figure(panels.draw_step(one)).data[:2]] == pytest.approx([100, 100])
+    assert [sum(bars.y) for bars in go.Figure(draw_step(one)).data[:2]] == pytest.approx([100, 100])
     assert (tenfold.distance, tenfold.std) == pytest.approx((10 * one.distance, 10 * one.std))
     assert tenfold.audit.bounds == one.audit.bounds
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from edp_lab.course.solutions import read_notebook
+from edp_lab.course.run import read_notebook
 from tests.course.conftest import path_of, prediction
 from tests.course.examples import Wrong
 
@@ -118,8 +118,9 @@ def test_the_conclusions_are_among_the_claims_and_at_least_15_cells_call_the_lib
 def test_the_prediction_and_the_page_of_results_count_as_the_table_does() -> None:
     lines = [line for line in summary().splitlines() if line.startswith("| ")][1:]
     holds, conditional, fails, untestable = (len(re.findall("[PT][0-9]+", line)) for line in lines)
-    answers = next(cell.source for cell in NOTEBOOK.cells if cell.id == "answers")
-    assert f"hold={holds}," in answers
+    questions = next(cell.source for cell in NOTEBOOK.cells if cell.id == "predict-first")
+    assert f"<summary>Answer</summary>{holds}. Eight more" in questions
+    assert conditional == 8  # "eight more hold with one sentence added"
     page = (path_of("11").parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
     counts = (
         f"{holds} hold, {conditional} hold under conditions, {fails} do not hold, and {untestable} are not testable"

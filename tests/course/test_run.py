@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from edp_lab.course.run import execute, run_course
-from edp_lab.course.solutions import own_copy, read_notebook
+from edp_lab.course.run import execute, own_copy, read_notebook, run_course
 from tests import browser as browsing
 from tests.course.conftest import NOTEBOOKS, asked_elsewhere, console_errors, invoked, store
 

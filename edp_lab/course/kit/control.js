@@ -42,16 +42,9 @@ const KINDS = {
     },
     list(model, id, enter) {
         const select = element("select", {id});
-        const fill = () => select.replaceChildren(...model.get("names").map(name => element("option", {}, name)));
+        select.append(...model.get("names").map(name => element("option", {}, name)));
         select.addEventListener("change", () => enter(select.selectedIndex));
-        model.on("change:names", () => { fill(); select.selectedIndex = model.get("entered") ?? -1; });
-        fill();
         return [[select], k => { select.selectedIndex = k ?? -1; }];
-    },
-    text(model, id, enter) {
-        const box = element("input", {type: "search", id, placeholder: model.get("unit"), autocomplete: "off"});
-        box.addEventListener("input", () => enter(box.value));
-        return [[box], value => { if (box.value !== value) box.value = value; }];
     },
 };
 

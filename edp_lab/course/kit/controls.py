@@ -1,4 +1,4 @@
-"""Inputs of a panel: a slider with a box, buttons, a list, a line of text; and checks of the values that they give."""
+"""Inputs of a panel: a slider with a box, buttons, a list; and checks of the values that they give."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import traitlets
 from numpy.typing import NDArray
 
-from edp_lab import errors
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Mechanism
 
@@ -30,16 +29,16 @@ class Control(anywidget.AnyWidget):
     """One input. Nothing is clamped: a number beyond the slider's ends reaches the library, which says what is wrong.
 
     Args:
-        kind: "number" (a slider over `stops`, none without any, and a box), "choice" (buttons), "list" or "text".
+        kind: "number" (a slider over `stops`, none without any, and a box), "choice" (buttons) or "list".
         label: its name on the screen.
         value: at first; `reset` goes back to it.
-        unit: of a number; of a text, what stands in its place while it is empty.
+        unit: of a number.
         options: (name, meaning) of a choice or list.
         tips: what each button says under the pointer.
         rare: whether a reader seldom needs it, so that it waits behind "more".
 
     Attributes:
-        entered: what the page has: a number, or what was typed in place of one; the place of an option; a text.
+        entered: what the page has: a number, or what was typed in place of one; the place of an option.
         error: the sentence under it, "" for none.
     """
 
@@ -81,8 +80,6 @@ class Control(anywidget.AnyWidget):
         """
         if self.kind in OPTIONS:
             return None if self.entered is None else self.options[self.entered][1]
-        if self.kind == "text":
-            return self.entered
         if isinstance(self.entered, str):
             raise UsageError(f"{self.label} is {self.entered!r}: it must be a number")
         if not self._whole:
@@ -96,13 +93,6 @@ class Control(anywidget.AnyWidget):
         if self.kind in OPTIONS:
             value = next((place for place, (_, meaning) in enumerate(self.options) if meaning == value), None)
         self.entered = value
-
-    def offer(self, options: Iterable[tuple[str, Any]], value: Any) -> None:
-        """Give a list other options, of which one is chosen, or none (None)."""
-        self.options = list(options)
-        with self.hold_sync():
-            self.names = [name for name, _ in self.options]
-            self.value = value
 
 
 def _plain(value: Any) -> Any:
@@ -170,11 +160,6 @@ def require(holds: object, sentence: str) -> None:
     """UsageError with this sentence, which names culprit and cure, unless something `holds`."""
     if not holds:
         raise UsageError(sentence)
-
-
-def check_whole(name: str, value: int, least: int, most: int) -> None:
-    """UsageError unless `value` is a whole number from `least` to `most`."""
-    errors.check_whole(f"the {name}", value, least, most)
 
 
 def check_share(name: str, share: float) -> None:

@@ -1,15 +1,11 @@
-"""What a notebook asks: exercises that it checks against the library, and predictions that it settles at the end.
+"""What a notebook asks: exercises that it checks against the library.
 
     check = Checks("02", strict=STRICT, seed=seed)
     check("clip", clip)                             # a function that the student wrote, or an answer
     check.score()
 
-    predict = Predictions("02")                     # buttons and boxes
-    predict.settle(claimed="stays", ratio=2.8)      # the truth, by question, computed in the call
-
 The checks of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`. The ``room.toml`` beside them has all
-texts. A prediction has ``ask``, ``why`` (one sentence for the end), and ``options`` or, for a number, ``unit`` and
-``within``, the factor by which a guess may miss. ``wrong`` may have a sentence for an option.
+texts.
 """
 
 from __future__ import annotations
@@ -24,13 +20,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import ipywidgets as widgets
 import numpy as np
 
 import edp_lab
-from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.text import EscapedHTML, Html, digits, html_table
-from edp_lab.course.kit.theme import Fit
 from edp_lab.errors import UsageError
 
 STATUSES = ("solved", "wrong", "open")
@@ -71,24 +63,12 @@ class WrongAnswerError(Exception):
     """A wrong or missing answer where `strict` asks for right ones."""
 
 
-def room(notebook: str) -> Path:
-    """The ``room.toml`` of a notebook ("02"): its exercises and predictions. UsageError: there is no such notebook."""
-    rooms = [*(Path(edp_lab.__file__).parent / "course").glob(f"nb{notebook}_*/room.toml")]
-    if len(rooms) != 1:
-        raise UsageError(f"there is no notebook {notebook!r}")
-    return rooms[0]
-
-
-def texts(room: Path, kind: str) -> dict[str, dict[str, Any]]:
-    """The "exercises" or "predictions" of a ``room.toml``, by name."""
-    tables: dict[str, dict[str, Any]] = tomllib.loads(room.read_text(encoding="utf-8"))[kind]
-    return tables
-
-
 def exercises(notebook: str) -> dict[str, Exercise]:
     """The exercises of a notebook ("02"), by name, in their order. UsageError: there is no such notebook."""
-    package = room(notebook).parent.name
-    listed = import_module(f"edp_lab.course.{package}.exercises").EXERCISES
+    rooms = [*Path(__file__).parents[1].glob(f"nb{notebook}_*/exercises.py")]
+    if len(rooms) != 1:
+        raise UsageError(f"there is no notebook {notebook!r}")
+    listed = import_module(f"edp_lab.course.{rooms[0].parent.name}.exercises").EXERCISES
     return {exercise.name: exercise for exercise in listed}
 
 
@@ -97,8 +77,8 @@ def exercises_of(beside: str, **checks: Callable[..., Differences]) -> tuple[Exe
 
     EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise)
     """
-    tables = texts(Path(beside).with_name("room.toml"), "exercises")
-    return tuple(Exercise(name, check=check, **tables[name]) for name, check in checks.items())
+    texts = tomllib.loads(Path(beside).with_name("room.toml").read_text(encoding="utf-8"))["exercises"]
+    return tuple(Exercise(name, check=check, **texts[name]) for name, check in checks.items())
 
 
 def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
@@ -277,65 +257,3 @@ def chosen(
         if prediction[question] != option:
             return f"{question}: {correction.format(prediction[question])}."
     return None
-
-
-# ---- Predictions -----------------------------------------------------------------------------------------------------
-
-
-class Predictions(widgets.VBox):
-    """The questions of a notebook ("03"). UsageError: there is no such notebook.
-
-    Attributes:
-        controls: by question.
-    """
-
-    def __init__(self, notebook: str) -> None:
-        self._questions = texts(room(notebook), "predictions")
-        self.controls = {name: _question_control(question) for name, question in self._questions.items()}
-        asked = [EscapedHTML(question["ask"]) for question in self._questions.values()]
-        pairs = zip(asked, self.controls.values(), strict=True)
-        super().__init__([Fit(), *(widget for pair in pairs for widget in pair)])
-        self.add_class("edp-panel").add_class("edp-predictions")
-
-    def settle(self, **truths: Any) -> Html:
-        """A table: the question, the reader's answer, the truth, and why.
-
-        Args:
-            truths: by question, the right option or number.
-
-        UsageError: a question has no truth, or a truth has no question.
-        """
-        if truths.keys() != self._questions.keys():
-            raise UsageError(f"settle {', '.join(self._questions)}, not {', '.join(truths) or 'nothing'}")
-        rows = [("", "you said", "it is", "")]
-        for name, question in self._questions.items():
-            control, truth = self.controls[name], truths[name]
-            answer = None if control.error or control.entered in (None, "") else control.value
-            right = answer is not None and _right(answer, truth, question.get("within", 1.0))
-            why = question["why"] if right else question.get("wrong", {}).get(str(answer), question["why"])
-            mark = "" if answer is None else "✓ " if right else "✗ "
-            unit = f" {question['unit']}" if "unit" in question else ""
-            shown = "not said" if answer is None else answer
-            mine, fact = (value if isinstance(value, str) else digits(value) + unit for value in (shown, truth))
-            rows.append((question["ask"], mark + mine, fact, why))
-        return html_table(rows)
-
-
-def _question_control(question: Mapping[str, Any]) -> Control:
-    """Buttons for the options, or a box for a number, which says if something else is typed."""
-    if options := question.get("options"):
-        return Control("choice", "I say", None, options=[(option, option) for option in options])
-    box = Control("number", f"I say ({question['unit']})" if "unit" in question else "I say", "")
-
-    def check(_: object) -> None:
-        typed = box.entered
-        box.error = f"{typed!r} is no number" if typed and isinstance(typed, str) else ""
-
-    box.observe(check, "entered")
-    return box
-
-
-def _right(answer: Any, truth: Any, within: float) -> bool:
-    if isinstance(truth, str) or not (truth and answer) or (answer < 0) != (truth < 0):
-        return bool(answer == truth)
-    return bool(1 / within <= answer / truth <= within)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from decimal import ROUND_FLOOR, Context, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anywidget
 import ipywidgets as widgets
@@ -19,11 +19,7 @@ from traitlets import validate
 
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant
 from edp_lab.privacy.guarantee import upward
-from edp_lab.training.config import flag_of
-
-if TYPE_CHECKING:  # torch takes seconds, and notebook 01 has no use for it
-    from edp_lab.attacks.step_audit import StepAudit
-    from edp_lab.training.config import TrainConfig
+from edp_lab.training.config import TrainConfig, flag_of
 
 # ---- Read-outs -----------------------------------------------------------------------------------------------------
 
@@ -223,17 +219,6 @@ def account_of(mechanism: Mechanism, **options: Any) -> str:
     return command("account", options, *printed)
 
 
-def step_command(result: StepAudit, **_: Any) -> str:
-    """The call of `edp-lab audit mechanism` that draws the same."""
-    audit, m = result.audit, result.audit.mechanism
-    options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm}
-    if m.alpha_max != 1:
-        options["alpha-max"] = m.alpha_max
-    options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}
-    printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
-    return command("audit mechanism", options, *printed)
-
-
 def python(function: Callable[..., object], *arguments: object, do: str = "print({})", **values: object) -> str:
     """A command line for a function of the course: it prints the result, or does with that, ``{}``, what `do` says."""
     given = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in values.items())])
@@ -276,11 +261,6 @@ def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
 def holds(value: str, unit: str = "", label: str = "holds") -> Tile:
     """The tile of what is so."""
     return Tile(label, value, unit, "holds")
-
-
-def proven(value: str, unit: str, refutes: bool) -> Tile:
-    """The tile of what an attack or draws prove, and whether that `refutes` an epsilon."""
-    return Tile("proven", value, unit, "printed" if refutes else "plain")
 
 
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:

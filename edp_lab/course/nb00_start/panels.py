@@ -23,22 +23,12 @@ import torch
 from torch import Tensor
 
 from edp_lab.attacks.canaries import AROUND, DIGITS, draw_canaries, filling_losses
-from edp_lab.attacks.step_audit import Finding, StepAudit, StepNoise
+from edp_lab.attacks.step_audit import StepAudit, StepNoise
 from edp_lab.corpora import load_corpus, split
 from edp_lab.corpora.smart_home import generate, write_jsonl
+from edp_lab.course.kit import audits, theme
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit import theme
-from edp_lab.course.kit.controls import (
-    DELTA,
-    attacked_mechanism,
-    choice,
-    decades,
-    decay_of,
-    devices,
-    number,
-    variant,
-)
-from edp_lab.course.kit.exercises import moved
+from edp_lab.course.kit.controls import DELTA, attacked_mechanism, choice, decades, decay_of, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import RunPanel
@@ -46,23 +36,19 @@ from edp_lab.course.kit.text import (
     Html,
     Tile,
     Words,
-    at_least,
     at_most,
-    claimed,
     command,
     count,
     epsilons,
     holds,
     plain,
-    proven,
     short,
-    step_command,
     train_command,
 )
 from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, Variant, judge
+from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, dropout_key, stream
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import EpochDone, Event
@@ -486,12 +472,6 @@ def _step_noise() -> StepNoise:
     return StepNoise(0, ROUNDS)
 
 
-def moves(before: float | None, after: float | None) -> str:
-    """How an epsilon changes, in the words of the predictions; None is too large for a float."""
-    before_value, after_value = (math.inf if epsilon is None else epsilon for epsilon in (before, after))
-    return f"it {moved(before_value, after_value)}"
-
-
 @panel("00")
 def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Panel:
     """One step, drawn without a sentence and with it: `result` is a `StepAudit`."""
@@ -499,49 +479,11 @@ def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Pa
         "Put the claim to the test",
         "What one step releases, drawn 5,000 times without one sentence and 5,000 times with it.",
         challenge,
-        [draw_refute],
+        [audits.draw_step],
         words.refute,
-        step_command,
-        tiles=tell_refute,
+        audits.step_command,
+        tiles=audits.tell_step,
         as_printed=variant(as_printed),
         z0=number("noise multiplier z0", z0, decades(-1, 1)),
         num_devices=devices(num_devices),
-    )
-
-
-def tell_refute(result: StepAudit) -> tuple[Tile, Tile, str]:
-    """The epsilon that is claimed, and the one that the draws prove to be too small."""
-    audit = result.audit
-    bound, at = f"at least {at_least(audit.bounds.gaussian)}", f"ε of one step at δ = {short(audit.delta)}"
-    tile = proven(bound, "ε at this δ: 95 % sure, for Gaussian noise", audit.verdict is Finding.REFUTED)
-    wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
-    right = f"{100 * (1 - wrong / (2 * audit.draws)):.1f} % of the guesses “with” or “without” are right"
-    verdict = {
-        Finding.REFUTED: "the claim is refuted",
-        Finding.CONSISTENT: "these draws do not refute it",
-        Finding.NO_POWER: "so few draws could not refute it",
-    }[audit.verdict]
-    first = claimed(short(audit.claimed_epsilon), at)
-    if audit.mechanism.variant is Variant.SOUND:  # nobody claims another one
-        first = holds(at_most(audit.guaranteed_epsilon), at)
-    return first, tile, f"{right}: {verdict}."
-
-
-def draw_refute(result: StepAudit) -> Figure:
-    """Histograms of what is released, without the sentence and with it; the guess changes in the middle."""
-    reach = float(np.abs([result.absent, result.present]).max())
-    edges = np.linspace(-reach, reach, 61)
-    looks = (("without the sentence", PLAIN, ""), ("with it", NOISE, "/"))
-    bars = fig.histograms(edges, (result.absent, result.present), looks, "the draws ")
-    return figure(
-        "One step, without a sentence and with it",
-        *bars,
-        fig.vline(0),
-        fig.beside("guess: without", 0, left=True),
-        fig.beside("guess: with", 0, left=False),
-        height=330,
-        top=56,
-        **fig.OVERLAID,
-        xaxis=axis("released, along the sentence's pull (C = 1)", [-reach, reach]),
-        yaxis=axis("share of the draws (%)", [0, 1.2 * max(float(trace["y"].max()) for trace in bars)]),
     )

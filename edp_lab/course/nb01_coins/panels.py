@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Array, check_share, check_whole, decades, number, rng_of, seed_of
+from edp_lab.course.kit.controls import Array, check_share, decades, number, rng_of, seed_of
 from edp_lab.course.kit.figure import Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Html, Tile, Words, at_most, claimed, command, count, holds, percent, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy import foundations as basic
 from edp_lab.privacy.foundations import advanced_composition, gaussian_loss_tail, truth_probability
 from edp_lab.privacy.gdp import check_delta, gdp_delta, gdp_epsilon
@@ -105,7 +105,7 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
     UsageError: epsilon not positive and finite, people no whole number from 2 to 100,000, share outside [0, 1], seed
     negative.
     """
-    check_whole("number of people", people, 2, 100_000)
+    check_whole("the number of people", people, 2, 100_000)
     check_share("yes", share)
     truth = (rng_of(seed, 1).random(people) < share).astype(np.int64)
     responses = basic.randomised_response(truth, epsilon, rng_of(seed, 2))
@@ -338,7 +338,7 @@ def composed(epsilon: float, releases: int, delta: float) -> Composed:
     UsageError: epsilon not positive and finite, releases no whole number from 1 to 10^9, delta outside (0, 1).
     """
     basic.check_positive("the epsilon of one release", epsilon)
-    check_whole("number of releases", releases, 1, 10**9)
+    check_whole("the number of releases", releases, 1, 10**9)
     check_delta(delta)
     numbers = spread(1, releases)
     total = {

@@ -28,7 +28,6 @@ from edp_lab.course.kit.controls import (
     check_option,
     check_seed,
     check_share,
-    check_whole,
     choice,
     decades,
     number,
@@ -40,6 +39,7 @@ from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Tile, Words, account_of, at_most, claimed, holds, short
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN
+from edp_lab.errors import check_whole
 from edp_lab.models.ghost_clipping.bookkeeping import Memory
 from edp_lab.privacy import Guarantee, Mechanism, judge, releases_by_epoch
 from edp_lab.privacy.csprng import key_from_seed
@@ -166,7 +166,7 @@ def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule:
     """
     check_option("rule", rule, RULES)
     chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
-    check_whole("number of examples", examples, 1, MOST)
+    check_whole("the number of examples", examples, 1, MOST)
     check_share("outliers", outliers)
     rng = rng_of(seed, 2)
     spread, odd = rng.standard_normal((MOST, 2)), rng.random(MOST) < outliers
@@ -314,7 +314,7 @@ def train(
     UsageError: as `edp_lab.privacy.Mechanism`, or an unknown optimizer or sampling, a batch size none from 1 to 400, lr
     not positive and finite, seed negative.
     """
-    check_whole("batch size", batch_size, 1, PEOPLE)
+    check_whole("the batch size", batch_size, 1, PEOPLE)
     check_option("optimizer", optimizer, NAMES)
     check_option("sampling", sampling, SAMPLED)
     check_seed(seed)

@@ -21,7 +21,6 @@ from edp_lab.course.kit.controls import (
     AS_PRINTED,
     VARIANTS,
     Array,
-    check_whole,
     choice,
     decades,
     decay_of,
@@ -49,7 +48,7 @@ from edp_lab.course.kit.text import (
     short,
 )
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy import Alpha, Decay
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.claimed import shuffled_at_least
@@ -192,7 +191,7 @@ def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
     UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, delta outside (0, 1).
     """
     require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must lie between 0.001 and 1000")
-    check_whole("number of epochs", releases, 1, 1000)
+    check_whole("the number of epochs", releases, 1, 1000)
     every = GaussianDP(releases_of(1 / mu, releases))
     epsilon = every.epsilon(delta)
     loss = np.linspace(-(every.mu**2) / 2 - 4.5 * every.mu, every.mu**2 / 2 + 4.5 * every.mu, 301)
@@ -302,7 +301,7 @@ def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> S
 
     UsageError: a rate outside (0, 1], no noise, steps no whole number from 1 to 10^6, delta outside (0, 1).
     """
-    check_whole("number of steps", steps, 1, 10**6)
+    check_whole("the number of steps", steps, 1, 10**6)
     check_delta(delta)
     after = np.unique(np.geomspace(1, steps, 40).round().astype(np.int64))
     now_and_then = after[np.unique(np.linspace(0, len(after) - 1, 4).round().astype(int))]  # each takes milliseconds
@@ -401,7 +400,7 @@ def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
 
     UsageError: no such cell, epochs no whole number from 1 to 120.
     """
-    check_whole("number of epochs T", epochs, 1, MAX_EPOCHS)
+    check_whole("the number of epochs T", epochs, 1, MAX_EPOCHS)
     cells = [c for c in explained().rows if (c.model, c.corpus, c.decay) == (model, corpus, decay)]
     require(cells, f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
     [cell] = cells

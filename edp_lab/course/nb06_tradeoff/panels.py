@@ -1,4 +1,4 @@
-"""The panels of ``06_train_and_trade_off.ipynb``: measured runs with the reader's, the ladder; tables of runs.
+"""The panels of ``06_train_and_trade_off.ipynb``: measured runs with the reader's, the ladder; a table of runs.
 
     grid = load_grid()                       # as they ship with the course
     shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
@@ -38,7 +38,7 @@ from edp_lab.course.kit.text import (
     train_command,
 )
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
+from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept
@@ -114,11 +114,6 @@ class Grid(NamedTuple):
         """The points of the first seed after so many epochs."""
         return [p for p in self.points if (p.config.epochs, p.config.seed) == (epochs, BASE.seed)]
 
-    def seeds(self, point: Point) -> list[Point]:
-        """The same setting with every seed that was measured."""
-        setting = replace(point.config, seed=0)
-        return [p for p in self.points if replace(p.config, seed=0) == setting]
-
 
 def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, decay: str, epochs: int) -> TrainConfig:
     """A run of `method` ("sgd", "printed", "sound", "poisson"): corpus, model, C, N, tau and seed as in `base`.
@@ -184,6 +179,16 @@ def epsilon(value: float | None, written: Callable[[float], str] = at_most) -> s
 def table(*rows: Sequence[str]) -> Html:
     """Headings and rows, with room between the columns, which a panel's narrow place would close."""
     return html_table([[f"{cell}\N{EM SPACE}" for cell in row] for row in rows])
+
+
+def points_table(runs: Sequence[Point]) -> Html:
+    """Runs side by side."""
+    heading = ("", "SER", "guaranteed ε, if seed secret and α public", "claimed ε", "seconds")
+    rows = [
+        (setting(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.claimed_epsilon, d), f"{r.seconds:.1f}")
+        for r in runs
+    ]
+    return table(heading, *rows)
 
 
 words = Words(__file__, epsilon=epsilon, NEIGHBOURS=NEIGHBOURS)
@@ -472,61 +477,3 @@ def ladder_command(result: Ladder, **_: Any) -> str:
     """The call of `edp-lab account` for the chosen rung."""
     neighbours = result.adjacency.name.lower()
     return account_of(result.mechanism, epochs=result.epochs, delta=result.delta, adjacency=neighbours)
-
-
-# ---- Drawn once ----------------------------------------------------------------------------------------------------
-
-DECAYS = {"none": (PLAIN, "solid", "circle"), "linear": (NOISE, "dash", "diamond"), "exponential": (OTHER, "dot", "x")}
-
-
-def decay_figure(grid: Grid, epochs: int) -> fig.Still:
-    """SER against epsilon of DP-SGD by decay, as measured."""
-    curves = []
-    for decay, (color, dash, symbol) in DECAYS.items():
-        runs = [p for p in grid.after(epochs) if p.method == "dp" and p.config.decay == decay]
-        runs.sort(key=lambda p: p.epsilon or 0.0)
-        curves.append(line(decay, color, dash, symbol=symbol, size=9, **_places(runs)))
-    axes = {"xaxis": fig.logs("ε, if the seed were secret"), "yaxis": fig.axis("SER on the test set", [0, 1.05])}
-    return fig.still(f"DP-SGD by decay, {epochs} epochs", *curves, height=380, **axes)
-
-
-def points_table(runs: Sequence[Point]) -> Html:
-    """Runs side by side."""
-    heading = ("", "SER", "guaranteed ε, if seed secret and α public", "claimed ε", "seconds")
-    rows = [
-        (setting(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.claimed_epsilon, d), f"{r.seconds:.1f}")
-        for r in runs
-    ]
-    return table(heading, *rows)
-
-
-def seeds_table(grid: Grid, runs: Sequence[Point]) -> Html:
-    """SER of the same setting with other seeds, which also split the corpus differently."""
-    sers = {setting(run): [other.ser for other in grid.seeds(run)] for run in runs}
-    rows = [
-        (name, ", ".join(f"{s:.3f}" for s in errors), f"{max(errors) - min(errors):.3f}")
-        for name, errors in sers.items()
-    ]
-    return table(("", "SER with seed 0, 1, 2", "from best to worst"), *rows)
-
-
-def pace_table(grid: Grid) -> Html:
-    """Seconds of an epoch, the fastest first."""
-    seconds = {}
-    for run in grid.points:
-        size = f", m = {run.micro_batch}" if run.method in ("sound", "printed") else ""
-        seconds[METHODS[run.method] + size] = run.seconds / run.config.epochs
-    rows = [(name, f"{each:.2f}", f"{each / seconds['SGD']:.1f}") for name, each in seconds.items()]
-    return table(("", "seconds for an epoch", "times SGD"), *sorted(rows, key=lambda row: float(row[1])))
-
-
-def large_runs_table(rows: Sequence[Mapping[str, Any]]) -> Html:
-    """Errors by corpus and method, for the rows of data/results/pareto.json."""
-    errors: dict[str, dict[str, str]] = {}
-    for row in rows:
-        epsilon = "" if row["epsilon"] is None else f", ε = {math.ceil(row['epsilon'])}"
-        cells = errors.setdefault(f"{row['model'].upper()} on {row['corpus']}", {})
-        cells[row["method"] + epsilon] = f"{row['ser']['mean']:.1f}"
-    methods = list(dict.fromkeys(method for by_method in errors.values() for method in by_method))
-    lines = [(where, *(by_method.get(method, "") for method in methods)) for where, by_method in errors.items()]
-    return table(("SER in percent", *methods), *lines)

@@ -26,20 +26,12 @@ from edp_lab.attacks.loss import Attacked, judged, signals
 from edp_lab.attacks.statistics import AttackResult, Bound, Rate, clopper_pearson, summarise
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import (
-    Array,
-    attacked_mechanism,
-    check_whole,
-    choice,
-    decades,
-    devices,
-    number,
-    require,
-)
+from edp_lab.course.kit.controls import Array, attacked_mechanism, choice, decades, devices, number, require
 from edp_lab.course.kit.figure import DOTTED, Figure, Trace, figure, line, points
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Tile, Words, at_most, count, digits, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
+from edp_lab.errors import check_whole
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, Variant, judge
 from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training.config import TrainConfig
@@ -188,7 +180,7 @@ def show_roc(
     """
     require(attack in attacks, f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
     target = attacks[attack].target
-    check_whole("number of members", people, stats.LEAST_MEMBERS, len(target.members))
+    check_whole("the number of members", people, stats.LEAST_MEMBERS, len(target.members))
     require(0 < called <= 100, f"the share called members is {called} %: it must be above 0 and at most 100")
     inside, outside = sides = [side[:people] for side in target.sides(attacks[attack].scores)]
     texts, other_texts = (side[:people] for side in target.sides(target.texts))

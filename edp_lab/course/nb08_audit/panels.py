@@ -14,63 +14,25 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
-from scipy.stats import norm
-
 from edp_lab.attacks.one_run import OneRunAudit, audit_one_run
 from edp_lab.attacks.statistics import Tally, one_run_bounds
-from edp_lab.attacks.step_audit import Audit, Finding, StepAudit, StepNoise
+from edp_lab.attacks.step_audit import Finding, StepAudit, StepNoise
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import (
-    DELTA,
-    DEVICES,
-    attacked_mechanism,
-    check_whole,
-    decades,
-    devices,
-    number,
-    variant,
-)
+from edp_lab.course.kit.audits import CONFIDENCE, SURE, draw_step, on_trial, step_command, tell_step, trial
+from edp_lab.course.kit.controls import DELTA, DEVICES, attacked_mechanism, decades, devices, number, variant
 from edp_lab.course.kit.figure import Figure, Trace, line, points
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import RunPanel
-from edp_lab.course.kit.text import (
-    Tile,
-    Words,
-    at_least,
-    at_most,
-    claimed,
-    columns,
-    command,
-    count,
-    holds,
-    proven,
-    short,
-    step_command,
-)
+from edp_lab.course.kit.text import Tile, Words, at_least, at_most, columns, command, count, short
 from edp_lab.course.kit.text import digits as d
-from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
+from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, OTHER, PLAIN
+from edp_lab.errors import check_whole
 from edp_lab.privacy import Variant
 from edp_lab.training.config import TrainConfig
 
-CONFIDENCE = 0.95
 MOST_DRAWS = 10_000  # a side
 words = Words(__file__)
 figure = partial(fig.figure, height=390)
-SURE = f"{100 * CONFIDENCE:g} %"
-
-
-def on_trial(audit: Audit) -> str:
-    """The epsilon that is put to the test; where that is the one that holds, written as such."""
-    return (d if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.claimed_epsilon)
-
-
-def trial(audit: Audit, what: str) -> Tile:
-    """Its tile: as printed a claim, else what holds."""
-    at = f"ε of {what} at δ = {short(audit.delta)}"
-    if audit.mechanism.variant is Variant.AS_PRINTED:
-        return claimed(on_trial(audit), at)
-    return holds(on_trial(audit), f"{at}, with a secret seed")
 
 
 # ---- One step ------------------------------------------------------------------------------------------------------
@@ -88,7 +50,7 @@ def audit_step(
     Guarantee: as `StepNoise.audit`, epsilon is at least `measured_epsilon` with probability 95 % if the noise is as
     good as random.
     """
-    check_whole("number of draws", draws, 1, MOST_DRAWS)
+    check_whole("the number of draws", draws, 1, MOST_DRAWS)
     mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
     return noise.audit(mechanism, DELTA, draws, CONFIDENCE)
 
@@ -112,50 +74,6 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         draws=number("draws per side", draws, counts),
         clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
         alpha_max=number("largest α", 1.0, decades(-1, 1), unit="of a layer, as printed", rare=True),
-    )
-
-
-def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
-    """What is claimed, or holds, and what the draws prove, and how many guesses were wrong."""
-    audit = result.audit
-    wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
-    tested = f"ε = {on_trial(audit)}"
-    verdict = {
-        Finding.REFUTED: f"too few for {tested}, which is refuted",
-        Finding.CONSISTENT: f"{tested} allows that, and is neither refuted nor proven",
-        Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
-    }[audit.verdict]
-    refuted = audit.verdict is Finding.REFUTED
-    proven_tile = proven(f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", refuted)
-    missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
-    sentence = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
-    return trial(audit, "one step"), proven_tile, sentence
-
-
-BINS = 48
-REACH = 4.5  # standard deviations that a histogram shows beyond the means
-
-
-def draw_step(result: StepAudit) -> Figure:
-    """Both histograms of what a step releases along the canary's direction, and the threshold between them."""
-    edges = np.linspace(-1, 1, BINS + 1) * (result.distance / 2 + REACH * result.std)
-    looks = (("without it", PLAIN, ""), ("with the canary", NOISE, "/"))
-    bars, bells = fig.histograms(edges, (result.absent, result.present), looks, "the draws "), []
-    for color, dash, side in ((PLAIN, "solid", -1), (NOISE, "dash", 1)):
-        density = norm.pdf(edges, side * result.distance / 2, result.std)
-        on = {"x": edges, "y": 100 * (edges[1] - edges[0]) * density}
-        bells.append(line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
-    top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
-    return figure(
-        "What one step gives away",
-        *bars,
-        *bells,
-        fig.vline(0),
-        fig.beside("guess: absent", 0, left=True),
-        fig.beside("guess: present", 0, left=False),
-        **fig.OVERLAID,
-        xaxis=fig.axis("released along the canary", edges[[0, -1]].tolist()),
-        yaxis=fig.axis("share of the draws (%)", [0, top]),
     )
 
 
@@ -255,7 +173,7 @@ class OneRun(RunPanel):
     def prepare(self) -> tuple[list[TrainConfig], int]:
         settings = self.values
         canaries, runs = settings.pop("canaries"), settings.pop("runs")
-        check_whole("number of runs", runs, 1, 100)
+        check_whole("the number of runs", runs, 1, 100)
         seeds = range(self._seed, self._seed + runs)
         return [one_run_config(**settings, seed=seed) for seed in seeds], canaries
 

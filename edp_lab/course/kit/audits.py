@@ -1,0 +1,84 @@
+"""How an audit of one step is told and drawn, in notebooks 00 and 08."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from edp_lab.attacks.step_audit import Audit, Finding, StepAudit
+from edp_lab.course.kit import figure as fig
+from edp_lab.course.kit.text import Tile, at_least, at_most, claimed, command, digits, holds, short
+from edp_lab.course.kit.theme import NOISE, PLAIN
+from edp_lab.privacy import Variant
+
+CONFIDENCE = 0.95
+SURE = f"{100 * CONFIDENCE:g} %"
+BINS = 48
+REACH = 4.5  # standard deviations that a histogram shows beyond the means
+
+
+def on_trial(audit: Audit) -> str:
+    """The epsilon that is put to the test; where that is the one that holds, written as such."""
+    return (digits if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.claimed_epsilon)
+
+
+def trial(audit: Audit, what: str) -> Tile:
+    """Its tile: as printed a claim, else what holds."""
+    at = f"ε of {what} at δ = {short(audit.delta)}"
+    if audit.mechanism.variant is Variant.AS_PRINTED:
+        return claimed(on_trial(audit), at)
+    return holds(on_trial(audit), f"{at}, with a secret seed")
+
+
+def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
+    """What is claimed, or holds, and what the draws prove, and how many guesses were wrong."""
+    audit = result.audit
+    wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
+    tested = f"ε = {on_trial(audit)}"
+    verdict = {
+        Finding.REFUTED: f"too few for {tested}, which is refuted",
+        Finding.CONSISTENT: f"{tested} allows that, and is neither refuted nor proven",
+        Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
+    }[audit.verdict]
+    role = "printed" if audit.verdict is Finding.REFUTED else "plain"
+    proven = Tile("proven", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", role)
+    missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
+    sentence = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
+    return trial(audit, "one step"), proven, sentence
+
+
+def draw_step(result: StepAudit) -> fig.Figure:
+    """Both histograms of what a step releases in the direction of one sentence, and the threshold between them."""
+    edges = np.linspace(-1, 1, BINS + 1) * (result.distance / 2 + REACH * result.std)
+    looks = (("without it", PLAIN, ""), ("with the sentence", NOISE, "/"))
+    bars, bells = fig.histograms(edges, (result.absent, result.present), looks, "the draws "), []
+    for color, dash, side in ((PLAIN, "solid", -1), (NOISE, "dash", 1)):
+        density = norm.pdf(edges, side * result.distance / 2, result.std)
+        on = {"x": edges, "y": 100 * (edges[1] - edges[0]) * density}
+        bells.append(fig.line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
+    top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
+    return fig.figure(
+        "What one step gives away",
+        *bars,
+        *bells,
+        fig.vline(0),
+        fig.beside("guess: without", 0, left=True),
+        fig.beside("guess: with", 0, left=False),
+        height=390,
+        **fig.OVERLAID,
+        xaxis=fig.axis("released, along the sentence's pull", edges[[0, -1]].tolist()),
+        yaxis=fig.axis("share of the draws (%)", [0, top]),
+    )
+
+
+def step_command(result: StepAudit, **_: Any) -> str:
+    """The call of `edp-lab audit mechanism` that draws the same."""
+    audit, m = result.audit, result.audit.mechanism
+    options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm}
+    if m.alpha_max != 1:
+        options["alpha-max"] = m.alpha_max
+    options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}
+    printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
+    return command("audit mechanism", options, *printed)
