@@ -106,14 +106,12 @@ def canaries(
 
 Cache = Annotated[Path | None, "Folder for results of trained shadow models. (default: the user's cache)"]
 Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
-Against = Annotated[Path | None, "Also attack this run of the same corpus and seed, and show how the AUC changes."]
 
 
 @attack_app.command()
 def loss(
     ctx: typer.Context,
     run: RunFolder,
-    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """The floor: call those members whose loss is low. No training."""
@@ -134,7 +132,6 @@ def shadow(
     seed: Seed = 0,
     cache: Cache = None,
     plain: Annotated[bool, "Train the shadow model by SGD, not by the target's method."] = False,
-    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
@@ -152,7 +149,6 @@ def lira(
     epochs: Annotated[int | None, "Of the shadow models. (default: the target's)", COUNT] = None,
     seed: Seed = 0,
     cache: Cache = None,
-    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """The strong attack, LiRA (Carlini and others 2022): how likely is a confidence with and without the utterance?"""
@@ -162,20 +158,12 @@ def lira(
 
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
-    """Attack the run, and the one it is compared with, with the options that these commands share."""
-    from edp_lab.attacks.loss import change, same_pool
-
-    run, against = ctx.params["run"], ctx.params["against"]
-    if against is not None:
-        same_pool(against, run)
+    """Attack the run with the options that these commands share, and print the result."""
     settings |= {name: ctx.params[name] for name in ("seed", "cache") if name in ctx.params}
     with telling() as progress:
-        before = None if against is None else attack(against, progress=progress, **settings)
-        attacked = attack(run, progress=progress, **settings)
-    changed = None if before is None else change(before, attacked)
+        attacked = attack(ctx.params["run"], progress=progress, **settings)
     result = attacked.to_json()
-    report = reports.membership(result, attacked.title, changed)
-    answer(ctx.params["as_json"], {**result, "change": changed}, report)
+    answer(ctx.params["as_json"], result, reports.membership(result, attacked.title))
 
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------

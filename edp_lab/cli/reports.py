@@ -221,8 +221,8 @@ def evaluated(scores: Mapping[str, float | None]) -> Report:
 # ---- Attacks and audits ----------------------------------------------------------------------------------------------
 
 
-def membership(result: Mapping[str, Any], title: str, changed: Mapping[str, Any] | None) -> Report:
-    """A membership attack, as its JSON has it, and how its AUC differs from that on another run."""
+def membership(result: Mapping[str, Any], title: str) -> Report:
+    """A membership attack, as its JSON has it."""
     sure, bound = f"{100 * result['confidence']:g} %", result["bound"]
     facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); 0.5 is guessing")]
     for rate, at in result["tpr_at_fpr"].items():
@@ -238,10 +238,6 @@ def membership(result: Mapping[str, Any], title: str, changed: Mapping[str, Any]
         rates = [f"TPR at most {most:.4f} at {100 * float(rate):g} % FPR" for rate, most in bound["tpr_at_fpr"].items()]
         facts.append(("", ", ".join([*rates, f"advantage at most {bound['advantage']:.4f}"])))
     facts += [("guards", result["guards"]["said"]), ("verdict", result["verdict"])]
-    if changed is not None:
-        low, high = (100 * end for end in changed["interval"])
-        change = f"{100 * changed['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %)"
-        facts.append((f"AUC against {changed['against']}", change))
     return Report(f"{title}: {result['members']} members, {result['non_members']} non-members", facts)
 
 
