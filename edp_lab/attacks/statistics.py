@@ -411,15 +411,15 @@ class OneRunBounds:
         return self.distribution_free if self.gaussian is None else self.gaussian
 
 
-def make_guesses(scores: np.ndarray, included: np.ndarray, shares: Sequence[float] = SHARES) -> tuple[Tally, ...]:
-    """Guess "in" for the highest and "out" for the lowest scores, on each of these shares of the canaries.
+def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
+    """Guess "in" for the highest and "out" for the lowest scores, on each of `SHARES` of the canaries.
 
     Args:
         scores: (m) higher for canaries that look as if they were in.
         included: (m) bool, the truth. How many guesses are made does not depend on it, nor on the scores.
     """
     truth, m, tallies = included[np.argsort(scores, kind="stable")], len(scores), []
-    for r in sorted({max(1, round(share * m)) for share in shares}):
+    for r in sorted({max(1, round(share * m)) for share in SHARES}):
         lowest, highest = truth[: r // 2], truth[m - (r - r // 2) :]
         tallies.append(Tally(r, int((~lowest).sum() + highest.sum())))
     return tuple(tallies)

@@ -168,6 +168,7 @@ def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------
 
+Z0 = Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."]
 Confidence = Annotated[float, "With which the lower bound on epsilon holds."]
 
 audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the test.")
@@ -177,7 +178,7 @@ audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the
 def mechanism(
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
-    z0: Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."] = 1.0,
+    z0: Z0 = 1.0,
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     micro_batch_size: MicroBatchSize = 8,
@@ -223,19 +224,10 @@ def one_run(
     corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; --model linear has none."] = None,
     model: Annotated[str, "clc, bert, or linear (one layer and no corpus, in a second)."] = "clc",
     canaries: Annotated[int, "How many; each is in with chance 1/2.", COUNT] = 1000,
-    guesses: Annotated[
-        str, "On which shares of the canaries, the surest, with commas between; each costs its part of the error."
-    ] = "0.1,0.3,1",
     method: Annotated[str, "edp-sgd, or dp-sgd (every utterance clipped alone)."] = "edp-sgd",
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
-    z0: Annotated[
-        float | None,
-        "Noise multiplier (default: 1). Sound: noise over sensitivity; as printed: std(y)/C of one device.",
-    ] = None,
-    target_epsilon: Annotated[
-        float | None, "Instead of --z0: the noise with which this epsilon holds for the run."
-    ] = None,
+    z0: Z0 = 1.0,
     clip: Clip = 1.0,
     batch_size: BatchSize = 64,
     micro_batch_size: Annotated[
@@ -267,19 +259,15 @@ def one_run(
             raise UsageError(f"the linear model is made of canaries alone: drop {option}, or choose another --model")
     if not linear and corpus is None:
         raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
-    if z0 is not None and target_epsilon is not None:
-        raise UsageError("--target-epsilon decides z0: drop one of them")
     config = chosen(
         ctx,
         TrainConfig,
         corpus=corpus or "",
         model="clc" if linear else model,
-        z0=1.0 if z0 is None else z0,
         alpha="none",
         dropout=0.0,  # it would only make canaries harder to remember
     )
-    shares = numbers("--guesses", guesses, "0.1,0.3,1", float, 1e-6, 1)
     one_thread_if_small(size)
     with bar("steps", patience=PATIENCE) as (update, _):
-        audit = audit_one_run(config, canaries, linear, confidence, target_epsilon, update, shares)
+        audit = audit_one_run(config, canaries, linear, confidence, update)
     answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, reports.audited_run(audit, corpus))
