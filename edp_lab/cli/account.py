@@ -17,7 +17,6 @@ from edp_lab.training.config import COUNT, flag_of
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
-    from edp_lab.privacy.calibration import Budget
 
 AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
 AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
@@ -25,7 +24,7 @@ MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 i
 
 CLAIM = {"claimed", "file", "sampler", "n", "batch_size", "noise_multiplier"}  # options that make it a claim
 OF_A_CLAIM = {*CLAIM, "sampling_rate", "steps", "epochs", "delta", "micro_batch_size", "clip", "as_json"}
-OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json"}
+OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "as_json"}
 
 
 def account(
@@ -55,7 +54,6 @@ def account(
         str | None, "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling)."
     ] = None,
     utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances.", COUNT] = 1,
-    target_epsilon: Annotated[float | None, "Also find the z0, the epochs and the tau that meet this epsilon."] = None,
     run: Annotated[
         Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
@@ -87,7 +85,6 @@ def account(
     import numpy as np
 
     from edp_lab.privacy import Alpha, accountant_for, judge
-    from edp_lab.privacy.calibration import Budget
     from edp_lab.privacy.guarantee import HOLDS
 
     neighbours, certified = neighbours_named(adjacency), None
@@ -124,9 +121,6 @@ def account(
         report["attack"] = {"best_auc": accountant.best_auc(), **rates}
     if certified is not None:
         report["certificate"] = certified
-    if target_epsilon is not None:
-        budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
-        report["calibration"] = _calibration(mechanism, bill, budget)
     answer(as_json, report, reports.account(report, mechanism))
 
 
@@ -198,23 +192,3 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         "sensitivity": sensitivity,
         "noise_std": noise,
     }
-
-
-def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> dict[str, Any]:
-    from edp_lab.privacy import Decay, NoGuarantee
-    from edp_lab.privacy.calibration import affordable_epochs, affordable_tau, calibrate_z0, most_epochs
-
-    try:
-        no_decay = mechanism.decay is Decay.NONE
-        epochs = affordable_epochs(mechanism, budget)
-        return {
-            "epsilon": budget.epsilon,
-            "z0": calibrate_z0(mechanism, bill, budget),
-            "epochs": epochs,
-            "steps": None if mechanism.sampling_rate is None else epochs * mechanism.releases_per_epoch,
-            "more_epochs_not_tried": epochs == most_epochs(mechanism),
-            "tau": None if no_decay else affordable_tau(mechanism, bill, budget),
-        }
-    except NoGuarantee as none:
-        unknown = dict.fromkeys(("z0", "epochs", "steps", "more_epochs_not_tried", "tau"))
-        return {"epsilon": budget.epsilon, **unknown, "reason": str(none)}

@@ -57,7 +57,7 @@ def account(report: Mapping[str, Any], mechanism: Mechanism) -> Report:
         ("guaranteed epsilon", up(holds["epsilon"])),
         *[("", line) for line in _unless(holds)],
     ]
-    facts += [*_noise(report), *_limits(report.get("attack")), *_calibrated(report.get("calibration"), m.decay)]
+    facts += [*_noise(report), *_limits(report.get("attack"))]
     if report.get("certificate"):
         facts.append(("certificate", "every number of the run's certificate was recomputed, and is right"))
     notes = holds["scope"].split("; ")
@@ -92,23 +92,6 @@ def _limits(attack: Mapping[str, float] | None) -> Facts:
         return []
     auc, tpr = up(attack["best_auc"], 4), up(attack["best_tpr_at_fpr_0.01"], 3)
     return [("any membership attack", f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)")]
-
-
-def _calibrated(result: Mapping[str, Any] | None, decay: str) -> Facts:
-    if result is None:
-        return []
-    name = f"to meet epsilon {number(result['epsilon'])}"
-    if "reason" in result:
-        return [(name, f"no setting does: {result['reason']}")]
-    steps = f" or {result['steps']} steps" if result["steps"] else ""
-    more = ", perhaps more" if result["more_epochs_not_tried"] else ""
-    facts = [
-        (name, f"z0 {up(result['z0'])}, or"),
-        ("", f"{result['epochs'] or 'not even one'} epoch(s){steps}{more} at this z0"),
-    ]
-    if decay != "none":
-        facts.append(("", "no tau does" if result["tau"] is None else f"or tau {down(result['tau'], 6)} at this z0"))
-    return facts
 
 
 ASSUMED = (
