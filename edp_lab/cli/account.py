@@ -12,7 +12,6 @@ from edp_lab.cli import reports
 from edp_lab.cli.options import Clip, Gpus, Json, given, neighbours_named
 from edp_lab.cli.output import answer
 from edp_lab.errors import UsageError
-from edp_lab.files import read_json
 from edp_lab.training.config import COUNT, flag_of
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
 AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
 MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 is per-example DP-SGD."]
 
-CLAIM = {"claimed", "file", "sampler", "n", "batch_size", "noise_multiplier"}  # options that make it a claim
+CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # options that make it a claim
 OF_A_CLAIM = {*CLAIM, "sampling_rate", "steps", "epochs", "delta", "micro_batch_size", "clip", "as_json"}
 OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "as_json"}
 
@@ -58,19 +57,16 @@ def account(
         Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
     claimed: Annotated[
-        float | None, "Judge this epsilon, claimed with another library; needs the settings named above, or --file."
+        float | None, "Judge this epsilon, claimed with another library; needs the settings named above."
     ] = None,
     sampler: Annotated[
         str | None,
-        "Of a claim: shuffle (disjoint batches, one pass an epoch), poisson, or fixed (each step a random batch).",
+        "Of a claim: shuffle (disjoint batches, one pass an epoch) or poisson.",
     ] = None,
     n: Annotated[int | None, "Of a claim: examples in the training set."] = None,
     batch_size: Annotated[float | None, "Of a claim: examples in a step; under Poisson sampling, expected."] = None,
     noise_multiplier: Annotated[
         float | None, "Of a claim: standard deviation of the noise on the sum of gradients over the clip norm."
-    ] = None,
-    file: Annotated[
-        Path | None, "Of a claim: JSON with its settings, by the names of Opacus, jax_privacy, TF Privacy or fastDP."
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -90,7 +86,7 @@ def account(
     neighbours, certified = neighbours_named(adjacency), None
     named = given(ctx)
     if named & CLAIM:
-        return _judge_claim(ctx, named, file, as_json)
+        return _judge_claim(ctx, named, as_json)
     _refuse_contradictions(named, decay, sampling_rate)
     if run is not None:
         from edp_lab.training.certificate import check_certificate
@@ -124,15 +120,12 @@ def account(
     answer(as_json, report, reports.account(report, mechanism))
 
 
-def _judge_claim(ctx: typer.Context, named: set[str], file: Path | None, as_json: bool) -> None:
-    from edp_lab.privacy.claimed import check_claim, read_settings
+def _judge_claim(ctx: typer.Context, named: set[str], as_json: bool) -> None:
+    from edp_lab.privacy.foreign_claim import check_claim
 
     if idle := sorted(named - OF_A_CLAIM):
         raise UsageError(f"{flag_of(idle[0])} means nothing for a claim made with another library: drop it")
-    options = read_settings({name: ctx.params[name] for name in named - {"file", "as_json"}})
-    settings = {**options, **({} if file is None else read_settings(read_json(file)))}
-    if twice := [name for name in options if settings[name] != options[name]]:
-        raise UsageError(f"{flag_of(twice[0])} is {options[twice[0]]}, but {file} says {settings[twice[0]]}: keep one")
+    settings = {name: ctx.params[name] for name in named - {"as_json"}}
     verdict = check_claim(settings)
     answer(as_json, {**verdict._asdict(), "settings": settings}, reports.claim(verdict))
     if verdict.status != "holds":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edp_lab.attacks.one_run import OneRunAudit
     from edp_lab.attacks.step_audit import MechanismAudit
     from edp_lab.privacy import Mechanism
-    from edp_lab.privacy.claimed import Verdict
+    from edp_lab.privacy.foreign_claim import Verdict
     from edp_lab.training.recipe import Plan
 
 Facts = list[tuple[str, str]]  # names and values; a line without a name goes on with what is above it

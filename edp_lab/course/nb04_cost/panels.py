@@ -53,8 +53,8 @@ from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, P
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay
 from edp_lab.privacy.calibration import Budget, calibrate_z0
-from edp_lab.privacy.claimed import shuffled_at_least
 from edp_lab.privacy.composition import gaussian_loss_density
+from edp_lab.privacy.foreign_claim import shuffled_at_least
 from edp_lab.privacy.gdp import GaussianDP, check_delta
 from edp_lab.privacy.guarantee import Guarantee, judge
 from edp_lab.privacy.mechanism import Mechanism, Schedule
