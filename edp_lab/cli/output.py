@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
@@ -47,6 +46,20 @@ def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
 
 
+def up(bound: float | None, digits: int = 6) -> str:
+    """An upper bound, rounded up."""
+    from edp_lab.privacy.guarantee import upward
+
+    return "none" if bound is None else upward(bound, digits)
+
+
+def down(bound: float, digits: int = 3) -> str:
+    """A lower bound, rounded down."""
+    from edp_lab.privacy.guarantee import upward
+
+    return upward(-bound, digits).lstrip("-")
+
+
 class Report(NamedTuple):
     """What a command prints: a line, values beside their names, and paragraphs below."""
 
@@ -73,9 +86,6 @@ class Screen(Console):
 
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **how)
-
-    def fits(self, made: Table) -> bool:
-        return Measurement.get(self, self.options.update(max_width=10_000), made).maximum <= self.width
 
     def table(self, lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> None:
         """See `table`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edp_lab.cli.output import Report, number
+from edp_lab.cli.output import Report, down, number, up
 
 if TYPE_CHECKING:
     from edp_lab.attacks.canaries import Memorisation
@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
 
 Facts = list[tuple[str, str]]  # names and values; a line without a name goes on with what is above it
-
-
-def up(bound: float | None, digits: int = 6) -> str:
-    """An upper bound, rounded up."""
-    from edp_lab.privacy.guarantee import upward
-
-    return "none" if bound is None else upward(bound, digits)
-
-
-def down(bound: float, digits: int = 3) -> str:
-    """A lower bound, rounded down."""
-    from edp_lab.privacy.guarantee import upward
-
-    return upward(-bound, digits).lstrip("-")
 
 
 def _span(ends: Sequence[float]) -> str:
