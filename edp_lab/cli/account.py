@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli import reports
 from edp_lab.cli.options import Clip, Gpus, Json, given, neighbours_named
-from edp_lab.cli.output import answer
+from edp_lab.cli.output import Report, answer, down, number, up
 from edp_lab.errors import UsageError
 from edp_lab.training.config import COUNT, flag_of
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
+    from edp_lab.privacy.foreign_claim import Verdict
 
 AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
 AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
@@ -59,10 +59,7 @@ def account(
     claimed: Annotated[
         float | None, "Judge this epsilon, claimed with another library; needs the settings named above."
     ] = None,
-    sampler: Annotated[
-        str | None,
-        "Of a claim: shuffle (disjoint batches, one pass an epoch) or poisson.",
-    ] = None,
+    sampler: Annotated[str | None, "Of a claim: shuffle (disjoint batches, one pass an epoch) or poisson."] = None,
     n: Annotated[int | None, "Of a claim: examples in the training set."] = None,
     batch_size: Annotated[float | None, "Of a claim: examples in a step; under Poisson sampling, expected."] = None,
     noise_multiplier: Annotated[
@@ -87,7 +84,7 @@ def account(
     named = given(ctx)
     if named & CLAIM:
         return _judge_claim(ctx, named, as_json)
-    _refuse_contradictions(named, decay, sampling_rate)
+    _refuse_contradictions(named, decay)
     if run is not None:
         from edp_lab.training.certificate import check_certificate
         from edp_lab.training.run_files import read_record, run_ledger
@@ -117,7 +114,7 @@ def account(
         report["attack"] = {"best_auc": accountant.best_auc(), **rates}
     if certified is not None:
         report["certificate"] = certified
-    answer(as_json, report, reports.account(report, mechanism))
+    answer(as_json, report, _to_read(report, mechanism, guarantee))
 
 
 def _judge_claim(ctx: typer.Context, named: set[str], as_json: bool) -> None:
@@ -127,12 +124,12 @@ def _judge_claim(ctx: typer.Context, named: set[str], as_json: bool) -> None:
         raise UsageError(f"{flag_of(idle[0])} means nothing for a claim made with another library: drop it")
     settings = {name: ctx.params[name] for name in named - {"as_json"}}
     verdict = check_claim(settings)
-    answer(as_json, {**verdict._asdict(), "settings": settings}, reports.claim(verdict))
+    answer(as_json, {**verdict._asdict(), "settings": settings}, _verdict_to_read(verdict))
     if verdict.status != "holds":
         raise typer.Exit(1)
 
 
-def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:
+def _refuse_contradictions(named: set[str], decay: str) -> None:
     """Options that would silently count for nothing."""
     idle = sorted(named - OF_A_RUN)
     if "run" in named and idle:
@@ -185,3 +182,59 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         "sensitivity": sensitivity,
         "noise_std": noise,
     }
+
+
+# ---- Words -----------------------------------------------------------------------------------------------------------
+
+ASSUMED = (
+    "assumed: fresh secret noise on the sum of clipped gradients, a divisor that does not depend on the batch, real "
+    "numbers, nothing else released"
+)
+
+
+def name_of(mechanism: Mechanism) -> str:
+    """What people call the mechanism."""
+    if mechanism.variant == "as-printed":
+        return "Algorithm 1 as printed"
+    return "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"
+
+
+def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Report:
+    """The report, in words."""
+    claimed, z, delta = report["claimed"], report["noise_multiplier"], guarantee.delta
+    devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
+    length = f"{report['releases']} steps" if m.sampling_rate else f"{report['epochs']} epoch(s)"
+    title = f"{name_of(m)}: z0 {number(m.z0)}, C {number(m.clip_norm)}, {length}, {devices}delta {up(delta, 3)}"
+    facts = [
+        ("claimed epsilon", f"{number(claimed['epsilon'])} ({claimed['method']}; {claimed['reason']})"),
+        ("guaranteed epsilon", up(report["guaranteed"]["epsilon"])),
+    ]
+    if guarantee.status != "holds":
+        facts.append(("", guarantee.reason))
+        if guarantee.epsilon is not None:
+            facts.append(("", f"{up(guarantee.epsilon)} {guarantee.condition}"))
+        elif guarantee.epsilon_if_alpha_public is not None:
+            facts.append(("", f"{up(guarantee.epsilon_if_alpha_public)} if alpha were public"))
+    if z and z[0] is not None:
+        later = "" if z[-1] == z[0] else f" in the first epoch, {number(z[-1])} in the last"
+        facts.append(("noise over sensitivity", f"{number(z[0])}{later}; sensitivity {number(report['sensitivity'])}"))
+    if "attack" in report:
+        auc, tpr = up(report["attack"]["best_auc"], 4), up(report["attack"]["best_tpr_at_fpr_0.01"], 3)
+        most = f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)"
+        facts.append(("any membership attack", most))
+    if "certificate" in report:
+        facts.append(("certificate", "every number of the run's certificate was recomputed, and is right"))
+    notes = guarantee.scope.split("; ")
+    if delta >= 0.01:  # a corpus of a hundred utterances would have it for 1/n
+        notes.insert(0, f"delta is large: publishing everything with probability {number(delta, 3)} meets it")
+    return Report(title, facts, notes)
+
+
+def _verdict_to_read(verdict: Verdict) -> Report:
+    guaranteed = f"none: {verdict.method}"
+    if verdict.guaranteed is not None:
+        guaranteed = f"{up(verdict.guaranteed)} ({verdict.method}; neighbours: {verdict.neighbours})"
+    facts = [("claimed epsilon", f"{number(verdict.claimed)}: {verdict.status}"), ("guaranteed epsilon", guaranteed)]
+    if verdict.measured:
+        facts.append(("measured epsilon", f"at least {down(verdict.measured)}, whatever the accountant"))
+    return Report(facts=facts, notes=[ASSUMED])

@@ -46,6 +46,9 @@ def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
 
 
+Facts = list[tuple[str, str]]  # names and values; a line without a name goes on with what is above it
+
+
 def up(bound: float | None, digits: int = 6) -> str:
     """An upper bound, rounded up."""
     from edp_lab.privacy.guarantee import upward
@@ -64,7 +67,7 @@ class Report(NamedTuple):
     """What a command prints: a line, values beside their names, and paragraphs below."""
 
     title: str = ""
-    facts: Sequence[tuple[str, str]] = ()  # a line without a name goes on with what is above it
+    facts: Sequence[tuple[str, str]] = ()  # see `Facts`
     notes: Sequence[str] = ()
 
 
