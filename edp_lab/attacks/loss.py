@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from torch import Tensor
 
-from edp_lab.attacks.statistics import LEAST_MEMBERS, AttackResult, Interval, auc, auc_change, auc_interval, summarise
+from edp_lab.attacks.statistics import LEAST_MEMBERS, AttackResult, Interval, auc, auc_interval, summarise
 from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
 from edp_lab.corpora.corpus import group_ids
 from edp_lab.corpora.encoding import Batch, Labels
@@ -210,24 +210,6 @@ def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any
     guards["said"] = guards.pop("message")  # its name in JSON
     result = summarise(attack, *sides, epsilon, delta, guards, target.sides(target.texts))
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
-
-
-def same_pool(before: str | Path, after: str | Path) -> None:
-    """Raise UsageError unless the two runs have the same members: equal corpora and splits."""
-    pools = []
-    for record in (read_record(before), read_record(after)):
-        config = TrainConfig.from_record(record)
-        pools.append((record["corpus"]["sha256"], config.seed, config.split))
-    if pools[0] != pools[1]:
-        raise UsageError(f"{before} has other members than {after}: compare runs of one corpus and seed")
-
-
-def change(before: Attacked, after: Attacked) -> dict[str, Any]:
-    """Change of the AUC from one run to another on the same pool: {"against", "relative", "interval"}."""
-    sides = [attacked.target.sides(attacked.scores) for attacked in (before, after)]
-    texts = after.target.sides(after.target.texts)
-    relative, interval = auc_change(sides[0], sides[1], texts=texts)
-    return {"against": str(before.target.folder), "relative": relative, "interval": list(interval)}
 
 
 # ---- Sanity guards ---------------------------------------------------------------------------------------------------

@@ -29,19 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.statistics import (
-    SHARES,
-    OneRunBounds,
-    Tally,
-    check_confidence,
-    make_guesses,
-    one_run_bounds,
-)
+from edp_lab.attacks.statistics import OneRunBounds, Tally, check_confidence, make_guesses, one_run_bounds
 from edp_lab.attacks.step_audit import FAR, Audit, claim_under_test
 from edp_lab.corpora import Corpus, Split, load_corpus, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, judge
-from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training.batches import Batches, Devices, shard
 from edp_lab.training.config import TrainConfig
@@ -275,9 +267,7 @@ def audit_one_run(
     canaries: int = 1000,
     linear: bool = False,
     confidence: float = 0.95,
-    target_epsilon: float | None = None,
     progress: OnStep = lambda done, steps: None,
-    shares: Sequence[float] = SHARES,
 ) -> OneRunAudit:
     """Train once with canaries, as `config` says, and bound epsilon from below by what the run gives away.
 
@@ -285,10 +275,7 @@ def audit_one_run(
         config: its seed decides noise, canaries and order; `delta` None is 1e-5. Batches are cut so that no two
             canaries share a micro-batch, which may take more steps than plain training.
         linear: not the model and corpus of `config` but one layer of as many weights as canaries, with no other data.
-        target_epsilon: choose z0 so that this epsilon is guaranteed for the run.
         progress: receives how many steps are done, of how many.
-        shares: of the canaries on which guesses are made, the surest. Each costs its part of the error; a single one
-            that suits the noise (.05 of 10,000 canaries, at an epsilon near 4) proves more than three that try.
 
     Guarantee: if the noise is as good as random, epsilon is at least `measured_epsilon` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see `one_run_bounds`.
@@ -296,17 +283,12 @@ def audit_one_run(
     A run that claims no finite epsilon, or cannot carry so many canaries, is refused by `UsageError`.
     """
     delta = config.delta or DELTA
-    _check(config, canaries, confidence, shares)
+    _check(config, canaries, confidence)
     corpus = None if linear else load_corpus(config.corpus)
     data = None if corpus is None else split(corpus, config.seed, **config.split)
     utterances = 0 if data is None else len(data.train)
     mechanism = config.mechanism(utterances + canaries)
     assert mechanism is not None
-    if target_epsilon is not None:
-        if config.as_printed:
-            raise UsageError("a target epsilon needs the sound mechanism: with Algorithm 1 as printed, choose z0")
-        z0 = calibrate_z0(replace(mechanism, z0=1.0), config.epochs, Budget(target_epsilon, delta))
-        config, mechanism = replace(config, z0=z0), replace(mechanism, z0=z0)
     guarantee = judge(mechanism, config.epochs, delta, seed_published=False)
     claim_under_test(guarantee, mechanism)  # else refused
     plan = Plan.draw(config, canaries, utterances)
@@ -317,7 +299,7 @@ def audit_one_run(
     else:
         trainee = RealModel(config, corpus, data, canaries)
     scores, last = gradient_scores(trainee, mechanism, config, plan, progress)
-    tallies = make_guesses(scores, plan.included, shares)
+    tallies = make_guesses(scores, plan.included)
     perfect = [Tally(tally.guesses, tally.guesses) for tally in tallies]
     prove = partial(one_run_bounds, canaries, delta=guarantee.delta, confidence=confidence)
     bounds, most = (prove(counted, gaussian=plan.disjoint) for counted in (tallies, perfect))
@@ -333,7 +315,7 @@ def audit_one_run(
         "a wrong guess",
         model="linear" if linear else config.model,
         bounds=bounds,
-        last_model=prove(make_guesses(last, plan.included, shares), gaussian=False),
+        last_model=prove(make_guesses(last, plan.included), gaussian=False),
         canaries=canaries,
         included=int(plan.included.sum()),
         guesses=guesses,
@@ -344,7 +326,7 @@ def audit_one_run(
     )
 
 
-def _check(config: TrainConfig, canaries: int, confidence: float, shares: Sequence[float]) -> None:
+def _check(config: TrainConfig, canaries: int, confidence: float) -> None:
     if config.method == "sgd":
         raise UsageError("plain training claims no epsilon: audit edp-sgd or dp-sgd")
     if config.alpha_source is not Alpha.NONE:
@@ -357,7 +339,3 @@ def _check(config: TrainConfig, canaries: int, confidence: float, shares: Sequen
     if not (isinstance(canaries, Integral) and 1 <= canaries <= MOST_CANARIES):
         raise UsageError(f"the number of canaries is {canaries}: it must be a whole number from 1 to {MOST_CANARIES:,}")
     check_confidence(confidence)
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise UsageError(
-            f"guesses are made on shares {tuple(shares)} of the canaries: each must lie above 0, at most 1"
-        )

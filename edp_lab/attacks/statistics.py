@@ -134,26 +134,6 @@ def auc_interval(
     return float(expit(logit(area) - reach)), float(expit(logit(area) + reach))
 
 
-def auc_change(
-    before: Texts, after: Texts, confidence: float = CONFIDENCE, texts: Texts | None = None
-) -> tuple[float, Interval]:
-    """AUC after / AUC before - 1, and its interval: two models, the same members and non-members in the same order.
-
-    DeLong's covariance of the two areas, normal on the scale of the logarithm; asymptotic. That both attacks saw the
-    same utterances makes the interval narrower than that of two independent areas.
-    """
-    check_confidence(confidence)
-    first, second = _placements(*_checked(*before)), _placements(*_checked(*after))
-    if [len(side) for side in first] != [len(side) for side in second]:
-        raise UsageError("the two attacks scored other numbers of utterances: compare them on the same ones")
-    areas = float(first[0].mean()), float(second[0].mean())
-    if min(areas) == 0:
-        raise UsageError("an AUC of 0 has no relative change: its attack has members and non-members swapped")
-    influences = [b / areas[1] - a / areas[0] for a, b in zip(first, second, strict=True)]
-    ratio, reach = areas[1] / areas[0], _half_width(influences, texts, confidence)
-    return ratio - 1, (ratio * math.exp(-reach) - 1, ratio * math.exp(reach) - 1)
-
-
 def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = CONFIDENCE) -> Rate | None:
     """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None if fpr x non-members < 1.
 
@@ -431,15 +411,15 @@ class OneRunBounds:
         return self.distribution_free if self.gaussian is None else self.gaussian
 
 
-def make_guesses(scores: np.ndarray, included: np.ndarray, shares: Sequence[float] = SHARES) -> tuple[Tally, ...]:
-    """Guess "in" for the highest and "out" for the lowest scores, on each of these shares of the canaries.
+def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
+    """Guess "in" for the highest and "out" for the lowest scores, on each of `SHARES` of the canaries.
 
     Args:
         scores: (m) higher for canaries that look as if they were in.
         included: (m) bool, the truth. How many guesses are made does not depend on it, nor on the scores.
     """
     truth, m, tallies = included[np.argsort(scores, kind="stable")], len(scores), []
-    for r in sorted({max(1, round(share * m)) for share in shares}):
+    for r in sorted({max(1, round(share * m)) for share in SHARES}):
         lowest, highest = truth[: r // 2], truth[m - (r - r // 2) :]
         tallies.append(Tally(r, int((~lowest).sum() + highest.sum())))
     return tuple(tallies)

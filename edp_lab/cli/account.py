@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli import reports
 from edp_lab.cli.options import Clip, Gpus, Json, given, neighbours_named
-from edp_lab.cli.output import answer
+from edp_lab.cli.output import Report, answer, down, number, up
 from edp_lab.errors import UsageError
-from edp_lab.files import read_json
 from edp_lab.training.config import COUNT, flag_of
 
 if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
-    from edp_lab.privacy.calibration import Budget
+    from edp_lab.privacy.foreign_claim import Verdict
 
 AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
 AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
 MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 is per-example DP-SGD."]
 
-CLAIM = {"claimed", "file", "sampler", "n", "batch_size", "noise_multiplier"}  # options that make it a claim
+CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # options that make it a claim
 OF_A_CLAIM = {*CLAIM, "sampling_rate", "steps", "epochs", "delta", "micro_batch_size", "clip", "as_json"}
-OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "target_epsilon", "as_json"}
+OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "as_json"}
 
 
 def account(
@@ -55,24 +53,17 @@ def account(
         str | None, "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling)."
     ] = None,
     utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances.", COUNT] = 1,
-    target_epsilon: Annotated[float | None, "Also find the z0, the epochs and the tau that meet this epsilon."] = None,
     run: Annotated[
         Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
     claimed: Annotated[
-        float | None, "Judge this epsilon, claimed with another library; needs the settings named above, or --file."
+        float | None, "Judge this epsilon, claimed with another library; needs the settings named above."
     ] = None,
-    sampler: Annotated[
-        str | None,
-        "Of a claim: shuffle (disjoint batches, one pass an epoch), poisson, or fixed (each step a random batch).",
-    ] = None,
+    sampler: Annotated[str | None, "Of a claim: shuffle (disjoint batches, one pass an epoch) or poisson."] = None,
     n: Annotated[int | None, "Of a claim: examples in the training set."] = None,
     batch_size: Annotated[float | None, "Of a claim: examples in a step; under Poisson sampling, expected."] = None,
     noise_multiplier: Annotated[
         float | None, "Of a claim: standard deviation of the noise on the sum of gradients over the clip norm."
-    ] = None,
-    file: Annotated[
-        Path | None, "Of a claim: JSON with its settings, by the names of Opacus, jax_privacy, TF Privacy or fastDP."
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -87,14 +78,13 @@ def account(
     import numpy as np
 
     from edp_lab.privacy import Alpha, accountant_for, judge, releases_by_epoch
-    from edp_lab.privacy.calibration import Budget
     from edp_lab.privacy.guarantee import HOLDS
 
     neighbours, certified = neighbours_named(adjacency), None
     named = given(ctx)
     if named & CLAIM:
-        return _judge_claim(ctx, named, file, as_json)
-    _refuse_contradictions(named, decay, sampling_rate)
+        return _judge_claim(ctx, named, as_json)
+    _refuse_contradictions(named, decay)
     if run is not None:
         from edp_lab.training.certificate import check_certificate
         from edp_lab.training.run_files import read_record, run_ledger
@@ -124,28 +114,22 @@ def account(
         report["attack"] = {"best_auc": accountant.best_auc(), **rates}
     if certified is not None:
         report["certificate"] = certified
-    if target_epsilon is not None:
-        budget = Budget(target_epsilon, delta, neighbours, utterances_per_person)
-        report["calibration"] = _calibration(mechanism, bill, budget)
-    answer(as_json, report, reports.account(report, mechanism))
+    answer(as_json, report, _to_read(report, mechanism, guarantee))
 
 
-def _judge_claim(ctx: typer.Context, named: set[str], file: Path | None, as_json: bool) -> None:
-    from edp_lab.privacy.claimed import check_claim, read_settings
+def _judge_claim(ctx: typer.Context, named: set[str], as_json: bool) -> None:
+    from edp_lab.privacy.foreign_claim import check_claim
 
     if idle := sorted(named - OF_A_CLAIM):
         raise UsageError(f"{flag_of(idle[0])} means nothing for a claim made with another library: drop it")
-    options = read_settings({name: ctx.params[name] for name in named - {"file", "as_json"}})
-    settings = {**options, **({} if file is None else read_settings(read_json(file)))}
-    if twice := [name for name in options if settings[name] != options[name]]:
-        raise UsageError(f"{flag_of(twice[0])} is {options[twice[0]]}, but {file} says {settings[twice[0]]}: keep one")
+    settings = {name: ctx.params[name] for name in named - {"as_json"}}
     verdict = check_claim(settings)
-    answer(as_json, {**verdict._asdict(), "settings": settings}, reports.claim(verdict))
+    answer(as_json, {**verdict._asdict(), "settings": settings}, _verdict_to_read(verdict))
     if verdict.status != "holds":
         raise typer.Exit(1)
 
 
-def _refuse_contradictions(named: set[str], decay: str, sampling_rate: float | None) -> None:
+def _refuse_contradictions(named: set[str], decay: str) -> None:
     """Options that would silently count for nothing."""
     idle = sorted(named - OF_A_RUN)
     if "run" in named and idle:
@@ -200,21 +184,57 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
     }
 
 
-def _calibration(mechanism: Mechanism, bill: dict[int, int], budget: Budget) -> dict[str, Any]:
-    from edp_lab.privacy import Decay, NoGuarantee
-    from edp_lab.privacy.calibration import affordable_epochs, affordable_tau, calibrate_z0, most_epochs
+# ---- Words -----------------------------------------------------------------------------------------------------------
 
-    try:
-        no_decay = mechanism.decay is Decay.NONE
-        epochs = affordable_epochs(mechanism, budget)
-        return {
-            "epsilon": budget.epsilon,
-            "z0": calibrate_z0(mechanism, bill, budget),
-            "epochs": epochs,
-            "steps": None if mechanism.sampling_rate is None else epochs * mechanism.releases_per_epoch,
-            "more_epochs_not_tried": epochs == most_epochs(mechanism),
-            "tau": None if no_decay else affordable_tau(mechanism, bill, budget),
-        }
-    except NoGuarantee as none:
-        unknown = dict.fromkeys(("z0", "epochs", "steps", "more_epochs_not_tried", "tau"))
-        return {"epsilon": budget.epsilon, **unknown, "reason": str(none)}
+ASSUMED = (
+    "assumed: fresh secret noise on the sum of clipped gradients, a divisor that does not depend on the batch, real "
+    "numbers, nothing else released"
+)
+
+
+def name_of(mechanism: Mechanism) -> str:
+    """What people call the mechanism."""
+    if mechanism.variant == "as-printed":
+        return "Algorithm 1 as printed"
+    return "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"
+
+
+def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Report:
+    """The report, in words."""
+    claimed, z, delta = report["claimed"], report["noise_multiplier"], guarantee.delta
+    devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
+    length = f"{report['releases']} steps" if m.sampling_rate else f"{report['epochs']} epoch(s)"
+    title = f"{name_of(m)}: z0 {number(m.z0)}, C {number(m.clip_norm)}, {length}, {devices}delta {up(delta, 3)}"
+    facts = [
+        ("claimed epsilon", f"{number(claimed['epsilon'])} ({claimed['method']}; {claimed['reason']})"),
+        ("guaranteed epsilon", up(report["guaranteed"]["epsilon"])),
+    ]
+    if guarantee.status != "holds":
+        facts.append(("", guarantee.reason))
+        if guarantee.epsilon is not None:
+            facts.append(("", f"{up(guarantee.epsilon)} {guarantee.condition}"))
+        elif guarantee.epsilon_if_alpha_public is not None:
+            facts.append(("", f"{up(guarantee.epsilon_if_alpha_public)} if alpha were public"))
+    if z and z[0] is not None:
+        later = "" if z[-1] == z[0] else f" in the first epoch, {number(z[-1])} in the last"
+        facts.append(("noise over sensitivity", f"{number(z[0])}{later}; sensitivity {number(report['sensitivity'])}"))
+    if "attack" in report:
+        auc, tpr = up(report["attack"]["best_auc"], 4), up(report["attack"]["best_tpr_at_fpr_0.01"], 3)
+        most = f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)"
+        facts.append(("any membership attack", most))
+    if "certificate" in report:
+        facts.append(("certificate", "every number of the run's certificate was recomputed, and is right"))
+    notes = guarantee.scope.split("; ")
+    if delta >= 0.01:  # a corpus of a hundred utterances would have it for 1/n
+        notes.insert(0, f"delta is large: publishing everything with probability {number(delta, 3)} meets it")
+    return Report(title, facts, notes)
+
+
+def _verdict_to_read(verdict: Verdict) -> Report:
+    guaranteed = f"none: {verdict.method}"
+    if verdict.guaranteed is not None:
+        guaranteed = f"{up(verdict.guaranteed)} ({verdict.method}; neighbours: {verdict.neighbours})"
+    facts = [("claimed epsilon", f"{number(verdict.claimed)}: {verdict.status}"), ("guaranteed epsilon", guaranteed)]
+    if verdict.measured:
+        facts.append(("measured epsilon", f"at least {down(verdict.measured)}, whatever the accountant"))
+    return Report(facts=facts, notes=[ASSUMED])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli import reports
-from edp_lab.cli.account import AlphaMax, AsPrinted, MicroBatchSize, described
+from edp_lab.cli.account import AlphaMax, AsPrinted, MicroBatchSize, described, name_of
 from edp_lab.cli.options import (
     App,
     BatchSize,
@@ -27,13 +26,16 @@ from edp_lab.cli.options import (
     commas,
     numbers,
 )
-from edp_lab.cli.output import PATIENCE, Screen, answer, bar, number, print_json, telling
+from edp_lab.cli.output import PATIENCE, Facts, Report, Screen, answer, bar, number, print_json, telling, up
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.errors import UsageError
 from edp_lab.training.config import COUNT, SEED, TrainConfig
 
 if TYPE_CHECKING:
+    from edp_lab.attacks.canaries import Memorisation
     from edp_lab.attacks.loss import Attacked
+    from edp_lab.attacks.one_run import OneRunAudit
+    from edp_lab.attacks.step_audit import MechanismAudit
     from edp_lab.training import Event
 
 attack_app = App(
@@ -99,23 +101,38 @@ def canaries(
         epsilon = number(row.epsilon, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
     Screen().table(lines, groups=1)
-    Screen().report(reports.canaries(rows, fillings))
+    Screen().report(_canaries_to_read(rows, fillings))
+
+
+def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
+    """What stands below the table."""
+    scores = {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
+    facts = [
+        ("exposure", f"mean bits; about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
+        ("extracted", "canaries with rank 1; 0 copies: the control, never inserted"),
+        ("test SER", ", ".join(scores.values())),
+    ]
+    if held := [row for row in rows if row.epsilon is not None]:
+        facts.append(("epsilon", f"of all copies together, at delta {held[0].delta:.2g}, if the seed were secret"))
+    for row in {row.method: row for row in rows if row.repetitions and row.epsilon is None}.values():
+        claimed = "" if row.claimed_epsilon is None else f"; claimed epsilon {row.claimed_epsilon:.3g}"
+        facts.append((row.method, f"no guarantee: {row.reason}{claimed}"))
+    for row in rows:
+        if row.extraction_limit is not None and row.extraction_limit < 0.995:
+            copies = "1 copy" if row.repetitions == 1 else f"{row.repetitions} copies"
+            limit = f"the guarantee allows {100 * row.extraction_limit:.2g} % of canaries to be extracted on average"
+            facts.append((f"{row.method}, {copies}", limit))
+    return Report(facts=facts)
 
 
 # ---- Who was in the training set -------------------------------------------------------------------------------------
 
 Cache = Annotated[Path | None, "Folder for results of trained shadow models. (default: the user's cache)"]
 Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
-Against = Annotated[Path | None, "Also attack this run of the same corpus and seed, and show how the AUC changes."]
 
 
 @attack_app.command()
-def loss(
-    ctx: typer.Context,
-    run: RunFolder,
-    against: Against = None,
-    as_json: Json = False,
-) -> None:
+def loss(ctx: typer.Context, run: RunFolder, as_json: Json = False) -> None:
     """The floor: call those members whose loss is low. No training."""
     from edp_lab.attacks.loss import attack_loss
 
@@ -134,7 +151,6 @@ def shadow(
     seed: Seed = 0,
     cache: Cache = None,
     plain: Annotated[bool, "Train the shadow model by SGD, not by the target's method."] = False,
-    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
@@ -152,7 +168,6 @@ def lira(
     epochs: Annotated[int | None, "Of the shadow models. (default: the target's)", COUNT] = None,
     seed: Seed = 0,
     cache: Cache = None,
-    against: Against = None,
     as_json: Json = False,
 ) -> None:
     """The strong attack, LiRA (Carlini and others 2022): how likely is a confidence with and without the utterance?"""
@@ -162,24 +177,41 @@ def lira(
 
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
-    """Attack the run, and the one it is compared with, with the options that these commands share."""
-    from edp_lab.attacks.loss import change, same_pool
-
-    run, against = ctx.params["run"], ctx.params["against"]
-    if against is not None:
-        same_pool(against, run)
+    """Attack the run with the options that these commands share, and print the result."""
     settings |= {name: ctx.params[name] for name in ("seed", "cache") if name in ctx.params}
     with telling() as progress:
-        before = None if against is None else attack(against, progress=progress, **settings)
-        attacked = attack(run, progress=progress, **settings)
-    changed = None if before is None else change(before, attacked)
+        attacked = attack(ctx.params["run"], progress=progress, **settings)
     result = attacked.to_json()
-    report = reports.membership(result, attacked.title, changed)
-    answer(ctx.params["as_json"], {**result, "change": changed}, report)
+    answer(ctx.params["as_json"], result, _membership_to_read(result, attacked.title))
+
+
+def _span(ends: Sequence[float]) -> str:
+    return f"{ends[0]:.4f} to {ends[1]:.4f}"
+
+
+def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
+    """A membership attack, as its JSON has it."""
+    sure, bound = f"{100 * result['confidence']:g} %", result["bound"]
+    facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); 0.5 is guessing")]
+    for rate, at in result["tpr_at_fpr"].items():
+        if at["value"] is None:
+            text = f"no number: {at['why']}"
+        else:
+            guess = at["guessing"]
+            text = f"{at['value']:.4f} ({sure}: {_span(at['interval'])})"
+            text += f"; guessing there {guess['value']:.4f} ({_span(guess['interval'])})"
+        facts.append((f"TPR at {100 * float(rate):g} %", text))
+    facts += [("advantage", f"{result['advantage']:.4f}"), ("guarantee", result["bound_said"])]
+    if bound is not None:
+        rates = [f"TPR at most {most:.4f} at {100 * float(rate):g} % FPR" for rate, most in bound["tpr_at_fpr"].items()]
+        facts.append(("", ", ".join([*rates, f"advantage at most {bound['advantage']:.4f}"])))
+    facts += [("guards", result["guards"]["said"]), ("verdict", result["verdict"])]
+    return Report(f"{title}: {result['members']} members, {result['non_members']} non-members", facts)
 
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------
 
+Z0 = Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."]
 Confidence = Annotated[float, "With which the lower bound on epsilon holds."]
 
 audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the test.")
@@ -189,7 +221,7 @@ audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the
 def mechanism(
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
-    z0: Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."] = 1.0,
+    z0: Z0 = 1.0,
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     micro_batch_size: MicroBatchSize = 8,
@@ -226,7 +258,7 @@ def mechanism(
     tested = described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
         audit = audit_mechanism(tested, delta, key_from_seed(seed), draws, confidence, update)
-    answer(as_json, {**asdict(audit), "seed": seed}, reports.audited_step(audit))
+    answer(as_json, {**asdict(audit), "seed": seed}, _step_to_read(audit))
 
 
 @audit_app.command("one-run")
@@ -235,19 +267,10 @@ def one_run(
     corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; --model linear has none."] = None,
     model: Annotated[str, "clc, bert, or linear (one layer and no corpus, in a second)."] = "clc",
     canaries: Annotated[int, "How many; each is in with chance 1/2.", COUNT] = 1000,
-    guesses: Annotated[
-        str, "On which shares of the canaries, the surest, with commas between; each costs its part of the error."
-    ] = "0.1,0.3,1",
     method: Annotated[str, "edp-sgd, or dp-sgd (every utterance clipped alone)."] = "edp-sgd",
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
-    z0: Annotated[
-        float | None,
-        "Noise multiplier (default: 1). Sound: noise over sensitivity; as printed: std(y)/C of one device.",
-    ] = None,
-    target_epsilon: Annotated[
-        float | None, "Instead of --z0: the noise with which this epsilon holds for the run."
-    ] = None,
+    z0: Z0 = 1.0,
     clip: Clip = 1.0,
     batch_size: BatchSize = 64,
     micro_batch_size: Annotated[
@@ -279,19 +302,61 @@ def one_run(
             raise UsageError(f"the linear model is made of canaries alone: drop {option}, or choose another --model")
     if not linear and corpus is None:
         raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
-    if z0 is not None and target_epsilon is not None:
-        raise UsageError("--target-epsilon decides z0: drop one of them")
     config = chosen(
         ctx,
         TrainConfig,
         corpus=corpus or "",
         model="clc" if linear else model,
-        z0=1.0 if z0 is None else z0,
         alpha="none",
         dropout=0.0,  # it would only make canaries harder to remember
     )
-    shares = numbers("--guesses", guesses, "0.1,0.3,1", float, 1e-6, 1)
     one_thread_if_small(size)
     with bar("steps", patience=PATIENCE) as (update, _):
-        audit = audit_one_run(config, canaries, linear, confidence, target_epsilon, update, shares)
-    answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, reports.audited_run(audit, corpus))
+        audit = audit_one_run(config, canaries, linear, confidence, update)
+    answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, _run_to_read(audit, corpus))
+
+
+def _three_epsilons(a: MechanismAudit | OneRunAudit, neighbours: str, held: str, what: str) -> Facts:
+    how = "the sound epsilon itself" if a.mechanism.variant == "sound" else "zCDP, z at face value"
+    assuming = "for any mechanism"
+    if a.bounds.gaussian is not None:
+        assuming = f"{number(a.bounds.distribution_free, 4)} without assuming Gaussian noise"
+    noise = f"{number(a.noise_multiplier)}; neighbours: {neighbours}, delta {number(a.delta, 3)}"
+    measured = f"at least {number(a.measured_epsilon, 4)} ({assuming})"
+    return [
+        ("noise over sensitivity", noise),
+        ("claimed epsilon", f"{number(a.claimed_epsilon)} ({how})"),
+        ("guaranteed epsilon", f"{up(a.guaranteed_epsilon)} ({held})"),
+        ("measured epsilon", f"{measured}; so many {what} could show at most {number(a.ceiling, 4)}"),
+    ]
+
+
+def _step_to_read(a: MechanismAudit) -> Report:
+    m, public = a.mechanism, a.epsilon_if_alpha_public
+    largest = "" if m.alpha_max == 1 else f" up to {m.alpha_max:g}"
+    title = f"{name_of(m)}, one step: {m.num_devices} devices, micro-batches of {m.micro_batch_size}, "
+    title += f"alpha {m.alpha}{largest}, C {m.clip_norm:g}, z0 {m.z0:g}"
+    held = "no guarantee" if public is None else f"no guarantee; {number(public)} if alpha were public"
+    facts = _three_epsilons(a, "zero-out", held if a.guaranteed_epsilon is None else "exact", "draws")
+    facts.append(("canary", "an utterance with a gradient as large as the clip allows; was it there?"))
+    for name, rate in (("false alarms", a.false_positive_rate), ("missed", a.false_negative_rate)):
+        facts.append((name, f"{rate.errors:,} of {a.draws:,} (probability at most {rate.upper_limit:.3g})"))
+    return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])
+
+
+def _run_to_read(a: OneRunAudit, corpus: str | None) -> Report:
+    m = a.mechanism
+    sampled = m.sampling_rate is not None
+    held = "no guarantee" if a.guaranteed_epsilon is None else "upper bound" if sampled else "exact"
+    epochs = "one epoch" if a.epochs == 1 else f"{a.epochs} epochs"
+    title = f"{name_of(m)}, {epochs} of {a.steps // a.epochs} steps, "
+    title += "one layer" if corpus is None else f"{a.model} on {corpus}"
+    sampling = ", Poisson sampling" if sampled else ""
+    size = f"{m.num_devices} devices, micro-batches of {m.micro_batch_size}{sampling}, C {m.clip_norm:g}, z0 {m.z0:.4g}"
+    neighbours = "add or remove one utterance" if sampled else "zero-out"
+    facts = [("setting", size), *_three_epsilons(a, neighbours, held, "canaries")]
+    facts.append(("canaries", f"{a.canaries:,}, {a.included:,} of them in"))
+    for tally in a.tallies:
+        facts.append(("", f"{tally.correct:,} of {tally.guesses:,} guesses right"))
+    facts.append(("from the last model alone", f"at least {a.last_model.distribution_free:.4g}, for any mechanism"))
+    return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])

@@ -17,7 +17,6 @@ from edp_lab.errors import UsageError
 from edp_lab.training.config import MOST, Bounds, flag_of, option_name
 
 S = TypeVar("S")
-Number = TypeVar("Number", int, float)
 Command = Callable[..., None]
 
 UTTERANCES: Bounds = {"min": 1, "max": 10_000_000}  # a file of two gigabytes
@@ -139,19 +138,15 @@ def chosen(ctx: typer.Context, settings: type[S], **more: Any) -> S:
 # ---- Checking --------------------------------------------------------------------------------------------------------
 
 
-def numbers(
-    option: str, text: str, example: str, kind: type[Number] = int, least: float = 1, most: float = MOST
-) -> tuple[Number, ...]:  # type: ignore[assignment]
-    """UsageError where these are not numbers of that kind from `least` to `most`, with commas between."""
-    what = "whole numbers" if kind is int else "numbers"
+def numbers(option: str, text: str, example: str, least: float = 1, most: float = MOST) -> tuple[int, ...]:
+    """Whole numbers from `least` to `most`, written with commas between; UsageError for anything else."""
     try:
-        values = tuple(kind(number) for number in text.split(","))
+        values = tuple(int(number) for number in text.split(","))
     except ValueError:
         values = ()
     if not values or not all(least <= number <= most for number in values):
-        raise UsageError(
-            f"{option} is {text!r}: give {what} from {least:,} to {most:,} with commas between, such as {example}"
-        )
+        allowed = f"whole numbers from {least:,} to {most:,}"
+        raise UsageError(f"{option} is {text!r}: give {allowed} with commas between, such as {example}")
     return values
 
 

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import Progress, ProgressColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.table import Table
-from rich.text import Text
 
 from edp_lab.files import writable
 
@@ -47,11 +45,28 @@ def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
 
 
+Facts = list[tuple[str, str]]  # names and values; a line without a name goes on with what is above it
+
+
+def up(bound: float | None, digits: int = 6) -> str:
+    """An upper bound, rounded up."""
+    from edp_lab.privacy.guarantee import upward
+
+    return "none" if bound is None else upward(bound, digits)
+
+
+def down(bound: float, digits: int = 3) -> str:
+    """A lower bound, rounded down."""
+    from edp_lab.privacy.guarantee import upward
+
+    return upward(-bound, digits).lstrip("-")
+
+
 class Report(NamedTuple):
     """What a command prints: a line, values beside their names, and paragraphs below."""
 
     title: str = ""
-    facts: Sequence[tuple[str, str]] = ()  # a line without a name goes on with what is above it
+    facts: Sequence[tuple[str, str]] = ()  # see `Facts`
     notes: Sequence[str] = ()
 
 
@@ -73,9 +88,6 @@ class Screen(Console):
 
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **how)
-
-    def fits(self, made: Table) -> bool:
-        return Measurement.get(self, self.options.update(max_width=10_000), made).maximum <= self.width
 
     def table(self, lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> None:
         """See `table`."""
@@ -125,31 +137,6 @@ def output_folder(out: Path) -> Path:
 # ---- How far the work has come ---------------------------------------------------------------------------------------
 
 
-class Tell(Protocol):
-    def __call__(self, line: str, kept: bool | None = None) -> None: ...
-
-
-@contextmanager
-def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
-    """Says on standard error what is being done: on a terminal in one changing line, else, if wanted, a line each.
-
-    A line that is told to be kept stays on a terminal too; one that is told not to be is not written elsewhere. Names
-    stay names, in which rich reads no markup.
-    """
-    console = Console(stderr=True, highlight=False, markup=False)
-    if not console.is_terminal:
-        yield lambda line, kept=None: echo(line, error=True) if lines and kept is not False else None
-        return
-    with console.status(Text(first)) as status:
-
-        def tell(line: str, kept: bool | None = None) -> None:
-            status.update(Text(line))
-            if kept:
-                console.print(shown(line))
-
-        yield tell
-
-
 @contextmanager
 def bar(
     what: str,
@@ -182,3 +169,23 @@ def bar(
                 echo(line, error=True)
 
         yield update, say
+
+
+class Tell(Protocol):
+    def __call__(self, line: str, kept: bool = False) -> None: ...
+
+
+@contextmanager
+def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
+    """On standard error, what is being done: on a terminal in one changing line, else, if wanted, a line each.
+
+    A line that is told to be kept stays on a terminal too. Names stay names, in which rich reads no markup.
+    """
+    with bar(first, SpinnerColumn(), TextColumn("{task.description}", markup=False)) as (update, say):
+
+        def tell(line: str, kept: bool = False) -> None:
+            update(description=shown(line))
+            if lines and (kept or not sys.stderr.isatty()):
+                say(line)
+
+        yield tell

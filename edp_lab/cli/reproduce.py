@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli import reports
+from edp_lab.cli import output as reports
 from edp_lab.cli.options import App, BatchSize, Corpus, Json, Size, chosen, commas, numbers, options_of
 from edp_lab.cli.output import Screen, Tell, bar, echo, number, print_json, telling
 from edp_lab.errors import UsageError

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import partial
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-from edp_lab.cli import reports
 from edp_lab.cli.options import UTTERANCES, App, Json, RunFolder, chosen, commas, given, options_of
-from edp_lab.cli.output import Screen, answer, bar, echo, output_folder, telling
+from edp_lab.cli.output import Facts, Report, Screen, answer, bar, echo, number, output_folder, telling, up
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import COUNT, SEED, SIZES, TrainConfig, flag_of, option_name
@@ -46,7 +45,12 @@ def list_(as_json: Json = False) -> None:
     from edp_lab.corpora import list_corpora
 
     rows = [row._asdict() | {"where": row.where and str(row.where)} for row in list_corpora()]
-    answer(as_json, rows, reports.corpora(rows))
+    facts = []
+    for row in rows:
+        size = "" if row["utterances"] is None else f"{row['utterances']:,} utterances; "
+        facts.append((row["name"], f"{size}{row['description']}"))
+        facts.append(("", f"{row['licence']}; {row['where'] or 'not here: edp-lab data fetch ' + row['name']}"))
+    answer(as_json, rows, Report(facts=facts))
 
 
 @data_app.command()
@@ -126,7 +130,7 @@ def train(
         folder, size, start = resume, before["config"]["size"], partial(take_up, resume)
     elif dry_run and corpus is not None and epsilon is not None:
         made = _planned(ctx, corpus, epsilon)
-        answer(as_json, asdict(made), reports.plan(made))
+        answer(as_json, asdict(made), _plan_to_read(made))
         return
     elif dry_run and corpus is None:
         raise UsageError("a dry run plans a run on a corpus: give --corpus")
@@ -140,7 +144,7 @@ def train(
             new_run_folder(out)  # refused before the noise is sought
         made = _planned(ctx, corpus, epsilon)
         if rank() == 0:
-            Screen(stderr=True).report(reports.plan(made))
+            Screen(stderr=True).report(_plan_to_read(made))
         folder, size, start = out, made.config.size, partial(run, made.config, out)
     elif not given(ctx) & {"z0", "method", "as_printed"}:
         raise UsageError(
@@ -249,7 +253,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
     """Rank 0 speaks for all."""
     if rank() == 0:
         try:
-            answer(as_json, record, reports.trained(record, out))
+            answer(as_json, record, _record_to_read(record, out))
         except BrokenPipeError:  # no fault: the reader has read enough
             raise
         except OSError as error:
@@ -272,6 +276,66 @@ def _tell_of_secret(folder: Path) -> None:
         echo(f"until it is finished, {folder} holds secret.key: delete that before you share it", error=True)
 
 
+# ---- What a run is about to do, and what it did ----------------------------------------------------------------------
+
+
+def _plan_to_read(made: Plan) -> Report:
+    """What ``edp-lab train --epsilon`` is about to do."""
+    config = made.config
+    time = f"{made.seconds:.0f} s" if made.seconds < 120 else f"{made.seconds / 60:.0f} min"
+    unit = f"each of n = {made.protected:,} utterances"
+    facts = [
+        ("delta times n", up(made.delta * made.protected, 2)),
+        ("training", f"{made.steps} steps, about {time} here; noise multiplier {number(config.z0, 4)}"),
+        *(("assumed public", f"the start, trained without privacy on {corpus}") for corpus in made.public),
+        *((line.setting, f"{line.value}: {line.why}") for line in made.lines),
+    ]
+    notes = [f"note: {warning}" for warning in made.warnings]
+    if made.delta >= 0.01:
+        notes.append(f"note: delta is large: publishing everything with probability {up(made.delta, 3)} meets it")
+    return Report(f"epsilon {number(made.epsilon)} for {unit}, at delta {up(made.delta, 3)}", facts, notes)
+
+
+def _record_to_read(record: Mapping[str, Any], out: Path) -> Report:
+    """The record of a run."""
+    final, held, config, corpus = (record[name] for name in ("final", "guarantee", "config", "corpus"))
+    sizes = "{train} utterances to train, {validation} to validate, {test} to test".format_map(corpus["splits"])
+    slots = "no slot annotation" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
+    facts = [
+        ("split", sizes),
+        ("test", f"SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}"),
+    ]
+    if config["method"] == "sgd":
+        facts.append(("guaranteed epsilon", "none (plain training)"))
+    else:
+        facts += _promised(final, held)
+        if held["status"] == "holds" and record["status"] == "finished":
+            facts.append(("certificate", f"{out}/certificate.html; edp-lab account --run {out} recomputes it"))
+    if final["noise_multiplier"] is not None:
+        z = f"{number(final['noise_multiplier'], 4)} times the sensitivity of what is released"
+        devices = f"; {record['devices']}" if config["method"] == "edp-sgd" else ""
+        facts.append(("noise, last epoch", f"{z}{devices}"))
+    facts += [("not private", ", ".join(record["not_private"])), ("run", str(out))]
+    return Report(facts=facts, notes=[f"note: {warning}" for warning in corpus["warnings"]])
+
+
+def _promised(final: Mapping[str, Any], held: Mapping[str, Any]) -> Facts:
+    from edp_lab.privacy.guarantee import CONDITIONS
+
+    at, reason = f"for an utterance, at delta {up(held['delta'], 3)}", held["reason"]
+    facts = []
+    if final["claimed_epsilon"] is not None:
+        facts.append(("claimed epsilon", f"{number(final['claimed_epsilon'], 4)} (the paper's accounting)"))
+    if held["status"] == "holds":
+        return [*facts, ("guaranteed epsilon", f"{up(final['epsilon'], 4)} {at} ({reason})")]
+    facts.append(("guaranteed epsilon", f"none: {held['status']} ({reason})"))
+    if final["epsilon"] is not None:
+        facts.append(("", f"{up(final['epsilon'], 4)} {CONDITIONS[held['status']]}, {at}"))
+    elif final["epsilon_if_alpha_public"] is not None:
+        facts.append(("", f"{up(final['epsilon_if_alpha_public'], 4)} if alpha and words were public, {at}"))
+    return facts
+
+
 # ---- Using a run -----------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +344,7 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
     from edp_lab.training.evaluate import evaluate_run
 
     scores = evaluate_run(run)
-    answer(as_json, scores, reports.evaluated(scores))
+    answer(as_json, scores, Report(facts=[(name, number(score, 4, "-")) for name, score in scores.items()]))
 
 
 def predict(
@@ -296,7 +360,12 @@ def predict(
     answers = predict_texts(run, text)
     if len(text) > 1 and not any(" " in sentence for sentence in text):
         echo("each word was taken for a sentence: if that was one sentence, put quotes around it", error=True)
-    answer(as_json, answers, reports.predicted(answers))
+    facts = []
+    for each in answers:
+        slots = [f"{slot['slot']} = {slot['value']} ({slot['probability']:.2f})" for slot in each["slots"]]
+        facts += [("", each["text"]), ("intent", f"{each['intent']} ({each['intent_probability']:.2f})")]
+        facts.append(("slots", ", ".join(slots) or "none"))
+    answer(as_json, answers, Report(facts=facts))
 
 
 # ---- Pretraining -----------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
-"""The question asked backwards: which noise, how many epochs, which decay a privacy budget allows.
+"""The question asked backwards: which noise a privacy budget asks for.
 
-Each answer is rounded to the private side: judged again, it meets the budget, and (for epsilon from 0.01 on) spends all
+The answer is rounded to the private side: judged again, it meets the budget, and (for epsilon from 0.01 on) spends all
 but 1e-6 of it (1e-4 under Poisson sampling). Brent's method takes a sixth of the accounts that plain bisection would. A
-mechanism that guarantees nothing raises `NoGuarantee` everywhere.
+mechanism that guarantees nothing raises `NoGuarantee`.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,14 +17,11 @@ from scipy.optimize import brentq
 from edp_lab.errors import UsageError
 from edp_lab.privacy.gdp import check_delta
 from edp_lab.privacy.guarantee import accountant_for, representable
-from edp_lab.privacy.mechanism import Adjacency, Decay, Mechanism, NoGuarantee
+from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee
 from edp_lab.privacy.schedule import releases_by_epoch
 
-PRECISION = 1e-9  # of z0 and tau, relative: where epsilon is small, it changes a hundred times as fast
+PRECISION = 1e-9  # of z0, relative: where epsilon is small, it changes a hundred times as fast
 SMALLEST_Z, LARGEST_Z = 1e-9, 1e9
-MOST_EPOCHS = 10**5
-MOST_DISTINCT = 512  # epochs, where each is a sampled release of its own
-LARGEST_TAU = 1e3
 SPARED = 1e-8  # of epsilon, at most: nearer is not looked for
 
 
@@ -43,12 +39,11 @@ class Budget:
         if not 0 < self.epsilon < math.inf:
             raise UsageError(f"target epsilon is {self.epsilon}: it must be greater than 0")
 
-    def covers(self, mechanism: Mechanism, releases: int | Mapping[int, int]) -> bool:
-        """Whether so many epochs, or these releases (see `judge`), cost at most epsilon."""
-        return self.excess(mechanism, releases) <= 0
-
     def excess(self, mechanism: Mechanism, releases: int | Mapping[int, int]) -> float:
-        """ln of what it costs over epsilon: from -691 for nothing to 700 where the last epoch has too little noise."""
+        """ln of what so many epochs, or these releases (see `judge`), cost over epsilon.
+
+        From -691 for nothing to 700 where the last epoch has too little noise.
+        """
         if mechanism.no_guarantee():
             raise NoGuarantee(mechanism.no_guarantee())
         mechanism.sensitivity(self.adjacency)
@@ -90,42 +85,3 @@ def calibrate_z0(mechanism: Mechanism, releases: int | Mapping[int, int], budget
     while excess(log_z0) > 0:
         log_z0, more = log_z0 + more, 2 * more
     return math.exp(log_z0)
-
-
-def affordable_epochs(mechanism: Mechanism, budget: Budget) -> int:
-    """The largest number of epochs that stays within the budget: 0 if one is too many, `most_epochs` at most."""
-    most = most_epochs(mechanism)
-    low, high = 0, 1
-    while high <= most and budget.covers(mechanism, high):
-        low, high = high, 2 * high
-    many = range(most + 1)
-    return bisect_left(many, True, low + 1, min(high, most + 1), key=lambda t: not budget.covers(mechanism, t)) - 1
-
-
-def most_epochs(mechanism: Mechanism) -> int:
-    """How far `affordable_epochs` looks: 10^5, or 512 where decay and Poisson sampling make the account laborious."""
-    laborious = mechanism.sampling_rate is not None and mechanism.decay is not Decay.NONE
-    return MOST_DISTINCT if laborious else MOST_EPOCHS
-
-
-def affordable_tau(mechanism: Mechanism, releases: int | Mapping[int, int], budget: Budget) -> float | None:
-    """The largest decay rate tau with which so many epochs, or these releases, stay within the budget.
-
-    None where even tau 0 is too much. At most 1000, which comes back where the decay does not matter (one epoch).
-
-    Raises:
-        UsageError: the mechanism has no decay.
-    """
-    if mechanism.decay is Decay.NONE:
-        raise UsageError("without decay there is no tau to find: choose linear or exponential decay")
-    if not budget.covers(replace(mechanism, tau=0.0), releases):
-        return None
-    if budget.covers(replace(mechanism, tau=LARGEST_TAU), releases):
-        return LARGEST_TAU
-    tau = brentq(
-        lambda x: budget.excess(replace(mechanism, tau=x), releases), 0.0, LARGEST_TAU, xtol=1e-12, rtol=PRECISION
-    )
-    less = PRECISION
-    while not budget.covers(replace(mechanism, tau=tau), releases):
-        tau, less = max(0.0, tau * (1 - less) - 1e-12), 2 * less
-    return tau

@@ -184,17 +184,12 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
             attack_shadow(overfitted, shadow, **settings)
 
 
-def test_the_command_reports_the_attack_and_the_change_against_another_run(overfitted, private, trains, cli):
+def test_the_command_reports_the_attack(overfitted, private, cli):
     status, printed, _ = cli("attack", "loss", "--run", str(overfitted))
     parts = ("AUC", "TPR at 0.1 % no number", "guarantee none (plain training)", "verdict membership leaks")
     assert (status, [part for part in parts if part not in " ".join(printed.split())]) == (0, [])
-    against = ("attack", "loss", "--run", str(private), "--against")
-    report = json.loads(cli(*against, str(overfitted), "--json")[1])
+    report = json.loads(cli("attack", "loss", "--run", str(private), "--json")[1])
     assert report["bound"]["epsilon"] > 0
-    assert report["change"]["relative"] < report["change"]["interval"][1] < 0  # noise lowers the AUC
-    assert "AUC against" in cli(*against, str(overfitted))[1]
-    status, _, error = cli(*against, str(trains("other", "smart-home-health", method="sgd")))
-    assert (status, "other members" in error) == (2, True)
 
 
 @pytest.mark.parametrize(("size", "rate"), [("small", 0.011), ("medium", None), (None, 0.011)])

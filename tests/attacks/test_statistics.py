@@ -16,7 +16,6 @@ from edp_lab.attacks.statistics import (
     LEAST_MEMBERS,
     advantage,
     auc,
-    auc_change,
     auc_interval,
     clopper_pearson,
     dp_bound,
@@ -203,31 +202,6 @@ def test_summary_as_json_has_what_is_promised():
 def test_bad_input_names_the_culprit(call, culprit):
     with pytest.raises(UsageError, match=culprit):
         call()
-
-
-def test_the_interval_of_a_change_covers_it_and_is_narrower_for_the_same_utterances():
-    draw, hits, widths = np.random.default_rng(5), 0, []
-    true = stats.norm.cdf(0.5 / math.sqrt(2)) / stats.norm.cdf(1.0 / math.sqrt(2)) - 1
-    for _ in range(400):
-        shared = draw.normal(size=(2, 150))
-        own = draw.normal(size=(2, 2, 150))
-        mixed = [[0.8 * shared[k] + 0.6 * own[model, k] for k in (0, 1)] for model in (0, 1)]
-        before, after = (mixed[0][0] + 1.0, mixed[0][1]), (mixed[1][0] + 0.5, mixed[1][1])
-        _, (low, high) = auc_change(before, after)
-        hits += low <= true <= high
-        other = (draw.permutation(after[0]), draw.permutation(after[1]))
-        widths.append((high - low) / np.subtract(*auc_change(before, other)[1][::-1]))
-    assert stats.binomtest(hits, 400, 0.95).pvalue > 1e-3
-    assert np.median(widths) < 0.8
-
-
-def test_nothing_changes_between_a_model_and_itself():
-    scores = (np.array([1.0, 2.0, 5.0]), np.array([0.0, 3.0, 1.5]))
-    assert auc_change(scores, scores) == (0.0, (0.0, 0.0))
-    with pytest.raises(UsageError, match="other numbers of utterances"):
-        auc_change(scores, (scores[0], scores[1][:2]))
-    with pytest.raises(UsageError, match="non-members swapped"):
-        auc_change(([0.0], [1.0]), ([0.0], [1.0]))
 
 
 UTTERANCES = generate(600, seed=1).utterances

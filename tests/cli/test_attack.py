@@ -64,12 +64,12 @@ LINEAR = ("--model", "linear", "--gpus", "40", "--batch-size", "80")
 
 
 def test_json_states_claim_bounds_and_guesses(output_of):
-    settings = ("--target-epsilon", "4", "--canaries", "300", "--seed", "3", "--json")
+    settings = ("--z0", "1.2", "--canaries", "300", "--seed", "3", "--json")
     out, err = output_of("audit", "one-run", *LINEAR, *settings)
     report = json.loads(out)
     assert err == ""
     assert report["verdict"] == "consistent"
-    assert report["claimed_epsilon"] == report["guaranteed_epsilon"] == pytest.approx(4, abs=1e-5)
+    assert report["claimed_epsilon"] == report["guaranteed_epsilon"] == pytest.approx(3.55, abs=0.01)
     assert report["measured_epsilon"] == report["bounds"]["gaussian"] < report["ceiling"]
     assert 0 < report["bounds"]["distribution_free"] < 4
     assert (report["canaries"], report["confidence"], report["delta"], report["seed"]) == (300, 0.95, 1e-5, 3)

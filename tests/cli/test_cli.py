@@ -164,7 +164,7 @@ def test_all_that_is_printed_goes_through_what_escapes_it():
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize(
     "command",
-    ["account --decay linear --target-epsilon 3", "account --as-printed", "reproduce epsilons", "evaluate --run RUN",
+    ["account --decay linear", "account --as-printed", "reproduce epsilons", "evaluate --run RUN",
      "compare RUN", "data list", "audit mechanism --draws 100"],
 )  # fmt: skip
 def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, noised, command, columns):

@@ -63,7 +63,7 @@ DIFFERENCES = {  # runs, and the settings that are shown of each
         ({"z0": 0.1, "lr": "none"}, {"z0": 0.2, "lr": 0.01}, {"z0": 0.1, "lr": "none"}),
     ),
     "no noise of plain runs": ((record("sgd", z0=0.5), record("sgd", clip_norm=2.0)), ({}, {})),
-    "noise beside a plain run": ((record("sgd"), record(z0=0.5, tau=0.2)), ({}, {"z0": 0.5})),
+    "noise beside a plain run": ((record("sgd"), record(z0=0.5), record(z0=0.4)), ({}, {"z0": 0.5}, {"z0": 0.4})),
     "no tau without decay": ((record(tau=0.2), record(tau=0.3)), ({}, {})),
     "tau beside none": (
         (record(tau=0.2), record(tau=0.3, decay="linear")),
@@ -101,16 +101,9 @@ def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
     ]
 
 
-def test_time_is_counted_from_the_fastest_plain_run_and_names_are_as_short_as_can_be(runs):
-    found = compare_runs(
-        runs(fast=record(seconds=1), slow=record("sgd", 4, epochs=9), plain=record("sgd", 2, epochs=5))
-    )
-    assert found.reference["name"] == "plain"
-    assert [run["times_reference"] for run in found.runs] == [0.5, 2.0, 1.0]
-    assert [run["seconds"] for run in found.runs] == [3, 36, 10]
-    assert compare_runs(runs(a=record(seconds=3), b=record(seconds=2))).reference["name"] == "b"
-    found = compare_runs(runs(**{"x/same": record(), "y/same": record(), "y/other": record()}))
-    assert [run["name"] for run in found.runs] == ["x/same", "y/same", "other"]
+def test_time_is_counted_by_epoch(runs):
+    found = compare_runs(runs(slow=record("sgd", 4, epochs=9), fast=record(seconds=1)))
+    assert [run["seconds_per_epoch"] for run in found.runs] == [4.0, 1.0]
 
 
 def test_runs_that_did_not_finish_show_it_and_what_they_have(runs):
@@ -119,14 +112,12 @@ def test_runs_that_did_not_finish_show_it_and_what_they_have(runs):
     failed |= {"status": "failed", "final": {**failed["final"], **dict.fromkeys(SCORES), "seconds": None}}
     started |= {"status": "interrupted", "epochs": []}
     found = compare_runs(runs(running=running, failed=failed, started=started))
-    names = ("status", "epochs", "test_ser", "seconds", "epsilon_if_seed_secret")
+    names = ("status", "epochs", "test_ser", "seconds_per_epoch", "epsilon_if_seed_secret")
     assert [tuple(run[name] for name in names) for run in found.runs] == [
-        ("running", 2, None, 4, 8),
-        ("failed", 3, None, 6, 8),
+        ("running", 2, None, 2, 8),
+        ("failed", 3, None, 2, 8),
         ("interrupted", 0, 0.5, None, 8),
     ]
-    lines = {title: cells for title, *cells in table_lines(found)}
-    assert lines["epochs"] == ["2 of 3", "3", "0 of 3"]
 
 
 def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epoch(tmp_path):
@@ -162,14 +153,10 @@ PLAIN = changed("guarantee.delta", 1e-3, method="sgd")  # which has no use for i
     [
         (PLAIN, ""),
         (record(z0=1.0), ""),
-        (changed("corpus.sha256", "cd" * 32), "checksums differ"),
-        ({**changed("config.corpus", "atis"), "corpus": {"sha256": "cd" * 32}}, "smart-home and atis"),
-        (record(seed=1), "seeds 0 and 1"),
-        (record(keep_duplicates_together=False), "duplicates"),
-        (changed("guarantee.delta", 1e-4), "1e-05 and 0.0001"),
-        (changed("guarantee.adjacency", "ADD_OR_REMOVE_ONE"), "zero-out and add-or-remove-one"),
-        (record(as_printed=True), "z0"),
-        (changed("device", "cuda:0"), "cpu with 1 thread and cuda with 1 thread"),
+        (changed("corpus.sha256", "cd" * 32), "corpora"),
+        (record(seed=1), "seeds"),
+        (changed("guarantee.delta", 1e-4), "deltas"),
+        (changed("guarantee.adjacency", "ADD_OR_REMOVE_ONE"), "neighbours"),
     ],
 )
 def test_each_reason_not_to_compare_is_said_once(runs, other, saying):
@@ -182,9 +169,8 @@ def test_what_no_run_has_is_left_out(runs):
     plain, faster = record("sgd"), record("sgd", lr=0.1)
     plain["final"]["slot_f1"] = faster["final"]["slot_f1"] = None
     about, scores = ["run", "status", "corpus", "model", "method", "lr", "epochs"], ["test SER", "intent accuracy"]
-    measured = [*scores, "exact match", "training seconds", "epoch time (SGD = 1)"]
     titles = [title for title, *_ in table_lines(compare_runs(runs(a=plain, b=faster)))]
-    assert titles == [*about, *measured, "guaranteed epsilon", "guarantee"]
+    assert titles == [*about, *scores, "exact match", "seconds per epoch", "guarantee"]
 
 
 def test_a_sealed_record_that_lacks_what_is_compared_is_refused_in_one_sentence(runs):
@@ -228,45 +214,27 @@ def final(trained: Path, name: str) -> dict:
     return read_record(trained / name)["final"]
 
 
-def test_few_runs_stand_side_by_side_on_a_narrow_terminal(compare_command, trained):
+def test_runs_stand_side_by_side_on_a_narrow_terminal(compare_command, trained):
     out = compare_command(*SETTINGS)
     lines = [line.split() for line in out.splitlines()]
     assert ["run", *SETTINGS] in lines
-    assert ["test", "SER", *(f"{final(trained, name)['ser']:.4f}" for name in SETTINGS)] in lines
+    assert ["test", "SER", *(f"{final(trained, name)['ser']:.4g}" for name in SETTINGS)] in lines
     epsilon = upward(final(trained, "secret")["epsilon"], 4)
-    assert ["guaranteed", "epsilon", "none", "none", epsilon] in lines
+    assert ["guaranteed", "epsilon", "-", "-", epsilon] in lines
     assert ["epsilon", "if", "seed", "secret", "-", epsilon, "-"] in lines
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_many_runs_stand_in_tables_that_fit(compare_command, tmp_path):
-    names = []
-    for k in range(12):
-        one = read_record("noised")
-        one["config"]["z0"] = k + 0.123
-        one["config"]["seed"] = k % 2
-        one["final"]["exact_match"] = k / 1000
-        folder = tmp_path / ("a-name-that-is-far-too-long-for-a-table" if k == 5 else f"[bold]:cat:{k}")
-        folder.mkdir()
-        write_record(folder, one)
-        names.append(str(folder))
-    out = compare_command(*names)
+def test_long_names_are_folded_and_nothing_in_them_is_a_command(compare_command, tmp_path):
+    names = ["a-name-that-is-far-too-long-for-a-table" * 2, "[bold]:cat:"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        write_record(tmp_path / name, read_record("noised"))
+    out = compare_command(*(str(tmp_path / name) for name in names))
     assert max(map(len, out.splitlines())) <= 80
-    assert "note: seeds 0 and 1 make different splits" in out
-    for k in set(range(12)) - {5}:
-        assert f"{k + 0.123}" in out
+    assert f"{final(Path(), 'noised')['ser']:.4g}" in out
 
 
-@pytest.mark.parametrize("width", ["60", "100", "300"])
-def test_a_usual_terminal_is_wide_enough_and_shows_every_number(compare_command, trained, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", width)
-    out = compare_command(*SETTINGS)
-    assert max(map(len, out.splitlines())) <= int(width)
-    for name in SETTINGS:
-        assert f"{final(trained, name)['exact_match']:.4f}" in out
-
-
-def test_json_names_the_runs_and_the_one_that_others_are_timed_by(compare_command, trained):
-    told = json.loads(compare_command(*SETTINGS, "--json"))
-    assert told["reference"] == "plain"
-    assert {run["name"]: run["test_ser"] for run in told["runs"]} == {n: final(trained, n)["ser"] for n in SETTINGS}
+def test_json_has_a_row_for_each_run(compare_command, trained):
+    rows = json.loads(compare_command(*SETTINGS, "--json"))["runs"]
+    assert {row["name"]: row["test_ser"] for row in rows} == {name: final(trained, name)["ser"] for name in SETTINGS}

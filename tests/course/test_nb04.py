@@ -120,10 +120,10 @@ def test_settings_that_fit_give_the_printed_value(cell: tuple[str, str, str]) ->
 
 
 @pytest.mark.parametrize("change", [{}, {"variant": SOUND}, {"decay": "none", "target": 0.5}])
-def test_command_of_the_target_finds_the_same_noise(change: dict[str, Any]) -> None:
+def test_command_of_the_target_meets_it(change: dict[str, Any]) -> None:
     panel = panel_of("04 bill", **change)
     report = report_of(panel.command.value.splitlines()[1])
-    assert report["calibration"]["z0"] == pytest.approx(panel.result.needed_z0)
+    assert report["guaranteed"]["epsilon_in_real_numbers"] == pytest.approx(panel.result.target)
 
 
 def billed(z: Callable[[float, int], float], kind: Any = GaussianDP, sampled: bool = False, steps: bool = False) -> Any:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, PrivacyLossDistribution, Schedule, gdp_epsilon
-from edp_lab.privacy.claimed import check_claim, read_settings, shuffled_at_least
+from edp_lab.privacy.foreign_claim import check_claim, shuffled_at_least
 from edp_lab.three_phase.settings import ClassifierSettings, ThreePhaseSettings
 from edp_lab.training.batches import shard
 from edp_lab.training.config import TrainConfig
@@ -218,48 +218,28 @@ WHOLE = {
 
 def judged(**change):
     settings = {name: value for name, value in {**WHOLE, **change}.items() if value is not None}
-    return check_claim(read_settings(settings))
+    return check_claim(settings)
 
 
 @pytest.mark.parametrize("missing", WHOLE)
-@pytest.mark.parametrize("sampler", ["shuffle", "poisson", "fixed"])
+@pytest.mark.parametrize("sampler", ["shuffle", "poisson"])
 def test_a_setting_that_decides_is_asked_for_and_never_filled_in(missing, sampler):
     """The case that was 3 claimed and 67.8 true had only its noise left out."""
-    with pytest.raises(UsageError, match=f"not given: .*{missing}"):
+    with pytest.raises(UsageError, match=f"not given.* --{missing.replace('_', '-')}"):
         judged(**{"sampler": sampler, missing: None})
-
-
-@pytest.mark.parametrize(
-    "unknown",
-    [
-        {"sigma": 0.5}, {"noise_std": 0.5}, {"NoiseScale": 2}, {"disable_dp": False}, {"disable_dp": True},
-        {"shuffle": True}, {"drop_last": True}, {"gradient_accumulation_steps": 4}, {"num_bands": 4},
-        {"clipping": "adaptive"}, {"truncated_batch_size": 300}, {"neighboring_relation": "REPLACE_ONE"},
-        {"lot_size": 600}, {"q": 0.5}, {"tau": 0.1}, {"num_gpus": 8}, {"examples_per_user": 9}, {"seed": 3},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_an_unknown_setting_that_may_decide_is_refused_by_name(unknown):
-    [name] = unknown
-    with pytest.raises(UsageError, match=name):
-        judged(**unknown)
-    assert judged(lr=0.1, learning_rate=0.1, optimizer="adam").status == "false"
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"poisson_sampling": "False", "sampler": None}, {"poisson_sampling": 0, "sampler": None},
-        {"poisson_sampling_in_fit": "true", "sampler": None}, {"sampler": True}, {"sampler": "Poisson sampling"},
-        {"n": "60000"}, {"n": True}, {"n": 60_000.5}, {"batch_size": [256]}, {"epochs": -10}, {"epochs": 0},
-        {"noise_multiplier": "1.1"}, {"noise_multiplier": float("nan")}, {"noise_multiplier": float("inf")},
-        {"delta": 0}, {"delta": 1}, {"claimed": -1.0}, {"micro_batch_size": False}, {"model": {"noise_multiplier": 9}},
-        {"max_grad_norm": "1"}, {"max_grad_norm": [1, 1]}, {"dataset_size": 50_000}, {"poisson_sampling": True},
-        {"batch_size": 60_001}, {"micro_batch_size": 257}, {"sampling_rate": 0.01}, {"steps": 10_000},
+        {"sampler": True}, {"sampler": "Poisson sampling"}, {"sampler": "fixed"}, {"n": 0}, {"batch_size": -1},
+        {"epochs": -10}, {"epochs": 0}, {"noise_multiplier": 0}, {"noise_multiplier": float("nan")},
+        {"noise_multiplier": float("inf")}, {"delta": 0}, {"delta": 1}, {"claimed": -1.0}, {"micro_batch_size": 0},
+        {"batch_size": 60_001}, {"micro_batch_size": 257}, {"sampling_rate": 0.01}, {"steps": 2350},
     ],
     ids=str,
 )  # fmt: skip
-def test_every_field_is_checked_for_its_type_and_against_the_others(wrong):
+def test_every_setting_is_checked_alone_and_against_the_others(wrong):
     with pytest.raises(UsageError):
         judged(**wrong)
 
@@ -278,9 +258,8 @@ def test_what_holds_is_that_of_the_sampler_that_was_used():
     shared = judged(micro_batch_size=16, claimed=17.9)
     assert (shared.status, shared.guaranteed) == ("not proven", gdp_epsilon(2 * 10**0.5, 1e-5))
     assert judged(sampler="poisson", micro_batch_size=16, claimed=1e6).guaranteed is None
-    fixed = judged(sampler="fixed", claimed=8.0)  # replaced, one example moves the sum by 2C
-    assert fixed.guaranteed > PrivacyLossDistribution(Schedule([0.5], [2350], 256 / 60_000)).epsilon(1e-5) > tight
-    assert fixed.guaranteed < gdp_epsilon(2 * 2350**0.5, 1e-5)
+    by_rate = judged(batch_size=None, sampling_rate=256 / 60_000, epochs=None, steps=2340)
+    assert by_rate[:4] == shuffled._replace(claimed=1.1)[:4]
 
 
 @pytest.mark.parametrize(("n", "batch", "epochs"), [(2641, 1024, 10), (2025, 900, 12), (1000, 256, 10)])
@@ -292,24 +271,11 @@ def test_what_opacus_accounts_for_its_own_steps_is_never_called_false(n, batch, 
     assert judged(sampler="poisson", claimed=theirs * 0.999, **claim).status == "not proven"
 
 
-@pytest.mark.parametrize("sampler", ["shuffle", "poisson", "fixed"])
+@pytest.mark.parametrize("sampler", ["shuffle", "poisson"])
 def test_at_a_delta_of_1_over_n_no_claim_holds(sampler):
     verdict = judged(sampler=sampler, delta=1 / 60_000, claimed=1e6)
     assert (verdict.status, verdict.guaranteed) == ("not proven", None)
     assert "1/n" in verdict.method
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_grad_norm": 1, "poisson_sampling": False, "dataset_size": 60_000, "epochs": 10},
-        {"l2_norm_clip": 1.5, "sampler": "shuffle", "num_examples": 60_000, "iterations": 2350, "epochs": 10},
-        {"clipping_norm": 1, "poisson_sampling_in_fit": False, "train_size": 60_000, "num_epochs": 10},
-    ],
-)  # fmt: skip
-def test_the_same_run_by_the_names_of_other_libraries(settings):
-    rest = {"batch_size": 256, "noise_multiplier": 1.0, "micro_batch_size": 1, "target_delta": 1e-5, "epsilon": 1.1}
-    assert check_claim(read_settings({**settings, **rest}))[:3] == judged()[:3]
 
 
 GIVEN = {"clip_norm": 1.0, "z0": 1.0, "num_devices": 4, "micro_batch_size": 4}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, P
 from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy import Alpha, Decay
 from edp_lab.privacy.calibration import Budget, calibrate_z0
-from edp_lab.privacy.claimed import shuffled_at_least
+from edp_lab.privacy.foreign_claim import shuffled_at_least
 from edp_lab.privacy.foundations import gaussian_loss_density
 from edp_lab.privacy.gdp import GaussianDP, check_delta
 from edp_lab.privacy.guarantee import Guarantee, judge
@@ -117,10 +118,12 @@ def bill(z0: float, decay: str, tau: float, num_devices: int, target: float, epo
     """What a run costs, claimed and true, and the noise for a target: `result` is a `RunBill`."""
 
     def command(result: RunBill, **_: Any) -> str:
-        """The calls of `edp-lab account` for the bill, and for the z0 that meets the target with a public alpha."""
+        """The calls of `edp-lab account` for the bill, and at the z0 that meets the target with a public alpha."""
         m, run = result.mechanism, {"epochs": epochs, "delta": delta}
-        needed = account_of(m.with_public_alpha(), **run, **{"target-epsilon": result.target})
-        return f"{account_of(m, **run)}\n{needed}"
+        calls = [account_of(m, **run)]
+        if result.needed_z0 is not None:
+            calls.append(account_of(replace(m.with_public_alpha(), z0=result.needed_z0), **run))
+        return "\n".join(calls)
 
     return Panel(
         "The bill of a run",

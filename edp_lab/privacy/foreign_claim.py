@@ -1,0 +1,125 @@
+"""A claim made with another library: does its epsilon hold for the sampler that was used?
+
+The most common mistake is to account shuffled batches as Poisson sampling. A setting that decides is never filled in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from edp_lab.errors import UsageError
+from edp_lab.privacy.gdp import check_delta, gdp_epsilon
+from edp_lab.privacy.mechanism import SMALLEST_RATE
+from edp_lab.privacy.pld import PrivacyLossDistribution
+from edp_lab.privacy.schedule import MOST_RELEASES, Schedule
+
+NEIGHBOURS = {"shuffle": "zero-out", "poisson": "add or remove one"}  # by sampler
+DECISIVE = (  # settings by the names of their options; of two either
+    "claimed", "sampler", "n", "batch_size sampling_rate", "steps epochs", "noise_multiplier", "delta",
+    "micro_batch_size",
+)  # fmt: skip
+SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
+LOOSE, LONG = 30.0, 10**6  # epsilon and steps from which the lower bound for Poisson sampling would take too long
+
+
+class Verdict(NamedTuple):
+    """What became of a claim; `measured` is 0 where no attack is known here."""
+
+    status: str  # "holds", "not proven" (`guaranteed` is larger, or None) or "false" (`measured` exceeds the claim)
+    claimed: float
+    guaranteed: float | None  # the smallest epsilon that is proven here for the sampler that was used
+    measured: float  # at least: an attack shows that no smaller epsilon holds, whoever proves it
+    method: str  # the accountant behind `guaranteed`, or why there is none
+    neighbours: str
+
+
+def check_claim(settings: Mapping[str, Any]) -> Verdict:
+    """Judge a run of DP-SGD, given the settings in `DECISIVE`.
+
+    Each step releases the sum of gradients clipped to C plus fresh secret noise of `noise_multiplier` times C, and
+    nothing else. At a micro-batch size above 1, means of so many gradients are clipped, each of which moves by 2C.
+    UsageError: a setting is missing, given in two ways, or out of range.
+    """
+    _check(settings)
+    claimed, sampler, z, delta = (settings[name] for name in ("claimed", "sampler", "noise_multiplier", "delta"))
+    n, alone, measured = settings["n"], settings["micro_batch_size"] == 1, 0.0
+    batch = settings.get("batch_size") or n * settings["sampling_rate"]
+    full, all_used = math.floor(n / batch), math.ceil(n / batch)  # steps of an epoch without and with its last batch
+    epochs = settings.get("epochs") or math.ceil(settings["steps"] / full)
+    fewest, most = (settings.get("steps") or epochs * steps for steps in (full, all_used))
+    guaranteed, method = None, "with Poisson sampling one example more moves others to other micro-batches"
+    if sampler == "shuffle":
+        method = "Gaussian DP, one release an epoch"
+        guaranteed = gdp_epsilon(math.sqrt(epochs) / z * (1 if alone else 2), delta)
+        if alone:  # nobody says whether a last batch that is not full was used or dropped
+            kept = shuffled_at_least(z, all_used, fewest // all_used, delta)
+            measured = min(kept, shuffled_at_least(z, full, fewest // full, delta, max(0.0, 1 - full * batch / n)))
+    elif alone:
+        sampled = Schedule(np.array([z]), np.array([most]), max(batch / n, SMALLEST_RATE))
+        guaranteed, method = PrivacyLossDistribution(sampled).bound(delta)
+        if claimed < guaranteed < LOOSE and most <= LONG:
+            rate = min(batch / n, 1 / all_used)  # Opacus samples at 1 over the whole steps of an epoch
+            measured = _sampled_at_least(z, rate, fewest, delta, guaranteed)
+    if n * delta >= 1:
+        guaranteed, method = None, "delta is not below 1/n, so publishing one example whole would meet it"
+    if guaranteed is not None and not math.isfinite(guaranteed):
+        guaranteed, method = None, "epsilon exceeds the largest float"
+    proven = guaranteed is not None and guaranteed <= claimed * (1 + 1e-9)
+    status = "holds" if proven else "false" if claimed < measured else "not proven"
+    return Verdict(status, claimed, guaranteed, measured, method, NEIGHBOURS[sampler])
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    if unclear := [names for names in DECISIVE if len(settings.keys() & set(names.split())) != 1]:
+        options = ", ".join(f"--{names.replace(' ', ' or --').replace('_', '-')}" for names in unclear)
+        raise UsageError(f"not given, or in two ways: {options}; each decides what holds, so give it once")
+    for name, value in settings.items():
+        if name != "sampler" and not 0 < value <= MOST_RELEASES:
+            raise UsageError(f"{name} is {value!r}: it must be a number above 0, at most {MOST_RELEASES:,}")
+    check_delta(settings["delta"])
+    if settings["sampler"] not in NEIGHBOURS:
+        raise UsageError(f"sampler is {settings['sampler']!r}: choose one of {', '.join(NEIGHBOURS)}")
+    n, together = settings["n"], settings["micro_batch_size"]
+    batch = settings.get("batch_size") or n * settings["sampling_rate"]
+    if not together <= batch <= n:
+        raise UsageError(f"batches of {batch:g} do not fit n {n:,} or micro-batches of {together}: correct one of them")
+
+
+# ---- Lower bounds ----------------------------------------------------------------------------------------------------
+
+
+def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta: float, dropped: float = 0.0) -> float:
+    """An epsilon that `passes` shuffled passes exceed: no smaller one holds at `delta`, whoever proves it (zero-out).
+
+    `dropped`: the share of the corpus that each pass leaves out.
+
+    Take a corpus in which every other utterance pulls by -C and ours by +C. Each batch's sum, less what it would be
+    with -C throughout, then is noise, but for our batch: 2C with the utterance, C where its slot contributes nothing.
+    An attacker who only asks whether the largest of these sums exceeds c is right with probabilities P and Q, so
+    epsilon >= ln((P - delta) / Q) for every c; the best of a grid is taken.
+    Source: the lower bound of Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang 2024 (arXiv 2403.17673), section
+    3, for one pass.
+    """
+    c = np.linspace(0, 2 + 12 * noise_multiplier, 400)
+    other = log_ndtr(c / noise_multiplier)
+    with np.errstate(divide="ignore"):  # the logarithm of 0 where nothing is dropped
+        here, absent = np.log1p(-dropped), np.log(dropped) + other
+    ours = (np.logaddexp(here + log_ndtr((c - pull) / noise_multiplier), absent) for pull in (2.0, 1.0))
+    p, q = (-np.expm1(passes * ((batches - 1) * other + log_probability)) for log_probability in ours)
+    seen = (p > delta) & (q > SMALLEST_TAIL)
+    return float((np.log(p[seen] - delta) - np.log(q[seen])).max(initial=0.0))
+
+
+def _sampled_at_least(z: float, rate: float, steps: int, delta: float, guaranteed: float) -> float:
+    """Privacy losses of Poisson sampling at this rate, every rounding downward."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    how = {"sampling_prob": rate, "pessimistic_estimate": False, "use_connect_dots": False}
+    width = max(2e-5, guaranteed / (5 * steps))  # which each step may lose
+    single_step = pld.from_gaussian_mechanism(z, value_discretization_interval=width, **how)
+    return max(0.0, float(single_step.self_compose(steps).get_epsilon_for_delta(delta)))
