@@ -271,7 +271,7 @@ def epsilons(as_json: Json = False) -> None:
 @reproduce_app.command()
 def thesis(
     table: Annotated[
-        list[str] | None, "4.1 to 4.8, 6.1, 6.2 or times; several with commas, or repeated. (default: all)"
+        list[str] | None, "4.1 to 4.8, 6.1 or 6.2; several with commas, or repeated. (default: all)"
     ] = None,
     quick: Annotated[bool, "Digits and short training: minutes on one core."] = False,
     data: Annotated[str | None, "digits or mnist. (default: mnist if at hand; digits if --quick)"] = None,
@@ -319,40 +319,27 @@ def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> An
 
 
 def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
-    """A table for each of the thesis', scores side by side, and notes below."""
+    """A table for each of the thesis', scores side by side."""
     from edp_lab.reproduce.thesis import TABLES
 
-    console, epsilons = Screen(), ["epsilon\nclaimed", "epsilon\nguaranteed", "epsilon\nof image", "delta"]
+    console = Screen()
     for name, table_rows in groupby(rows, lambda row: row.table):
-        table, lines = TABLES[name], []
-        notes: dict[str, list[str]] = {}
+        table = TABLES[name]
+        epsilons = "epsilon\nclaimed", "epsilon\nguaranteed", "epsilon\nof image"
+        lines = [["thesis / ours", *table.columns, "95 %", *epsilons, "delta", "seconds"]]
         for row in table_rows:
-            image = "" if row.epsilon_image is None else reports.up(row.epsilon_image, 4)
+            scores = [f"{number(row.printed.get(score), 9, '-')} / {ours:.3g}" for score, ours in row.ours.items()]
+            low, high = row.interval or (math.nan, math.nan)
             claimed, delta = number(row.claimed_epsilon, 4, ""), number(row.delta, absent="")
-            spent = [claimed, reports.up(row.epsilon, 4), image, delta]
-            lines.append([row.name, *_both(row), *spent, f"{row.seconds:.1f}"])
-            notes.setdefault(row.note, []).append(row.name)
-        console.print(f"\n{name if name == 'times' else f'table {name}'}, {table.place}: {table.title}")
-        console.table([["thesis / ours", *table.columns, *epsilons, "trained, s"], *lines], padding=(0, 1, 0, 0))
-        for note, names in notes.items():
-            console.print(note if len(notes) == 1 else f"{', '.join(names)}: {note}", style="dim")
-        if table.remark:
-            console.print(f"the print: {table.remark}", style="dim")
+            spent = [claimed, reports.up(row.epsilon, 4), reports.up(row.epsilon_image, 4), delta]
+            lines.append([row.name, *scores, f"{low:.0f} to {high:.0f}", *spent, f"{row.seconds:.1f}"])
+        console.print(f"\ntable {name}: {table.title}")
+        console.table(lines, padding=(0, 1, 0, 0))
     console.print(
-        f"\nOn {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or the range of the "
-        "repeats on circles. Epsilon: of one example with its label, and of its image alone, if the seeds were secret. "
-        "The thesis has 60,000 training images of 28 x 28 pixels; digits are 1,197 of 8 x 8."
+        f"\nOn {lab.scale.data}, seed {lab.seed}. 95 %: interval of our accuracy over the test images, or the range of "
+        "the repeats on circles. The guaranteed epsilon is that of one example with its label, and of its image alone, "
+        "if the seeds were secret. --json has each row's settings, confusion matrix and losses."
     )
-
-
-def _both(row: study.Row) -> list[str]:
-    """The printed value of each column and ours, the first one with its interval."""
-    interval = f" ({row.interval[0]:.0f} to {row.interval[1]:.0f})" if row.interval else ""
-    shown = {name: f"{ours:.3g}" if ours < 1000 else f"{ours:.0f}" for name, ours in row.ours.items()}
-    return [
-        f"{number(row.printed.get(name), 9, '-')} / {ours}{'' if place else interval}"
-        for place, (name, ours) in enumerate(shown.items())
-    ]
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------

@@ -135,9 +135,9 @@ def test_a_table_sets_ours_beside_theirs_and_says_what_holds(thesis):
     out, err = thesis("--quick", "--table", "4.1,4.4")
     lines = out.splitlines()
     assert max(map(len, lines)) <= 120
-    assert [line.split(",")[0] for line in lines if re.match(r"table \d", line)] == ["table 4.1", "table 4.4"]
+    assert [line.split(":")[0] for line in lines if re.match(r"table \d", line)] == ["table 4.1", "table 4.4"]
     [alex] = [line for line in lines if line.startswith("Alex-Net ")]
-    assert re.search(r"99 / \S+ \(\d+ to \d+\)\s+98 / \S+\s+98 / \S+\s+98 / \S+\s+none", alex)
+    assert re.search(r"99 / \S+\s+98 / \S+\s+98 / \S+\s+98 / \S+\s+\d+ to \d+\s+none", alex)
     assert "if the seeds were secret" in out
     assert re.search(r"(\d+) of \1 networks are trained", err)
 
