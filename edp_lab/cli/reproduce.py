@@ -210,7 +210,7 @@ def surroundings() -> Row:
     """When, where and by which command something was measured."""
     from datetime import UTC, datetime
 
-    from edp_lab.reproduce.results_io import machine
+    from edp_lab.jobs import machine
     from edp_lab.training.run_files import versions
 
     return {
