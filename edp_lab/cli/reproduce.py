@@ -25,7 +25,7 @@ from edp_lab.training.config import CORES, COUNT, SEED
 
 if TYPE_CHECKING:
     from edp_lab.reproduce import thesis as study
-    from edp_lab.reproduce.epsilons import ExplainedEpsilon
+    from edp_lab.reproduce.printed import ExplainedEpsilon
     from edp_lab.three_phase.phases import Event, Part, ThreePhaseRecord
 
 WIDTH = 150
@@ -226,15 +226,15 @@ def surroundings() -> Row:
 
 @reproduce_app.command()
 def epsilons(as_json: Json = False) -> None:
-    """Every epsilon of the paper's Table 1: a setting that explains it, and the true epsilon of that setting."""
+    """Every epsilon of the paper's Table 1: a setting that explains the claim, and what that setting guarantees."""
     from edp_lab.privacy import Decay
-    from edp_lab.reproduce.epsilons import explain_table1
+    from edp_lab.reproduce.printed import explain_table1
 
     def cell(row: ExplainedEpsilon) -> str:
         setting, mark = row.closest, "" if row.survives_float32 else " *"
         tau = "" if setting.tau is None else f" tau {setting.tau:g}"
-        true = math.ceil(row.true_log10_epsilon * 10) / 10
-        return f"{row.log10_epsilon} -> {true}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
+        guaranteed = math.ceil(row.log10_guaranteed_if_alpha_public * 10) / 10
+        return f"{row.log10_epsilon} -> {guaranteed}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
 
     result = explain_table1()
     if as_json:
@@ -242,23 +242,18 @@ def epsilons(as_json: Json = False) -> None:
         return
     console = Screen(markup=True)
     console.print(
-        "log10 epsilon in Table 1: as printed -> true (rounded up) if alpha were public, and a setting that explains "
-        "the printed value: z0, tau, number of epochs T"
+        "log10 epsilon in Table 1: claimed -> guaranteed (rounded up) if alpha were public,\n"
+        "and a setting that explains the claim: z0, tau, number of epochs T"
     )
     lines = [["model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay)]]
     for start in range(0, len(result.rows), len(Decay)):
         cells = result.rows[start : start + len(Decay)]
         lines.append([cells[0].model, cells[0].corpus, *map(cell, cells)])
     console.table(lines)
-    explained = [(row, *row.epochs_range) for row in result.rows if row.epochs_range is not None]
-    high, low = max(explained, key=lambda row: row[1]), min(explained, key=lambda row: row[2])
-    needs = [
-        f"{row.log10_epsilon} ({row.model}, {row.corpus}, {row.decay}) needs T {sign} {epochs}"
-        for row, sign, epochs in ((high[0], ">=", high[1]), (low[0], "<=", low[2]))
-    ]
-    common = f"all of them with one T only if T = {' or '.join(map(str, result.common_epochs))}: {', '.join(needs)}."
+    explained = sum(row.epochs_range is not None for row in result.rows)
+    common = " or ".join(map(str, result.common_epochs))
     console.print(
-        f"{len(explained)} of the {len(result.rows)} values can be explained, each with a T of its own; {common}\n"
+        f"{explained} of the {len(result.rows)} values can be explained, all of them with one T only if T = {common}.\n"
         f"{result.note}\n"
         "With alpha from private gradients, as in the paper, no epsilon is guaranteed.\n"
         "* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch."
