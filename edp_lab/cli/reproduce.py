@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -20,13 +19,13 @@ from edp_lab.cli.options import App, BatchSize, Corpus, Json, Size, chosen, comm
 from edp_lab.cli.output import Screen, Tell, bar, echo, number, print_json, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
-from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, ThreePhaseSettings
+from edp_lab.three_phase.settings import THESIS_ACCURACY, ThreePhaseSettings
 from edp_lab.training.config import CORES, COUNT, SEED
 
 if TYPE_CHECKING:
     from edp_lab.reproduce import thesis as study
     from edp_lab.reproduce.printed import ExplainedEpsilon
-    from edp_lab.three_phase.phases import Event, Part, ThreePhaseRecord
+    from edp_lab.three_phase.phases import Event, ThreePhaseRecord
 
 WIDTH = 150
 Row = dict[str, Any]  # of a table, as its JSON has it
@@ -374,60 +373,36 @@ def three_phase(
 
 
 def _show_run(record: ThreePhaseRecord) -> None:
-    """The scores of every part, and below what its epsilon rests on."""
-    from edp_lab.three_phase.phases import of_instructors
-
-    data, settings = record.data, record.settings
-    rows: dict[str, list[Part]] = {}  # instructors share one
-    reasons: dict[str, dict[str, None]] = {}
+    """Accuracy and epsilon of every part but the single instructors, and what the understudy's epsilon rests on."""
+    data, settings, vote = record.data, record.settings, record.labels
+    printed = THESIS_ACCURACY.get(settings.model, {})
+    lines = [["", "examples", "accuracy %", "95 %", "thesis %", "seconds", "epsilon\nguaranteed", "epsilon\nof image"]]
     for part in record.parts:
-        name = of_instructors(settings.instructors) if part.name.startswith("instructor") else part.name
-        rows.setdefault(name, []).append(part)
-        reasons.setdefault(part.why, {})[name] = None
-    voters = of_instructors(settings.voters)
-    if 2 not in settings.phases:
-        voters = f"the {ONE if 1 in settings.phases else PLAIN}"
+        if part.name.startswith("instructor "):
+            continue
+        low, high = part.scores.interval
+        accuracy = [f"{100 * part.scores.accuracy:.1f}", f"{100 * low:.0f} to {100 * high:.0f}"]
+        thesis = f"{100 * printed[part.name]:.0f}" if part.name in printed else ""
+        epsilons = reports.up(part.epsilon, 4), reports.up(part.image_epsilon, 4)
+        lines.append([part.name, f"{part.examples:,}", *accuracy, thesis, f"{part.seconds:.1f}", *epsilons])
     facts = [
         ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),
         ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
         ("seed", "secret" if settings.private_seed else f"{settings.seed}, published: no epsilon holds"),
-        *((f"epsilon of {', '.join(names)}", why) for why, names in reasons.items()),
-        (f"labels by {settings.vote} vote of {voters}", _released(record)),
     ]
-    Screen().table(_scores(rows, settings.model))
+    if vote is not None:
+        right = f"{vote.right:.1%} right ({vote.right_without_noise:.1%} without noise)"
+        facts.append(("labels", f"{vote.queries:,} by {settings.vote} vote, {right}"))
+        facts.append(("their cost", _cost(record)))
+    Screen().table(lines)
     Screen().report(reports.Report(facts=facts))
 
 
-def _released(record: ThreePhaseRecord) -> str:
-    """How many labels were released, how many of them are right, and what they cost together."""
-    labels, account = record.labels, record.privacy
-    if labels is None or account is None:
-        return "none"
-    if not account.composed:
-        return f"{labels.queries:,} without noise, no guarantee"
-    ways = ", ".join(f"{way} {reports.up(epsilon, 4)}" for way, epsilon in account.composed.items())
-    unless = "" if record.status == "holds" else f" ({record.status})"
-    right = f"{labels.right:.1%} right ({labels.right_without_noise:.1%} without noise)"
+def _cost(record: ThreePhaseRecord) -> str:
+    """What the released labels cost, one and all together."""
+    account = record.privacy
+    if account is None or not account.composed:
+        return "no guarantee, as the vote has no noise"
     each = reports.up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
-    cost = f"epsilon of one {each}, of all {reports.up(account.epsilon, 4)} at delta {account.delta:g}"
-    return f"{labels.queries:,} labels, {right}; {cost}, one training example replaced{unless}: {ways}"
-
-
-def _scores(rows: Mapping[str, Sequence[Part]], model: str) -> list[list[str]]:
-    """Accuracy with its 95 % interval; or of several networks the mean, and the range from worst to best."""
-    thesis, scores = THESIS_ACCURACY.get(model, {}), ("precision", "recall", "F-score")
-    lines = [["", "examples", "accuracy %", "thesis", *scores, "seconds", "epsilon", "of image"]]
-    for name, parts in rows.items():
-        accuracies, (low, high) = [100 * part.scores.accuracy for part in parts], parts[0].scores.interval
-        spread = f"[{min(accuracies):.0f} to {max(accuracies):.0f}]"
-        accuracy = f"{statistics.fmean(accuracies):.1f} "
-        accuracy += spread if parts[1:] else f"({100 * low:.0f} to {100 * high:.0f})"
-        printed = f"{100 * thesis[name]:.0f}" if name in thesis else ""
-        each = zip(*((part.scores.precision, part.scores.recall, part.scores.f_score) for part in parts), strict=True)
-        means = [f"{100 * statistics.fmean(values):.1f}" for values in each]
-        seconds = f"{sum(part.seconds for part in parts):.1f}" if parts[0].rows else ""
-        # of one training example, and of its image alone: the worst
-        both = zip(*((part.epsilon, part.image_epsilon) for part in parts), strict=True)
-        epsilons = ["none" if None in values else reports.up(max(values), 4) for values in both]
-        lines.append([name, f"{parts[0].examples:,}", accuracy, printed, *means, seconds, *epsilons])
-    return lines
+    everything = f"of all {reports.up(account.epsilon, 4)} at delta {account.delta:g} ({record.status})"
+    return f"epsilon of one {each}, {everything}, one training example replaced"
