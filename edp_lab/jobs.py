@@ -1,4 +1,4 @@
-"""Long jobs: several workers, and results kept as JSON under a key made of their content.
+"""Long jobs: several workers, and results kept as JSON under a key made of their content or in `RESULTS`.
 
     FOLDER/<key>.json    one result, with a checksum
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edp_lab.errors import UsageError
-from edp_lab.files import given_path, read_json, write_whole
+from edp_lab.files import comes_with, given_path, read_json, write_whole
+
+RESULTS = comes_with("data") / "results"  # what long commands measured
 
 # Versions of the code that turns settings and data into results. Raise one when the same settings begin to give other
 # numbers beyond rounding, or when a default changes that is not among the settings: results under the old number then
@@ -118,6 +121,39 @@ def kept_results(
         results[key] = write_result(folder, key, result)
         done(sum(key in results for key in keys))
     return [results[key] for key in keys]
+
+
+# ---- Results that come with a checkout -------------------------------------------------------------------------------
+
+
+def read_rows(path: Path, command: str) -> list[dict[str, Any]]:
+    """What `command` printed, one row after the other; UsageError where the file is missing or damaged."""
+    hint = f"run this in a clone of the project, or make it with `{command}`"
+    if not path.exists():
+        raise UsageError(f"{path} is not there: {hint}")
+    content = read_json(path)
+    if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
+        raise UsageError(f"{path} holds no rows: {hint}")
+    return content
+
+
+def read_kept(path: Path, *parts: str) -> dict[str, Any]:
+    """A JSON object by its parts; UsageError where the file is missing, damaged, or lacks one of the parts."""
+    if not path.exists():
+        raise UsageError(f"{path} is missing: restore it from the repository, or measure it anew")
+    content = read_json(path)
+    if not isinstance(content, dict) or not {*parts} <= content.keys():
+        raise UsageError(f"{path} is damaged or of another version: restore it from the repository")
+    return content
+
+
+def machine(device: str = "cpu") -> str:
+    """What a reader needs to judge times by; no name that would give the machine away."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"{os.cpu_count()} cores, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 # ---- Workers ---------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from edp_lab.course.nb00_start.panels import Private
 from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
 from edp_lab.course.nb07_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config
 from edp_lab.files import write_whole
-from edp_lab.reproduce.results_io import machine
+from edp_lab.jobs import machine
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_model
 from edp_lab.training.run_files import versions

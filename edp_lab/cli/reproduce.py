@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -20,13 +19,13 @@ from edp_lab.cli.options import App, BatchSize, Corpus, Json, Size, chosen, comm
 from edp_lab.cli.output import Screen, Tell, bar, echo, number, print_json, telling
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
-from edp_lab.three_phase.settings import ONE, PLAIN, THESIS_ACCURACY, ThreePhaseSettings
+from edp_lab.three_phase.settings import THESIS_ACCURACY, ThreePhaseSettings
 from edp_lab.training.config import CORES, COUNT, SEED
 
 if TYPE_CHECKING:
     from edp_lab.reproduce import thesis as study
-    from edp_lab.reproduce.epsilons import ExplainedEpsilon
-    from edp_lab.three_phase.phases import Event, Part, ThreePhaseRecord
+    from edp_lab.reproduce.printed import ExplainedEpsilon
+    from edp_lab.three_phase.phases import Event, ThreePhaseRecord
 
 WIDTH = 150
 Row = dict[str, Any]  # of a table, as its JSON has it
@@ -169,9 +168,8 @@ def table2(
     corpus: Corpus = "smart-home",
     model: Annotated[str, "clc or bert (of the paper's size, random weights)."] = "clc",
     methods: Annotated[
-        str | None,
-        "Of sgd, edp-sgd, dp-sgd-naive, dp-sgd and opacus, with commas between. (default: all, opacus if installed)",
-    ] = None,
+        str, "Of sgd, edp-sgd, dp-sgd-naive and dp-sgd, with commas between; sgd is one of them."
+    ] = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
     gpus: Annotated[str, "Numbers of devices for edp-sgd."] = "1,8",
     processes: Annotated[str, "Numbers of real processes."] = "1",
     batch_size: BatchSize = 64,
@@ -185,12 +183,11 @@ def table2(
 
     Leave the machine alone meanwhile.
     """
-    from edp_lab.reproduce.table2 import Task, usable_methods
+    from edp_lab.reproduce.table2 import Task
     from edp_lab.reproduce.table2 import table2 as rows_of
 
     counts = numbers("--gpus", gpus, "1,8"), numbers("--processes", processes, "1,8", most=CORES["max"])
-    contestants = tuple(methods.split(",")) if methods else usable_methods()
-    task = Task(corpus, model, contestants, *counts, batch_size, rounds, threads, size, device)
+    task = Task(corpus, model, tuple(methods.split(",")), *counts, batch_size, rounds, threads, size, device)
     with telling("starting", lines=False) as tell:
         rows = rows_of(task, tell)
     if as_json:
@@ -212,7 +209,7 @@ def surroundings() -> Row:
     """When, where and by which command something was measured."""
     from datetime import UTC, datetime
 
-    from edp_lab.reproduce.results_io import machine
+    from edp_lab.jobs import machine
     from edp_lab.training.run_files import versions
 
     return {
@@ -228,15 +225,15 @@ def surroundings() -> Row:
 
 @reproduce_app.command()
 def epsilons(as_json: Json = False) -> None:
-    """Every epsilon of the paper's Table 1: a setting that explains it, and the true epsilon of that setting."""
+    """Every epsilon of the paper's Table 1: a setting that explains the claim, and what that setting guarantees."""
     from edp_lab.privacy import Decay
-    from edp_lab.reproduce.epsilons import explain_table1
+    from edp_lab.reproduce.printed import explain_table1
 
     def cell(row: ExplainedEpsilon) -> str:
         setting, mark = row.closest, "" if row.survives_float32 else " *"
         tau = "" if setting.tau is None else f" tau {setting.tau:g}"
-        true = math.ceil(row.true_log10_epsilon * 10) / 10
-        return f"{row.log10_epsilon} -> {true}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
+        guaranteed = math.ceil(row.log10_guaranteed_if_alpha_public * 10) / 10
+        return f"{row.log10_epsilon} -> {guaranteed}{mark}\n[dim]z0 {setting.z0:.3g}{tau} T {setting.epochs}[/dim]"
 
     result = explain_table1()
     if as_json:
@@ -244,23 +241,18 @@ def epsilons(as_json: Json = False) -> None:
         return
     console = Screen(markup=True)
     console.print(
-        "log10 epsilon in Table 1: as printed -> true (rounded up) if alpha were public, and a setting that explains "
-        "the printed value: z0, tau, number of epochs T"
+        "log10 epsilon in Table 1: claimed -> guaranteed (rounded up) if alpha were public,\n"
+        "and a setting that explains the claim: z0, tau, number of epochs T"
     )
     lines = [["model", "corpus", *(f"{decay} decay".replace("none", "no") for decay in Decay)]]
     for start in range(0, len(result.rows), len(Decay)):
         cells = result.rows[start : start + len(Decay)]
         lines.append([cells[0].model, cells[0].corpus, *map(cell, cells)])
     console.table(lines)
-    explained = [(row, *row.epochs_range) for row in result.rows if row.epochs_range is not None]
-    high, low = max(explained, key=lambda row: row[1]), min(explained, key=lambda row: row[2])
-    needs = [
-        f"{row.log10_epsilon} ({row.model}, {row.corpus}, {row.decay}) needs T {sign} {epochs}"
-        for row, sign, epochs in ((high[0], ">=", high[1]), (low[0], "<=", low[2]))
-    ]
-    common = f"all of them with one T only if T = {' or '.join(map(str, result.common_epochs))}: {', '.join(needs)}."
+    explained = sum(row.epochs_range is not None for row in result.rows)
+    common = " or ".join(map(str, result.common_epochs))
     console.print(
-        f"{len(explained)} of the {len(result.rows)} values can be explained, each with a T of its own; {common}\n"
+        f"{explained} of the {len(result.rows)} values can be explained, all of them with one T only if T = {common}.\n"
         f"{result.note}\n"
         "With alpha from private gradients, as in the paper, no epsilon is guaranteed.\n"
         "* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch."
@@ -273,7 +265,7 @@ def epsilons(as_json: Json = False) -> None:
 @reproduce_app.command()
 def thesis(
     table: Annotated[
-        list[str] | None, "4.1 to 4.8, 6.1, 6.2 or times; several with commas, or repeated. (default: all)"
+        list[str] | None, "4.1 to 4.8, 6.1 or 6.2; several with commas, or repeated. (default: all)"
     ] = None,
     quick: Annotated[bool, "Digits and short training: minutes on one core."] = False,
     data: Annotated[str | None, "digits or mnist. (default: mnist if at hand; digits if --quick)"] = None,
@@ -321,40 +313,27 @@ def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> An
 
 
 def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
-    """A table for each of the thesis', scores side by side, and notes below."""
+    """A table for each of the thesis', scores side by side."""
     from edp_lab.reproduce.thesis import TABLES
 
-    console, epsilons = Screen(), ["epsilon\nclaimed", "epsilon\nguaranteed", "epsilon\nof image", "delta"]
+    console = Screen()
     for name, table_rows in groupby(rows, lambda row: row.table):
-        table, lines = TABLES[name], []
-        notes: dict[str, list[str]] = {}
+        table = TABLES[name]
+        epsilons = "epsilon\nclaimed", "epsilon\nguaranteed", "epsilon\nof image"
+        lines = [["thesis / ours", *table.columns, "95 %", *epsilons, "delta", "seconds"]]
         for row in table_rows:
-            image = "" if row.epsilon_image is None else reports.up(row.epsilon_image, 4)
+            scores = [f"{number(row.printed.get(score), 9, '-')} / {ours:.3g}" for score, ours in row.ours.items()]
+            low, high = row.interval or (math.nan, math.nan)
             claimed, delta = number(row.claimed_epsilon, 4, ""), number(row.delta, absent="")
-            spent = [claimed, reports.up(row.epsilon, 4), image, delta]
-            lines.append([row.name, *_both(row), *spent, f"{row.seconds:.1f}"])
-            notes.setdefault(row.note, []).append(row.name)
-        console.print(f"\n{name if name == 'times' else f'table {name}'}, {table.place}: {table.title}")
-        console.table([["thesis / ours", *table.columns, *epsilons, "trained, s"], *lines], padding=(0, 1, 0, 0))
-        for note, names in notes.items():
-            console.print(note if len(notes) == 1 else f"{', '.join(names)}: {note}", style="dim")
-        if table.remark:
-            console.print(f"the print: {table.remark}", style="dim")
+            spent = [claimed, reports.up(row.epsilon, 4), reports.up(row.epsilon_image, 4), delta]
+            lines.append([row.name, *scores, f"{low:.0f} to {high:.0f}", *spent, f"{row.seconds:.1f}"])
+        console.print(f"\ntable {name}: {table.title}")
+        console.table(lines, padding=(0, 1, 0, 0))
     console.print(
-        f"\nOn {lab.scale.data}, seed {lab.seed}. In brackets: 95 % interval over the test images, or the range of the "
-        "repeats on circles. Epsilon: of one example with its label, and of its image alone, if the seeds were secret. "
-        "The thesis has 60,000 training images of 28 x 28 pixels; digits are 1,197 of 8 x 8."
+        f"\nOn {lab.scale.data}, seed {lab.seed}. 95 %: interval of our accuracy over the test images, or the range of "
+        "the repeats on circles. The guaranteed epsilon is that of one example with its label, and of its image alone, "
+        "if the seeds were secret. --json has each row's settings, confusion matrix and losses."
     )
-
-
-def _both(row: study.Row) -> list[str]:
-    """The printed value of each column and ours, the first one with its interval."""
-    interval = f" ({row.interval[0]:.0f} to {row.interval[1]:.0f})" if row.interval else ""
-    shown = {name: f"{ours:.3g}" if ours < 1000 else f"{ours:.0f}" for name, ours in row.ours.items()}
-    return [
-        f"{number(row.printed.get(name), 9, '-')} / {ours}{'' if place else interval}"
-        for place, (name, ours) in enumerate(shown.items())
-    ]
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
@@ -394,60 +373,36 @@ def three_phase(
 
 
 def _show_run(record: ThreePhaseRecord) -> None:
-    """The scores of every part, and below what its epsilon rests on."""
-    from edp_lab.three_phase.phases import of_instructors
-
-    data, settings = record.data, record.settings
-    rows: dict[str, list[Part]] = {}  # instructors share one
-    reasons: dict[str, dict[str, None]] = {}
+    """Accuracy and epsilon of every part but the single instructors, and what the understudy's epsilon rests on."""
+    data, settings, vote = record.data, record.settings, record.labels
+    printed = THESIS_ACCURACY.get(settings.model, {})
+    lines = [["", "examples", "accuracy %", "95 %", "thesis %", "seconds", "epsilon\nguaranteed", "epsilon\nof image"]]
     for part in record.parts:
-        name = of_instructors(settings.instructors) if part.name.startswith("instructor") else part.name
-        rows.setdefault(name, []).append(part)
-        reasons.setdefault(part.why, {})[name] = None
-    voters = of_instructors(settings.voters)
-    if 2 not in settings.phases:
-        voters = f"the {ONE if 1 in settings.phases else PLAIN}"
+        if part.name.startswith("instructor "):
+            continue
+        low, high = part.scores.interval
+        accuracy = [f"{100 * part.scores.accuracy:.1f}", f"{100 * low:.0f} to {100 * high:.0f}"]
+        thesis = f"{100 * printed[part.name]:.0f}" if part.name in printed else ""
+        epsilons = reports.up(part.epsilon, 4), reports.up(part.image_epsilon, 4)
+        lines.append([part.name, f"{part.examples:,}", *accuracy, thesis, f"{part.seconds:.1f}", *epsilons])
     facts = [
         ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),
         ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
         ("seed", "secret" if settings.private_seed else f"{settings.seed}, published: no epsilon holds"),
-        *((f"epsilon of {', '.join(names)}", why) for why, names in reasons.items()),
-        (f"labels by {settings.vote} vote of {voters}", _released(record)),
     ]
-    Screen().table(_scores(rows, settings.model))
+    if vote is not None:
+        right = f"{vote.right:.1%} right ({vote.right_without_noise:.1%} without noise)"
+        facts.append(("labels", f"{vote.queries:,} by {settings.vote} vote, {right}"))
+        facts.append(("their cost", _cost(record)))
+    Screen().table(lines)
     Screen().report(reports.Report(facts=facts))
 
 
-def _released(record: ThreePhaseRecord) -> str:
-    """How many labels were released, how many of them are right, and what they cost together."""
-    labels, account = record.labels, record.privacy
-    if labels is None or account is None:
-        return "none"
-    if not account.composed:
-        return f"{labels.queries:,} without noise, no guarantee"
-    ways = ", ".join(f"{way} {reports.up(epsilon, 4)}" for way, epsilon in account.composed.items())
-    unless = "" if record.status == "holds" else f" ({record.status})"
-    right = f"{labels.right:.1%} right ({labels.right_without_noise:.1%} without noise)"
+def _cost(record: ThreePhaseRecord) -> str:
+    """What the released labels cost, one and all together."""
+    account = record.privacy
+    if account is None or not account.composed:
+        return "no guarantee, as the vote has no noise"
     each = reports.up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
-    cost = f"epsilon of one {each}, of all {reports.up(account.epsilon, 4)} at delta {account.delta:g}"
-    return f"{labels.queries:,} labels, {right}; {cost}, one training example replaced{unless}: {ways}"
-
-
-def _scores(rows: Mapping[str, Sequence[Part]], model: str) -> list[list[str]]:
-    """Accuracy with its 95 % interval; or of several networks the mean, and the range from worst to best."""
-    thesis, scores = THESIS_ACCURACY.get(model, {}), ("precision", "recall", "F-score")
-    lines = [["", "examples", "accuracy %", "thesis", *scores, "seconds", "epsilon", "of image"]]
-    for name, parts in rows.items():
-        accuracies, (low, high) = [100 * part.scores.accuracy for part in parts], parts[0].scores.interval
-        spread = f"[{min(accuracies):.0f} to {max(accuracies):.0f}]"
-        accuracy = f"{statistics.fmean(accuracies):.1f} "
-        accuracy += spread if parts[1:] else f"({100 * low:.0f} to {100 * high:.0f})"
-        printed = f"{100 * thesis[name]:.0f}" if name in thesis else ""
-        each = zip(*((part.scores.precision, part.scores.recall, part.scores.f_score) for part in parts), strict=True)
-        means = [f"{100 * statistics.fmean(values):.1f}" for values in each]
-        seconds = f"{sum(part.seconds for part in parts):.1f}" if parts[0].rows else ""
-        # of one training example, and of its image alone: the worst
-        both = zip(*((part.epsilon, part.image_epsilon) for part in parts), strict=True)
-        epsilons = ["none" if None in values else reports.up(max(values), 4) for values in both]
-        lines.append([name, f"{parts[0].examples:,}", accuracy, printed, *means, seconds, *epsilons])
-    return lines
+    everything = f"of all {reports.up(account.epsilon, 4)} at delta {account.delta:g} ({record.status})"
+    return f"epsilon of one {each}, {everything}, one training example replaced"

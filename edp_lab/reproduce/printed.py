@@ -1,10 +1,21 @@
-"""The numbers the paper prints (arXiv 2107.14586): Tables 1 and 2, and the grids of section 4.2 behind them."""
+"""The numbers the paper prints (arXiv 2107.14586), and the settings that explain the epsilons of its Table 1.
+
+The paper prints log10 epsilon but neither z0 nor the number of epochs T, and tau only as a grid. Its accounting (zCDP
+under random reshuffling) is rho = S_T / (2 z0^2) with S_T = sum over t < T of 1/d(t)^2, and eps = rho + 2 sqrt(rho L)
+with L = ln(1/delta). Epsilon falls with z0, so for a given tau and T a printed value is explained by an interval of z0.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edp_lab.privacy import Decay
+import numpy as np
+
+from edp_lab.privacy import Alpha, Decay, Mechanism, claimed_epsilon, guaranteed_epsilon, judge
+
+# ---- Tables 1 and 2, and the grids of section 4.2 behind them --------------------------------------------------------
 
 NUM_GPUS = 8
 Z0_RANGE = (1e-6, 1.0)
@@ -88,3 +99,134 @@ TABLE_2 = (
     Table2Row("BERT", "Comm.", 398.8, 73.8, 2.05),
     Table2Row("BERT", "Video", 276.0, 80.3, 2.17),
 )
+
+# ---- Settings behind the epsilons of Table 1 -------------------------------------------------------------------------
+
+MAX_EPOCHS = 120
+HALF_DIGIT = 0.05  # a printed x stands for log10 epsilon in [x - 0.05, x + 0.05]
+ROUND = np.log10([1.0, 2.0, 5.0, 10.0])
+NOTE = "This is consistency, not proof: the paper prints neither z0 nor the number of epochs T."
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A tau of the paper's grid and a number of epochs, with the z0 in [1e-6, 1] that fits the printed value best."""
+
+    tau: float | None  # None without decay
+    epochs: int
+    z0: float  # gives the printed value exactly, or is the bound of [1e-6, 1] that comes closest
+    z0_range: tuple[float, float] | None  # all z0 in [1e-6, 1] that give it within rounding; None if there are none
+    log10_epsilon: float  # what the paper's accounting claims at `z0`
+
+
+@dataclass(frozen=True)
+class ExplainedEpsilon:
+    """One printed value of log10 epsilon, and what may lie behind it."""
+
+    corpus: str
+    model: str
+    decay: Decay
+    log10_epsilon: float
+    delta: float
+    settings: tuple[Setting, ...]  # that explain the value, at the T that explain the most values of the table
+    # Of `settings`, the one whose `z0` is nearest, in ratio, to 1, 2 or 5 times a power of ten, since people tune on
+    # those. Where none explains the value: the one, at those same T, whose `log10_epsilon` misses it least.
+    closest: Setting
+    # At `closest` and the same delta, if alpha were public with largest value 1: Algorithm 1 as printed has noise
+    # z_t / (2 sqrt N) over its sensitivity, so mu = 2 sqrt(N) sqrt(2 rho). Zero-out or replace-one neighbours, two or
+    # more utterances per device, exact reals. With alpha from private gradients, as in the paper, none is guaranteed.
+    log10_guaranteed_if_alpha_public: float
+    # Whether `closest` adds noise that float32 can carry until the last epoch; else that epsilon holds on paper only.
+    survives_float32: bool
+    epochs_range: tuple[int, int] | None  # smallest and largest T up to 120 that explain the value; None if none does
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How many of the printed values some z0 and tau explain with `epochs` epochs."""
+
+    epochs: int
+    reachable: int
+
+
+@dataclass(frozen=True)
+class Table1Epsilon:
+    """The whole table, explained."""
+
+    rows: tuple[ExplainedEpsilon, ...]
+    epochs: tuple[Reach, ...]
+    common_epochs: tuple[int, ...]  # the T that explain all values at once; empty if there is none
+    num_gpus: int = NUM_GPUS
+    note: str = NOTE
+
+
+def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
+    """Find the settings behind each printed epsilon, for T in 1..120 with first epoch t = 0 (paper, sections 3, 4.2).
+
+    No guarantee: the claimed epsilons take z at face value; see `ExplainedEpsilon` for what the guaranteed ones assume.
+    """
+    cells = [(row, decay, search(row, decay)) for row in table for decay in row.changes]
+    reachable = np.sum([(low <= high).any(axis=0) for _, _, (low, _, high) in cells], axis=0)  # (T)
+    chosen = np.flatnonzero(reachable == reachable.max()) + 1
+    return Table1Epsilon(
+        tuple(_explain(row, decay, log_z0, chosen) for row, decay, log_z0 in cells),
+        tuple(Reach(epochs, int(count)) for epochs, count in enumerate(reachable, start=1)),
+        tuple(int(epochs) for epochs in chosen if reachable[epochs - 1] == len(cells)),
+    )
+
+
+def search(row: Table1Row, decay: Decay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lowest, exact and highest log10 z0 for a printed value, each (taus, T).
+
+    The interval, within [1e-6, 1], explains the value up to rounding; the exact z0 may lie outside [1e-6, 1].
+    """
+    printed, (least, most) = row.changes[decay].log10_epsilon, np.log10(Z0_RANGE)
+    factors = np.array([decay.factors(np.arange(MAX_EPOCHS), tau) for tau in TAUS.get(decay, (0.0,))])
+    log_sums = np.logaddexp.accumulate(-2 * np.log(factors), axis=1)  # ln S_T: it reaches e^120
+    low, exact, high = (
+        (log_sums - math.log(2) - log_rho(value, row.delta)) / (2 * math.log(10))
+        for value in (printed + HALF_DIGIT, printed, printed - HALF_DIGIT)
+    )
+    return np.maximum(low, least), exact, np.minimum(high, most)
+
+
+def log_rho(log10_epsilon: float, delta: float) -> float:
+    """ln rho with eps = rho + 2 sqrt(rho L): sqrt(rho) = sqrt(L + eps) - sqrt(L) = eps / (sqrt(L + eps) + sqrt(L))."""
+    log_epsilon, log_l = log10_epsilon * math.log(10), math.log(math.log(1 / delta))
+    return float(2 * (log_epsilon - np.logaddexp(np.logaddexp(log_l, log_epsilon) / 2, log_l / 2)))
+
+
+def _explain(
+    row: Table1Row, decay: Decay, log_z0: tuple[np.ndarray, np.ndarray, np.ndarray], epochs: np.ndarray
+) -> ExplainedEpsilon:
+    printed, tried = row.changes[decay].log10_epsilon, []
+    for count in map(int, epochs):
+        for k, tau in enumerate(TAUS.get(decay, (None,))):
+            low, exact, high = (10.0 ** float(log[k, count - 1]) for log in log_z0)
+            z0 = min(max(exact, Z0_RANGE[0]), Z0_RANGE[1])
+            claimed = math.log10(claimed_epsilon(_mechanism(decay, tau, z0), count, row.delta))
+            tried.append(Setting(tau, count, z0, (low, high) if low <= high else None, claimed))
+    settings = [setting for setting in tried if setting.z0_range]
+    if settings:  # the one nearest to 1, 2 or 5 times a power of ten, by |log10 of the ratio|
+        closest = min(settings, key=lambda setting: float(np.min(np.abs(ROUND - math.log10(setting.z0) % 1))))
+    else:
+        closest = min(tried, key=lambda setting: abs(setting.log10_epsilon - printed))
+    mechanism = _mechanism(decay, closest.tau, closest.z0)
+    fits = np.flatnonzero((log_z0[0] <= log_z0[2]).any(axis=0)) + 1
+    return ExplainedEpsilon(
+        row.corpus,
+        row.model,
+        decay,
+        printed,
+        row.delta,
+        tuple(settings),
+        closest,
+        math.log10(guaranteed_epsilon(mechanism, closest.epochs, row.delta)),
+        judge(mechanism, closest.epochs, row.delta).epsilon is not None,
+        (int(fits[0]), int(fits[-1])) if len(fits) else None,
+    )
+
+
+def _mechanism(decay: Decay, tau: float | None, z0: float) -> Mechanism:
+    """Algorithm 1 on the paper's machine; epsilon depends on neither the clip norm nor the utterances per device."""
+    return Mechanism.as_printed(1.0, z0, NUM_GPUS, 2, decay, tau or 0.0, Alpha.PUBLIC)

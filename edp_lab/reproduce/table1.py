@@ -51,11 +51,10 @@ from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, new_folder, writable, write_whole
-from edp_lab.jobs import NUMERICS, content_key, parallel
+from edp_lab.jobs import NUMERICS, RESULTS, content_key, machine, parallel
 from edp_lab.models.vectors import WordVectors
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce.printed import NUM_GPUS, TABLE_1
-from edp_lab.reproduce.results_io import RESULTS, machine
 from edp_lab.training.checkpoint import digest
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_files import RECORD

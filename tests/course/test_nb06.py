@@ -16,8 +16,8 @@ from edp_lab.course.nb06_tradeoff import panels
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
 from edp_lab.course.nb06_tradeoff.panels import BASE, Grid, Point, climb, explore, load_grid
 from edp_lab.errors import UsageError
+from edp_lab.jobs import RESULTS
 from edp_lab.privacy import gdp_epsilon
-from edp_lab.reproduce.results_io import RESULTS
 from edp_lab.training.config import TrainConfig
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn

@@ -16,8 +16,8 @@ from edp_lab.course.kit.audits import draw_step
 from edp_lab.course.kit.text import at_least
 from edp_lab.course.nb08_audit import panels
 from edp_lab.course.nb08_audit.panels import StepNoise, audit_step
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.reproduce.results_io import RESULTS, read_kept
 from tests.course.conftest import prediction, prose
 from tests.course.examples import Wrong, drawn, report_of, step_noise
 

@@ -9,8 +9,7 @@ import pytest
 
 from edp_lab.cli.reproduce import epsilons
 from edp_lab.privacy import Decay, Mechanism, claimed_epsilon, gdp_epsilon, guaranteed_epsilon, judge, zcdp_epsilon
-from edp_lab.reproduce.epsilons import explain_table1
-from edp_lab.reproduce.printed import TABLE_1, TABLE_2, TAUS, Change
+from edp_lab.reproduce.printed import TABLE_1, TABLE_2, TAUS, Change, explain_table1
 
 CORPORA = ["ATIS", "SNIPS", "NLU-eval", "Health", "Comm.", "Video"]
 RESULT = explain_table1()
@@ -99,19 +98,19 @@ def test_brute_force_over_z0_reaches_the_same_cells_and_all_of_them_with_30_or_3
     assert RESULT.common_epochs == tuple(np.flatnonzero(reachable == 36) + 1) == (30, 31)
 
 
-def test_true_epsilon_is_that_of_algorithm_1_as_printed_with_public_alpha_if_float32_can_carry_the_noise():
+def test_guaranteed_epsilon_is_that_of_algorithm_1_as_printed_with_public_alpha_if_float32_can_carry_the_noise():
     for row in RESULT.rows:
         setting, public = row.closest, as_printed(row, row.closest)
         by_hand = gdp_epsilon(2 * math.sqrt(8) * math.sqrt(2 * rho(row, setting, setting.z0)), row.delta)
-        assert row.true_log10_epsilon == pytest.approx(math.log10(by_hand), abs=1e-9)
-        assert row.true_log10_epsilon == pytest.approx(
+        assert row.log10_guaranteed_if_alpha_public == pytest.approx(math.log10(by_hand), abs=1e-9)
+        assert row.log10_guaranteed_if_alpha_public == pytest.approx(
             math.log10(guaranteed_epsilon(public, setting.epochs, row.delta))
         )
         verdict = judge(public, setting.epochs, row.delta, seed_published=False)
         assert (verdict.epsilon is not None) == row.survives_float32
         if verdict.epsilon is not None:
-            assert row.true_log10_epsilon == pytest.approx(math.log10(verdict.epsilon))
-        assert row.true_log10_epsilon > row.log10_epsilon + 1.1
+            assert row.log10_guaranteed_if_alpha_public == pytest.approx(math.log10(verdict.epsilon))
+        assert row.log10_guaranteed_if_alpha_public > row.log10_epsilon + 1.1
         assert judge(as_printed(row, setting, "private"), setting.epochs, row.delta).epsilon is None
     swallowed = sorted(row.log10_epsilon for row in RESULT.rows if not row.survives_float32)
     assert swallowed == [11.1, 17.4, 19.1, 19.5, 22.1, 24.4]
@@ -132,7 +131,7 @@ def test_a_value_that_nothing_explains_gets_its_nearest_miss(printed, z0, tau, e
     assert closest.log10_epsilon == pytest.approx(log10_epsilon(missed, closest, z0))
 
 
-def test_command_prints_a_plain_table_where_it_is_piped_with_true_values_rounded_up(capsys, monkeypatch):
+def test_command_prints_a_plain_table_where_it_is_piped_with_guaranteed_values_rounded_up(capsys, monkeypatch):
     for name in ("FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     epsilons()
@@ -142,6 +141,6 @@ def test_command_prints_a_plain_table_where_it_is_piped_with_true_values_rounded
     assert "T = 30 or 31" in out
     before, *after = out[out.index("CLC") :].split(" -> ")
     shown = [float(part.split()[-1]) for part in (before, *after[:-1])], [float(part.split()[0]) for part in after]
-    for claimed, true, row in zip(*shown, RESULT.rows, strict=True):
+    for claimed, guaranteed, row in zip(*shown, RESULT.rows, strict=True):
         assert claimed == row.log10_epsilon
-        assert 0 <= true - row.true_log10_epsilon < 0.1
+        assert 0 <= guaranteed - row.log10_guaranteed_if_alpha_public < 0.1

@@ -15,13 +15,12 @@ import sklearn  # noqa: F401 - as in a worker: it sets environment variables, wh
 import torch
 
 from edp_lab.errors import UsageError
-from edp_lab.jobs import NUMERICS
+from edp_lab.jobs import NUMERICS, RESULTS
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.vectors import load_vectors
 from edp_lab.privacy import Decay, judge
 from edp_lab.reproduce import table1 as study
 from edp_lab.reproduce.printed import TABLE_1
-from edp_lab.reproduce.results_io import RESULTS
 from edp_lab.reproduce.table1 import (
     COMMITTED,
     LAYERS,

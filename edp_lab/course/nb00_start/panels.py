@@ -47,10 +47,10 @@ from edp_lab.course.kit.text import (
 )
 from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, dropout_key, stream
-from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training import EpochDone, Event
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.config import TrainConfig

@@ -59,8 +59,16 @@ from edp_lab.privacy.guarantee import Guarantee, judge
 from edp_lab.privacy.mechanism import Mechanism
 from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.schedule import Schedule
-from edp_lab.reproduce.epsilons import MAX_EPOCHS, ExplainedEpsilon, explain_table1, log_rho, search
-from edp_lab.reproduce.printed import TABLE_1, TAUS, Z0_RANGE
+from edp_lab.reproduce.printed import (
+    MAX_EPOCHS,
+    TABLE_1,
+    TAUS,
+    Z0_RANGE,
+    ExplainedEpsilon,
+    explain_table1,
+    log_rho,
+    search,
+)
 
 explained = cache(explain_table1)  # the search behind Table 1, made once
 words = Words(__file__, z0_range=Z0_RANGE, table1=explained)
@@ -390,7 +398,7 @@ def draw_sampled(result: Sampled) -> Figure:
 class Behind(NamedTuple):
     """What may lie behind one printed epsilon of Table 1."""
 
-    cell: ExplainedEpsilon  # the printed value, and the true one
+    cell: ExplainedEpsilon  # the printed value, and the guaranteed one
     epochs: int  # T
     taus: tuple[float, ...]  # of the paper's grid; (0,) without decay
     z0: Array  # (taus, 120), the z0 that gives the printed value exactly, for T = 1 ... 120
@@ -434,13 +442,13 @@ def table1(epochs: int = 30) -> Panel:
 
 
 def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
-    """What is printed and what is true, in powers of ten, and how many cells T explains."""
+    """What is printed and what is guaranteed, in powers of ten, and how many cells T explains."""
     cell, epochs = result.cell, count(result.epochs, "epoch")
     here = "this one too" if result.fits else "but not this one"
-    true = f"{math.ceil(10 * cell.true_log10_epsilon - 1e-9) / 10:g}"
+    bound = f"{math.ceil(10 * cell.log10_guaranteed_if_alpha_public - 1e-9) / 10:g}"
     return (
         claimed(f"log₁₀ ε = {cell.log10_epsilon:g}", f"printed, δ = {short(cell.delta)}"),
-        Tile("holds", "no guarantee", f"with a public α: log₁₀ ε = {true}", "printed"),
+        Tile("holds", "no guarantee", f"with a public α: log₁₀ ε = {bound}", "printed"),
         f"{epochs[0].upper()}{epochs[1:]} can explain {result.reachable} of 36 printed ε, {here}.",
     )
 

@@ -40,8 +40,8 @@ from edp_lab.course.kit.text import (
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
-from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training.config import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)

@@ -32,8 +32,8 @@ from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Tile, Words, at_most, count, digits, percent, short, train_command
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import check_whole
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, Variant, judge
-from edp_lab.reproduce.results_io import RESULTS, read_kept
 from edp_lab.training.config import TrainConfig
 
 POINTS = 90  # of a curve

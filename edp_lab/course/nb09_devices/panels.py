@@ -28,9 +28,9 @@ from edp_lab.course.kit.panel import panel
 from edp_lab.course.kit.runs import RunPanel
 from edp_lab.course.kit.text import Html, Tile, Words, count, duration, short, train_command
 from edp_lab.course.kit.theme import INK, OTHER, PLAIN
+from edp_lab.jobs import RESULTS, read_rows
 from edp_lab.models import load_model
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
-from edp_lab.reproduce.results_io import RESULTS, rows
 from edp_lab.training import Event, StepDone
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_files import MODEL
@@ -180,7 +180,7 @@ def where(row: Row) -> str:
 @cache
 def committed() -> list[Row]:
     """``data/results/bench_step.json``: steps of all methods on ATIS."""
-    return rows(RESULTS / "bench_step.json", "edp-lab reproduce table2 --json")
+    return read_rows(RESULTS / "bench_step.json", "edp-lab reproduce table2 --json")
 
 
 def table2(model: str) -> list[Row]:
