@@ -23,7 +23,8 @@ import torch
 from edp_lab.attacks.canaries import measure_memorisation
 from edp_lab.attacks.lira import shadow_logits
 from edp_lab.attacks.loss import Attacked, attack_loss, equal_sides
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.course.nb00_start.panels import Private
 from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
 from edp_lab.course.nb07_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config

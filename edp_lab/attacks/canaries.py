@@ -34,15 +34,16 @@ from scipy.special import stdtrit
 
 from edp_lab.attacks.loss import scored_batches
 from edp_lab.attacks.statistics import clopper_pearson
-from edp_lab.corpora import Corpus, Utterance, load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Corpus, Utterance, split
 from edp_lab.errors import UsageError
-from edp_lab.models import IntentSlotModel
 from edp_lab.models.crf import forward_backward, path_score
+from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import accountant_for, judge, releases_by_epoch
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.training import Event
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_model
+from edp_lab.training.run_files import Event
 from edp_lab.training.trainer import Trainer
 
 METHODS: dict[str, dict[str, Any]] = {

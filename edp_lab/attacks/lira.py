@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from edp_lab.attacks.loss import Attacked, Floats, judged, load_target, signals
 from edp_lab.attacks.shadow import settled, shadow_cache, shadow_model, training_key
-from edp_lab.corpora import Corpus, Utterance
-from edp_lab.corpora.corpus import group_ids
+from edp_lab.corpora.corpus import Corpus, Utterance, group_ids
 from edp_lab.errors import UsageError
 from edp_lab.jobs import content_key, kept_results, usable_cores
 from edp_lab.training.config import TrainConfig

@@ -33,14 +33,13 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from edp_lab.attacks.statistics import LEAST_MEMBERS, AttackResult, Interval, auc, auc_interval, summarise
-from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
-from edp_lab.corpora.corpus import group_ids
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Corpus, Split, Utterance, group_ids, split
 from edp_lab.corpora.encoding import Batch, Labels
 from edp_lab.errors import UsageError
-from edp_lab.models import IntentSlotModel, load_model
 from edp_lab.models.crf import forward_backward, path_score
-from edp_lab.models.factory import model_checksum
-from edp_lab.models.intent_slot import to_padded
+from edp_lab.models.factory import load_model, model_checksum
+from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.privacy.guarantee import upward
 from edp_lab.training.config import TrainConfig

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from edp_lab.attacks.statistics import OneRunBounds, Tally, check_confidence, make_guesses, one_run_bounds
 from edp_lab.attacks.step_audit import FAR, Audit, claim_under_test
-from edp_lab.corpora import Corpus, Split, load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Corpus, Split, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream

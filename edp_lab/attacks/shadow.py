@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from edp_lab.attacks.loss import BATCH, Attacked, Floats, Target, equal_sides, judged, load_target, scored_batches
-from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
-from edp_lab.corpora.catalog import find
+from edp_lab.corpora.catalog import find, load_corpus
+from edp_lab.corpora.corpus import Corpus, Split, Utterance, split
 from edp_lab.corpora.smart_home import DOMAINS, EMBEDDED_SEED, EMBEDDED_UTTERANCES, generate
 from edp_lab.errors import UsageError
 from edp_lab.files import user_cache, writable
 from edp_lab.jobs import content_key, content_of, read_result, write_result
-from edp_lab.models import IntentSlotModel
+from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 

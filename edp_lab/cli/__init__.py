@@ -15,9 +15,8 @@ from edp_lab.cli.account import account
 from edp_lab.cli.attack import attack_app, audit_app
 from edp_lab.cli.compare import compare
 from edp_lab.cli.course import course_app
-from edp_lab.cli.options import App
-from edp_lab.cli.output import shown
 from edp_lab.cli.reproduce import reproduce_app, three_phase
+from edp_lab.cli.terminal import App, shown
 from edp_lab.cli.train import data_app, evaluate, predict, pretrain, train
 from edp_lab.errors import UsageError, sentence
 

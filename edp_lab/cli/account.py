@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli.options import Clip, Gpus, Json, given, neighbours_named
-from edp_lab.cli.output import Report, answer, down, number, up
+from edp_lab.cli.terminal import Clip, Gpus, Json, Report, answer, down, given, neighbours_named, number, up
 from edp_lab.errors import UsageError
 from edp_lab.training.config import COUNT, flag_of
 

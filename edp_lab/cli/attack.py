@@ -11,22 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edp_lab.cli.account import AlphaMax, AsPrinted, MicroBatchSize, described, name_of
-from edp_lab.cli.options import (
+from edp_lab.cli.terminal import (
+    PATIENCE,
     App,
     BatchSize,
     Clip,
     Corpus,
     Delta,
     Epochs,
+    Facts,
     Gpus,
     Json,
+    Report,
     RunFolder,
+    Screen,
     Size,
+    answer,
+    bar,
     chosen,
     commas,
+    number,
     numbers,
+    print_json,
+    telling,
+    up,
 )
-from edp_lab.cli.output import PATIENCE, Facts, Report, Screen, answer, bar, number, print_json, telling, up
 from edp_lab.cli.train import listening, one_thread_if_small
 from edp_lab.errors import UsageError
 from edp_lab.training.config import COUNT, SEED, TrainConfig
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
     from edp_lab.attacks.loss import Attacked
     from edp_lab.attacks.one_run import OneRunAudit
     from edp_lab.attacks.step_audit import MechanismAudit
-    from edp_lab.training import Event
+    from edp_lab.training.run_files import Event
 
 attack_app = App(
     no_args_is_help=True,

@@ -9,8 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from edp_lab.cli.options import Json
-from edp_lab.cli.output import Screen, number, print_json, up
+from edp_lab.cli.terminal import Json, Screen, number, print_json, up
 from edp_lab.errors import UsageError
 from edp_lab.training.config import TrainConfig
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edp_lab.cli.options import App
-from edp_lab.cli.output import echo, output_folder, print_json
+from edp_lab.cli.terminal import App, echo, output_folder, print_json
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, comes_with
 from edp_lab.training.config import CORES

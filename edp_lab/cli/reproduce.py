@@ -14,9 +14,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edp_lab.cli import output as reports
-from edp_lab.cli.options import App, BatchSize, Corpus, Json, Size, chosen, commas, numbers, options_of
-from edp_lab.cli.output import Screen, Tell, bar, echo, number, print_json, telling
+from edp_lab.cli.terminal import (
+    App,
+    BatchSize,
+    Corpus,
+    Json,
+    Report,
+    Screen,
+    Size,
+    Tell,
+    bar,
+    chosen,
+    commas,
+    echo,
+    number,
+    numbers,
+    options_of,
+    print_json,
+    telling,
+    up,
+)
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
 from edp_lab.three_phase.settings import THESIS_ACCURACY, ThreePhaseSettings
@@ -325,7 +342,7 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
             scores = [f"{number(row.printed.get(score), 9, '-')} / {ours:.3g}" for score, ours in row.ours.items()]
             low, high = row.interval or (math.nan, math.nan)
             claimed, delta = number(row.claimed_epsilon, 4, ""), number(row.delta, absent="")
-            spent = [claimed, reports.up(row.epsilon, 4), reports.up(row.epsilon_image, 4), delta]
+            spent = [claimed, up(row.epsilon, 4), up(row.epsilon_image, 4), delta]
             lines.append([row.name, *scores, f"{low:.0f} to {high:.0f}", *spent, f"{row.seconds:.1f}"])
         console.print(f"\ntable {name}: {table.title}")
         console.table(lines, padding=(0, 1, 0, 0))
@@ -383,7 +400,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
         low, high = part.scores.interval
         accuracy = [f"{100 * part.scores.accuracy:.1f}", f"{100 * low:.0f} to {100 * high:.0f}"]
         thesis = f"{100 * printed[part.name]:.0f}" if part.name in printed else ""
-        epsilons = reports.up(part.epsilon, 4), reports.up(part.image_epsilon, 4)
+        epsilons = up(part.epsilon, 4), up(part.image_epsilon, 4)
         lines.append([part.name, f"{part.examples:,}", *accuracy, thesis, f"{part.seconds:.1f}", *epsilons])
     facts = [
         ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),
@@ -395,7 +412,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
         facts.append(("labels", f"{vote.queries:,} by {settings.vote} vote, {right}"))
         facts.append(("their cost", _cost(record)))
     Screen().table(lines)
-    Screen().report(reports.Report(facts=facts))
+    Screen().report(Report(facts=facts))
 
 
 def _cost(record: ThreePhaseRecord) -> str:
@@ -403,6 +420,6 @@ def _cost(record: ThreePhaseRecord) -> str:
     account = record.privacy
     if account is None or not account.composed:
         return "no guarantee, as the vote has no noise"
-    each = reports.up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
-    everything = f"of all {reports.up(account.epsilon, 4)} at delta {account.delta:g} ({record.status})"
+    each = up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
+    everything = f"of all {up(account.epsilon, 4)} at delta {account.delta:g} ({record.status})"
     return f"epsilon of one {each}, {everything}, one training example replaced"

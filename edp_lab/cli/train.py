@@ -18,17 +18,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-from edp_lab.cli.options import UTTERANCES, App, Json, RunFolder, chosen, commas, given, options_of
-from edp_lab.cli.output import Facts, Report, Screen, answer, bar, echo, number, output_folder, telling, up
+from edp_lab.cli.terminal import (
+    UTTERANCES,
+    App,
+    Facts,
+    Json,
+    Report,
+    RunFolder,
+    Screen,
+    answer,
+    bar,
+    chosen,
+    commas,
+    echo,
+    given,
+    number,
+    options_of,
+    output_folder,
+    telling,
+    up,
+)
 from edp_lab.errors import UsageError
 from edp_lab.files import check_new, given_path
 from edp_lab.training.config import COUNT, SEED, SIZES, TrainConfig, flag_of, option_name
 from edp_lab.training.launch import end_rank, launched, rank
 
 if TYPE_CHECKING:
-    from edp_lab.training import Event
     from edp_lab.training.pretraining import PretrainingEpoch
     from edp_lab.training.recipe import Plan
+    from edp_lab.training.run_files import Event
 
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
@@ -42,7 +60,7 @@ data_app = App(no_args_is_help=True, help="Corpora: list, fetch, make.")
 @data_app.command("list")
 def list_(as_json: Json = False) -> None:
     """Every corpus the course knows, its licence, and where it lies on this machine."""
-    from edp_lab.corpora import list_corpora
+    from edp_lab.corpora.catalog import list_corpora
 
     rows = [row._asdict() | {"where": row.where and str(row.where)} for row in list_corpora()]
     facts = []
@@ -59,7 +77,7 @@ def fetch(
     to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, else the cache)"] = None,
 ) -> None:
     """Download a corpus, check every file's checksum, and leave nothing half-written."""
-    from edp_lab.corpora import fetch as run
+    from edp_lab.corpora.catalog import fetch as run
 
     with bar(name, TextColumn("{task.description}"), DownloadColumn()) as (update, _):
         folder = run(name, to, lambda done, size, what: update(done, size, description=what))
@@ -217,7 +235,7 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
     `quiet`: nothing, because another rank speaks.
     """
     from edp_lab.privacy.guarantee import CONDITIONS, upward
-    from edp_lab.training import StepDone
+    from edp_lab.training.run_files import StepDone
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
     noises: list[float] = []
@@ -404,7 +422,7 @@ def pretrain(
     take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private. Where the hub can
     be reached, --published brings a published encoder down to the paper's four layers.
     """
-    from edp_lab.corpora import load_corpus
+    from edp_lab.corpora.catalog import load_corpus
     from edp_lab.models.bert import BertSize
     from edp_lab.models.vectors import DIMENSIONS
     from edp_lab.training.pretraining import pretrain_bert, pretrain_start, pretrain_vectors, shorten_bert
@@ -448,7 +466,7 @@ def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:
 
         return [u.tokens for u in generate(utterances, TEXT_SEED).utterances]
     if not text.endswith(".txt"):
-        from edp_lab.corpora import load_corpus
+        from edp_lab.corpora.catalog import load_corpus
 
         return [u.tokens for u in load_corpus(text).utterances]
     from edp_lab.corpora.readers import text_lines

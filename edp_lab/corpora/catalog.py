@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -159,7 +158,7 @@ def _sources() -> dict[str, tuple[Source, ...]]:
     table: dict[str, list[Source]] = {}
     group: list[Source] = []
     folder = url = ""
-    text = resources.files("edp_lab.corpora").joinpath("sources.tsv").read_text("utf-8")
+    text = Path(__file__).with_name("sources.tsv").read_text("utf-8")
     for line in text.splitlines():
         if line.startswith("\t"):
             file, size, digest = line[1:].split("\t")

@@ -24,12 +24,11 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 from transformers.utils import cached_file
 
-from edp_lab.corpora.encoding import Batch, Labels
+from edp_lab.corpora.encoding import Batch, Labels, PieceFeatures, parse_tokenizer, wordpiece_tokenizer
 from edp_lab.errors import UsageError
 from edp_lab.files import read_json
 from edp_lab.models.ghost_clipping.ops import PLAIN, PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel, dropout
-from edp_lab.models.wordpiece import PieceFeatures, parse_tokenizer, wordpiece_tokenizer
 
 # What distinguishes one BertModel's arithmetic and shapes from another's.
 ARCHITECTURE = (

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from edp_lab.corpora.corpus import Utterance
-from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.corpora.encoding import Labels, PieceFeatures, WordFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import parse_tensors, read_bytes, read_json, write_whole
 from edp_lab.models.clc import CLC, CLCSize
@@ -31,7 +31,6 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.private_heads import LabelNameFeatures, PrivateHeads, WhitenedCLC
 from edp_lab.models.public_start import is_start, load_start, warm_start
 from edp_lab.models.vectors import load_vectors
-from edp_lab.models.wordpiece import PieceFeatures, parse_tokenizer, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 KINDS = ("clc", "bert")

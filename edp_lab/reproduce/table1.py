@@ -46,8 +46,8 @@ from huggingface_hub.errors import HFValidationError
 
 from edp_lab.attacks.loss import attack_loss
 from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow
-from edp_lab.corpora import load_corpus, split
-from edp_lab.corpora.catalog import list_corpora
+from edp_lab.corpora.catalog import list_corpora, load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, new_folder, writable, write_whole

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.errors import UsageError
 from edp_lab.jobs import usable_cores
 from edp_lab.reproduce.printed import TABLE_2
@@ -155,9 +156,9 @@ def _row(
 
 def _encoder(task: Task, folder: Path) -> str:
     """Save a BERT of the paper's shape with random weights and the corpus' word pieces, for timing only."""
+    from edp_lab.corpora.encoding import train_wordpieces
     from edp_lab.models.bert import BertSize, new_bert, quiet
     from edp_lab.models.factory import seeded
-    from edp_lab.models.wordpiece import train_wordpieces
     from edp_lab.training.config import SIZES
 
     tokenizer = train_wordpieces([u.tokens for u in load_corpus(task.corpus).utterances])

@@ -11,10 +11,10 @@ from inspect import unwrap
 import torch
 from torch import nn
 
-from edp_lab.corpora import Corpus, Split
+from edp_lab.corpora.corpus import Corpus, Split
 from edp_lab.corpora.encoding import Labels
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model
+from edp_lab.models.factory import build_model
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import check_unseen
 from edp_lab.privacy import Alpha, Mechanism

@@ -23,12 +23,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import edp_lab
-from edp_lab.corpora import Corpus, load_corpus
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Corpus
+from edp_lab.corpora.encoding import PieceFeatures
 from edp_lab.errors import UsageError
 from edp_lab.files import parse_tensors, read_bytes, write_whole
 from edp_lab.models.factory import shapes
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.models.wordpiece import PieceFeatures
 from edp_lab.training.run_files import STATE, go_on, versions
 
 # Environment variables that choose how products are summed, and which code is compiled or loaded for this processor.

@@ -13,11 +13,12 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from edp_lab.corpora import Corpus, Split, Utterance, load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Corpus, Split, Utterance, split
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.corpora.metrics import Scores, Tally, spans
 from edp_lab.errors import UsageError
-from edp_lab.models import load_model
+from edp_lab.models.factory import load_model
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.batches import shard
 from edp_lab.training.config import TrainConfig

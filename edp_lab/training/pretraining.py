@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertForMaskedLM, BertTokenizer
 
-from edp_lab.corpora import list_corpora
+from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, tag_set
-from edp_lab.corpora.encoding import Labels, WordFeatures
+from edp_lab.corpora.encoding import SPECIAL, Labels, PieceFeatures, WordFeatures, train_wordpieces
 from edp_lab.corpora.smart_home import everyday, related
 from edp_lab.errors import UsageError
 from edp_lab.files import new_folder
@@ -35,7 +35,6 @@ from edp_lab.models.factory import seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.public_start import UNKNOWN_WORDS, rounded, save_start, whitened
 from edp_lab.models.vectors import DIMENSIONS, WordVectors, train_vectors
-from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, train_wordpieces
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 VOCABULARY = 8000  # word pieces at most

@@ -29,7 +29,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from edp_lab.corpora import load_corpus
+from edp_lab.corpora.catalog import load_corpus
 from edp_lab.errors import UsageError, check_whole
 from edp_lab.models.ghost_clipping.bookkeeping import row_norms
 from edp_lab.models.intent_slot import IntentSlotModel

@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from edp_lab.corpora import Corpus, Split, load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Corpus, Split, split
 from edp_lab.errors import UsageError
 from edp_lab.models.public_start import check_unseen, is_start, made_of, start_for
 from edp_lab.privacy.calibration import Budget, calibrate_z0

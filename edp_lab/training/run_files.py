@@ -7,7 +7,8 @@ DIR/state.safetensors   where to resume the run, while it lasts
 DIR/certificate.json, .html   what the run promises (see `edp_lab.training.certificate`), where something holds
 DIR/model/          the model (see `edp_lab.models.factory`)
 
-A reader finds an old file or a new one, never a part; what is damaged or cannot be written is a UsageError.
+While it runs, it reports `StepDone` and `EpochDone` to a listener. A reader finds an old file or a new one, never a
+part; what is damaged or cannot be written is a UsageError.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from edp_lab.corpora import Corpus, Split, list_corpora
+from edp_lab.corpora.catalog import list_corpora
+from edp_lab.corpora.corpus import Corpus, Split
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Alpha, Mechanism, judge
@@ -47,6 +49,34 @@ NOT_PRIVATE = (
     "training loss", "validation scores", "training time", "corpus checksum", "what was mended in the corpus",
     "split counts", "choice of hyper-parameters", "whether and where a run failed",
 )  # fmt: skip
+
+
+# ---- Events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """After each step: `step` of `steps` in this epoch, mean loss of its batch (not private)."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """After each epoch: its row of the run record, and the status of the guarantee so far."""
+
+    epoch: int
+    epochs: int
+    row: dict[str, Any]
+    status: str
+
+
+Event = StepDone | EpochDone
+Listener = Callable[[Event], None]
 
 
 # ---- The folder ------------------------------------------------------------------------------------------------------

@@ -21,19 +21,21 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.corpora.metrics import Scores
 from edp_lab.errors import UsageError
-from edp_lab.models import load_model
+from edp_lab.models.factory import load_model
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.guarantee import HOLDS
-from edp_lab.training import EpochDone, Event, Listener, StepDone, checkpoint, run_files
+from edp_lab.training import checkpoint, run_files
 from edp_lab.training.certificate import CERTIFICATE, meaningful, write_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_model
 from edp_lab.training.launch import PATIENCE, Ranks, launched, leave_group, lost, rank, watch_launcher
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
+from edp_lab.training.run_files import EpochDone, Event, Listener, StepDone
 from edp_lab.training.trainer import Trainer
 
 

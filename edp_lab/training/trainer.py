@@ -25,17 +25,16 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from edp_lab.corpora import Corpus, Split
+from edp_lab.corpora.corpus import Corpus, Split
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.errors import UsageError
-from edp_lab.models import save_model
-from edp_lab.models.factory import model_checksum
+from edp_lab.models.factory import model_checksum, save_model
 from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import made_of
 from edp_lab.privacy import Alpha, Variant, csprng
 from edp_lab.privacy.schedule import SCALES
-from edp_lab.training import EpochDone, Listener, StepDone, checkpoint, run_files
+from edp_lab.training import checkpoint, run_files
 from edp_lab.training.batches import Devices, shard
 from edp_lab.training.build import make_optimizer, model_for, reads_words, set_learning_rate
 from edp_lab.training.config import TrainConfig
@@ -51,6 +50,7 @@ from edp_lab.training.gradients import (
 )
 from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.private_step import PrivateStep, mean_scales, noised_scales, public_scales
+from edp_lab.training.run_files import EpochDone, Listener, StepDone
 
 SCALES_SAMPLE = 2**32 - 1  # the "step" whose Poisson sample noised layer scales come from: no run has so many
 SAVE_EVERY = 60.0  # seconds between two states within an epoch

@@ -20,10 +20,12 @@ from edp_lab.attacks.canaries import (
     mean_interval,
     measure_memorisation,
 )
-from edp_lab.corpora import load_corpus, smart_home, split
+from edp_lab.corpora import smart_home
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model
+from edp_lab.models.factory import build_model
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer

@@ -18,7 +18,8 @@ from edp_lab.attacks.lira import ShadowLogits, aligned, attack_lira, lira_scores
 from edp_lab.attacks.loss import Floats, attack_loss, equal_sides, load_target
 from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow, shadow_config, shadow_corpus
 from edp_lab.attacks.statistics import LEAST_MEMBERS, auc, auc_interval
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon

@@ -21,7 +21,8 @@ from edp_lab.attacks.statistics import (
     one_run_mu,
 )
 from edp_lab.attacks.step_audit import Finding
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon, judge

@@ -18,13 +18,13 @@ from edp_lab.attacks import shadow as module
 from edp_lab.attacks.lira import ShadowLogits, half_samples, shadow_logits
 from edp_lab.attacks.loss import MOST, signals
 from edp_lab.attacks.shadow import settled, shadow_model, shadow_scores, sorted_scores
-from edp_lab.corpora import Corpus, Utterance, split
+from edp_lab.corpora.corpus import Corpus, Utterance, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.jobs import NUMERICS
-from edp_lab.models import load_model
 from edp_lab.models.clc import CLC, CLCSize
+from edp_lab.models.factory import load_model
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.session import train
 from tests.models.test_clc import enumerate_paths

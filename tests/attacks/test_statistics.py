@@ -24,7 +24,7 @@ from edp_lab.attacks.statistics import (
     summarise,
     tpr_at_fpr,
 )
-from edp_lab.corpora import Corpus, Utterance, split
+from edp_lab.corpora.corpus import Corpus, Utterance, split
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edp_lab.privacy import Mechanism, guaranteed_epsilon
-from edp_lab.training import StepDone
 from edp_lab.training.certificate import CERTIFICATE
 from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_files import StepDone
 from edp_lab.training.session import train
 
 

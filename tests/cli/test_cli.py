@@ -14,10 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 from edp_lab.cli import app as main_app
-from edp_lab.cli import output
-from edp_lab.cli.options import App, chosen, options_of
+from edp_lab.cli import terminal
 from edp_lab.cli.reproduce import three_phase
-from edp_lab.corpora import load_corpus
+from edp_lab.cli.terminal import App, chosen, options_of
+from edp_lab.corpora.catalog import load_corpus
 from edp_lab.training.config import TrainConfig, option_name
 
 SMALL = ("--size", "small", "--epochs", "1", "--batch-size", "16", "--gpus", "4")
@@ -144,21 +144,21 @@ HARMLESS = "go\\u001b[31mred\\u0007\\u202egnp.\\u009b2J[bold]x[/bold]"
 
 
 def test_what_a_corpus_holds_does_not_command_a_terminal(capsys):
-    output.echo(HOSTILE)
-    output.print_json([HOSTILE.replace("\x1b", "")])
-    output.Screen().print(HOSTILE)
-    output.Screen().table([["name", "x"], [HOSTILE, "1"]])
+    terminal.echo(HOSTILE)
+    terminal.print_json([HOSTILE.replace("\x1b", "")])
+    terminal.Screen().print(HOSTILE)
+    terminal.Screen().table([["name", "x"], [HOSTILE, "1"]])
     printed = capsys.readouterr().out
     assert printed.count(HARMLESS) == 3
     assert "\\u202e" in printed
-    assert not output.UNSAFE.search(printed)
+    assert not terminal.UNSAFE.search(printed)
 
 
 def test_all_that_is_printed_goes_through_what_escapes_it():
     for path in (ROOT / "edp_lab" / "cli").glob("*.py"):
         called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         direct = [one for one in called if isinstance(one, ast.Name) and one.id == "print"]
-        assert len(direct) == {"output.py": 1, "__init__.py": 1}.get(path.name, 0), path.name
+        assert len(direct) == {"terminal.py": 1, "__init__.py": 1}.get(path.name, 0), path.name
 
 
 @pytest.mark.parametrize("columns", [60, 80])

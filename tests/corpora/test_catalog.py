@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from edp_lab.corpora import catalog, data_folders, fetch, list_corpora, load_corpus
-from edp_lab.corpora.catalog import Source, sources
+from edp_lab.corpora import catalog
+from edp_lab.corpora.catalog import Source, data_folders, fetch, list_corpora, load_corpus, sources
 from edp_lab.errors import UsageError
 
 FILES = {"seq.in": "fly home\nstop\n", "seq.out": "O B-place\nO\n", "label": "fly\nhalt\n"}

@@ -13,8 +13,7 @@ from gensim.similarities.fastss import editdist
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edp_lab.corpora import Split, split
-from edp_lab.corpora.corpus import Corpus, Utterance
+from edp_lab.corpora.corpus import Corpus, Split, Utterance, split
 from edp_lab.corpora.encoding import HASH_BUCKETS, WORD_BYTES, Dataset, Labels, Ragged, WordFeatures
 from edp_lab.corpora.metrics import Frame, edit_distance, evaluate, spans
 from edp_lab.errors import UsageError

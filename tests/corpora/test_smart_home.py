@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edp_lab.corpora import load_corpus, smart_home
+from edp_lab.corpora import smart_home
+from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.smart_home import DOMAINS, GRAMMAR_VERSION, INTENTS, generate, load
 from edp_lab.errors import UsageError

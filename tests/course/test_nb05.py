@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from edp_lab.corpora import Utterance, load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Utterance, split
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.metrics import edit_distance
 from edp_lab.course.nb05_models import panels
 from edp_lab.course.nb05_models.panels import crf_view, look_at
 from edp_lab.errors import UsageError
-from edp_lab.models import Prediction, build_model
-from edp_lab.models.intent_slot import to_padded
+from edp_lab.models.factory import build_model
+from edp_lab.models.intent_slot import Prediction, to_padded
 from tests.course.examples import Wrong
 
 

@@ -17,7 +17,8 @@ import pytest
 from edp_lab.attacks.lira import ShadowLogits, aligned, half_samples, lira_scores
 from edp_lab.attacks.loss import Attacked, equal_sides, signals
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.course.nb07_membership import panels
 from edp_lab.course.nb07_membership.panels import Moments, Shown, kept_lira, measured, show_canaries
 from tests.course.conftest import prediction, prose

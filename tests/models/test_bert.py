@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, BertModel
 
-from edp_lab.corpora import Utterance
-from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora.encoding import (
+    SPECIAL,
+    Labels,
+    PieceFeatures,
+    parse_tokenizer,
+    train_wordpieces,
+    wordpiece_tokenizer,
+)
 from edp_lab.errors import UsageError
 from edp_lab.models import bert as bert_module
 from edp_lab.models.bert import BertIntentSlot, BertSize, bert_config, encode_pieces, load_bert, load_tokenizer
 from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps
-from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, parse_tokenizer, train_wordpieces, wordpiece_tokenizer
 
 VOCABULARY = [*SPECIAL, "a", "b", "c", "##a", "##b", "##c", "turn", "on", "light", "##s", "!", "x", "##x"]
 TINY = BertSize(layers=2, heads=2, hidden=8, intermediate=16, positions=24)

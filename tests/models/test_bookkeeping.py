@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from edp_lab.corpora.corpus import Utterance
-from edp_lab.corpora.encoding import WORD_BYTES, Labels, WordFeatures
+from edp_lab.corpora.encoding import SPECIAL, WORD_BYTES, Labels, PieceFeatures, WordFeatures, wordpiece_tokenizer
 from edp_lab.models import image
 from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert
 from edp_lab.models.clc import CLC, CLCSize
@@ -28,7 +28,6 @@ from edp_lab.models.ghost_clipping.bookkeeping import (
 from edp_lab.models.ghost_clipping.ops import PLAIN, MicroBatchOps, PlainOps, column_slices
 from edp_lab.models.lstm import Packing, bilstm
 from edp_lab.models.private_heads import PrivateHeads
-from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, wordpiece_tokenizer
 
 CPU = torch.device("cpu")
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")

@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from edp_lab import files
-from edp_lab.corpora import Utterance
+from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import HASH_BUCKETS, Labels
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, load_model, save_model, seeded, train_vectors
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.clc import CLC
+from edp_lab.models.factory import build_model, load_model, save_model, seeded
+from edp_lab.models.vectors import train_vectors
 from edp_lab.training.pretraining import pretrain_bert
 
 LABELS = Labels(("lights", "music"), ("O", "B-room", "I-room"))

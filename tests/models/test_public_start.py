@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from edp_lab.corpora import Corpus, Utterance
+from edp_lab.corpora.corpus import Corpus, Utterance
 from edp_lab.corpora.encoding import Labels, WordFeatures, hashed
 from edp_lab.corpora.smart_home import everyday, related
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, load_model, public_start, save_model
+from edp_lab.models import public_start
 from edp_lab.models.clc import CLC, CLCSize
-from edp_lab.models.factory import seeded
+from edp_lab.models.factory import build_model, load_model, save_model, seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.private_heads import OTHER_WORD, SHARPNESS, LabelNameFeatures, Names, Whitening, label_words
 from edp_lab.models.public_start import load_start, start_for, warm_start, whitened
@@ -154,7 +154,7 @@ def test_the_starts_that_come_with_edp_lab(name):
 
 
 def test_no_start_has_seen_the_corpus_that_it_is_named_without(real_data):
-    from edp_lab.corpora import load_corpus
+    from edp_lab.corpora.catalog import load_corpus
 
     for corpus in ("atis", "snips", "nlu-eval"):
         texts = [one.text for one in load_corpus(corpus).utterances]

@@ -35,8 +35,8 @@ def write_encoder(folder: Path, texts: Sequence[Sequence[str]], layers: int = 1)
     """An untrained BERT, too small to be of use: a private one needs pretrained weights."""
     from transformers import BertForMaskedLM  # takes seconds, which processes that need none should not wait for
 
+    from edp_lab.corpora.encoding import train_wordpieces
     from edp_lab.models.bert import BertSize, bert_config
-    from edp_lab.models.wordpiece import train_wordpieces
 
     tokenizer = train_wordpieces(texts)
     size = BertSize(layers=layers, heads=2, hidden=16, intermediate=32, positions=24)

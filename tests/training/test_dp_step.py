@@ -16,11 +16,11 @@ from opacus.optimizers import DPOptimizer
 from scipy import stats
 from torch import nn
 
-from edp_lab.corpora import Utterance
+from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.encoding import Labels
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model
+from edp_lab.models.factory import build_model
 from edp_lab.privacy import Alpha, GaussianDP, Mechanism, PrivacyLossDistribution, judge, releases_by_epoch, schedule_of
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import Purpose, stream

@@ -23,7 +23,7 @@ import torch
 
 from edp_lab.cli import main
 from edp_lab.files import PARTIAL
-from edp_lab.models import load_model
+from edp_lab.models.factory import load_model
 from edp_lab.training import noise
 from edp_lab.training import trainer as run
 from edp_lab.training.evaluate import evaluate_run

@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from edp_lab.corpora import Utterance
-from edp_lab.corpora.encoding import Batch, Labels
-from edp_lab.models import build_model
+from edp_lab.corpora.corpus import Utterance
+from edp_lab.corpora.encoding import Batch, Labels, PieceFeatures, train_wordpieces
 from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert
-from edp_lab.models.factory import seeded
+from edp_lab.models.factory import build_model, seeded
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
-from edp_lab.models.wordpiece import PieceFeatures, train_wordpieces
 from edp_lab.training.gradients import Layout, layer_norms, model_gradients, trainable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from edp_lab.cli.train import pretrain, read_sentences
 from edp_lab.corpora import smart_home
+from edp_lab.corpora.encoding import SPECIAL, PieceFeatures
 from edp_lab.errors import UsageError
-from edp_lab.models import build_model, load_vectors
 from edp_lab.models.bert import BertSize, load_bert
-from edp_lab.models.wordpiece import SPECIAL, PieceFeatures
+from edp_lab.models.factory import build_model
+from edp_lab.models.vectors import load_vectors
 from edp_lab.training import pretraining
 from edp_lab.training.pretraining import PretrainingEpoch, mask_pieces, pretrain_bert, pretrain_vectors
 

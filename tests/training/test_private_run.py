@@ -13,16 +13,27 @@ import numpy as np
 import pytest
 
 import edp_lab
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL
 from edp_lab.privacy import judge
-from edp_lab.training import StepDone, checkpoint, noise
+from edp_lab.training import checkpoint, noise
 from edp_lab.training import trainer as run
 from edp_lab.training.evaluate import evaluate_run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.pretraining import pretrain_vectors
-from edp_lab.training.run_files import LOCK, MODEL, SECRET, STATE, may_begin, read_record, run_ledger, write_record
+from edp_lab.training.run_files import (
+    LOCK,
+    MODEL,
+    SECRET,
+    STATE,
+    StepDone,
+    may_begin,
+    read_record,
+    run_ledger,
+    write_record,
+)
 from edp_lab.training.session import resume, train, train_here
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus

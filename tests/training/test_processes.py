@@ -18,7 +18,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.errors import UsageError
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.launch import Ranks

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from edp_lab.cli.train import listening
-from edp_lab.corpora import load_corpus
+from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.models import public_start
 from edp_lab.models.factory import load_model, save_model
 from edp_lab.privacy import judge
-from edp_lab.training import EpochDone
 from edp_lab.training.certificate import CERTIFICATE, PAGE, certificate, check_certificate
 from edp_lab.training.recipe import plan, recipe
-from edp_lab.training.run_files import SECRET, read_record, run_ledger
+from edp_lab.training.run_files import SECRET, EpochDone, read_record, run_ledger
 from edp_lab.training.session import resume, train
 
 

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.privacy import Mechanism, guaranteed_epsilon
-from edp_lab.training import EpochDone, StepDone, session
+from edp_lab.training import session
 from edp_lab.training import trainer as run
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_run, predict_texts
 from edp_lab.training.gradients import ghost_gradients
-from edp_lab.training.run_files import read_record
+from edp_lab.training.run_files import EpochDone, StepDone, read_record
 from edp_lab.training.session import train
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus

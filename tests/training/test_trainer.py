@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.errors import UsageError
 from edp_lab.training.batches import Batches, Devices
 from edp_lab.training.build import make_optimizer

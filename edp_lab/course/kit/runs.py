@@ -21,8 +21,8 @@ from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
 from edp_lab.course.kit.text import EscapedHTML, Fold, Html, Tiles
 from edp_lab.course.kit.theme import Fit
 from edp_lab.errors import UsageError, sentence
-from edp_lab.training import Event, StepDone
 from edp_lab.training.config import flag_of
+from edp_lab.training.run_files import Event, StepDone
 
 
 class Frame(widgets.VBox):

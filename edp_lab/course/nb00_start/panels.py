@@ -24,7 +24,8 @@ from torch import Tensor
 
 from edp_lab.attacks.canaries import AROUND, DIGITS, draw_canaries, filling_losses
 from edp_lab.attacks.step_audit import StepAudit, StepNoise
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit import audits, theme
 from edp_lab.course.kit import figure as fig
@@ -51,7 +52,6 @@ from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, dropout_key, stream
-from edp_lab.training import EpochDone, Event
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import noise_stds, release
@@ -59,6 +59,7 @@ from edp_lab.training.gradients import StackedGradients, stacked_gradients
 from edp_lab.training.noise import float_noise
 from edp_lab.training.private_step import layer_scales
 from edp_lab.training.recipe import Plan, plan
+from edp_lab.training.run_files import EpochDone, Event
 from edp_lab.training.session import train
 from edp_lab.training.trainer import Trainer
 

@@ -20,7 +20,8 @@ import torch
 from scipy.special import expit
 from torch import Tensor, nn
 
-from edp_lab.corpora import load_corpus, split
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import split
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit.controls import (
     DELTA,

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from edp_lab.corpora import Corpus, Split, Utterance, list_corpora, load_corpus, split
+from edp_lab.corpora.catalog import list_corpora, load_corpus
+from edp_lab.corpora.corpus import Corpus, Split, Utterance, split
 from edp_lab.corpora.encoding import Labels, WordFeatures
 from edp_lab.corpora.metrics import Frame, Scores, Tally, evaluate, spans
 from edp_lab.course.kit import figure as fig
@@ -146,8 +147,8 @@ def layers(kind: str, corpus: Corpus) -> dict[str, int]:
 
 
 def _bert(labels: Labels) -> IntentSlotModel:
+    from edp_lab.corpora.encoding import SPECIAL, PieceFeatures, wordpiece_tokenizer
     from edp_lab.models.bert import BertIntentSlot, BertSize, new_bert  # transformers is slow to import
-    from edp_lab.models.wordpiece import SPECIAL, PieceFeatures, wordpiece_tokenizer
 
     features = PieceFeatures(wordpiece_tokenizer(list(SPECIAL)))
     return BertIntentSlot(labels, features, new_bert(BertSize().architecture(WORD_PIECES)))

@@ -29,11 +29,10 @@ from edp_lab.course.kit.runs import RunPanel
 from edp_lab.course.kit.text import Html, Tile, Words, count, duration, short, train_command
 from edp_lab.course.kit.theme import INK, OTHER, PLAIN
 from edp_lab.jobs import RESULTS, read_rows
-from edp_lab.models import load_model
+from edp_lab.models.factory import load_model
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
-from edp_lab.training import Event, StepDone
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.run_files import MODEL
+from edp_lab.training.run_files import MODEL, Event, StepDone
 from edp_lab.training.session import train
 
 Row = dict[str, Any]  # of the benchmark of steps
