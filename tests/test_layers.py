@@ -142,7 +142,6 @@ for name, arguments in {
     "04 sampling": (0.01, 1.0, 1000, 1e-5),
     "04 table1": (30,),
     "06 Explorer": (load_grid(), base),
-    "06 ladder": (base, 2e-4),
     "10 pixels": (panels.Sketch(0), panels.ThreePhaseSettings()),
     "10 Pipeline": (panels.Sketch(0), panels.ThreePhaseSettings()),
 }.items():

@@ -88,7 +88,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
     "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
     "06 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
-    "06 ladder": lambda: (replace(BASE, z0=0.1), 2e-4),
     "09 Processes": lambda: (TrainConfig("smart-home", size="small"),),
     "10 pixels": lambda: (phases_sketch(), THESIS),
     "10 votes": lambda: (phases_sketch(), THESIS),

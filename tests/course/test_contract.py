@@ -274,7 +274,6 @@ def compute_of(name: str, **values: Any) -> Any:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: compute_of("06 ladder", adjacency="ADD_OR_REMOVE_ONE"), "there is no number for add/remove"),
         (lambda: layers("gpt", None), "unknown model 'gpt': choose clc, bert"),  # type: ignore[arg-type]
         (lambda: StepNoise(-1), "seed is -1"),
         (lambda: PANELS["10 votes"](phases_sketch(), replace(THESIS, vote="hard")), "a hard vote has no noise to look"),
@@ -287,7 +286,6 @@ def test_what_only_code_can_ask_for_is_refused(call: Callable[[], Any], says: st
 
 # Of a panel: values, which of its command's lines, where in its JSON the epsilon stands, and which one it is.
 Epsilon = Callable[[Any], Any]
-LADDER = {"micro_batch": 2, "num_devices": 4, "z": 1.0, "adjacency": "REPLACE_ONE"}
 COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("01 delta", [{}, {"epsilon": 0.5}], 1, "guaranteed", lambda r: r.epsilon),
     ("01 composition", [{}, {"epsilon": 0.5}], 1, "guaranteed", lambda r: r.last[GAUSSIAN]),
@@ -296,7 +294,6 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("03 promise", [{}, {"micro_batch_size": 1}], 0, "guaranteed", lambda r: r.epsilon[PRINTED_NAME]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED_NAME]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 1, "guaranteed", lambda r: r.epsilon[SOUND_VARIANT]),
-    ("06 ladder", [{}, LADDER], 0, "guaranteed", lambda r: r.chosen.epsilon),
     ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.claimed_epsilon),
     ("04 bill", [{"variant": SOUND}], 0, "guaranteed", lambda r: r.guarantee.epsilon),
     ("04 loss", [{}], 0, "guaranteed", lambda r: r.epsilon),

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edp_lab.course.nb06_tradeoff import panels
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
-from edp_lab.course.nb06_tradeoff.panels import BASE, Grid, Point, climb, explore, load_grid
+from edp_lab.course.nb06_tradeoff.panels import BASE, Grid, Point, explore, load_grid
 from edp_lab.errors import UsageError
 from edp_lab.jobs import RESULTS
 from edp_lab.privacy import gdp_epsilon
@@ -108,28 +106,6 @@ def test_what_the_nearest_run_has_instead_and_the_cheaper_run_are_named(grid: Gr
     useless = explore(grid, "sound", 8, 0.3, "none", 4)  # another is better by less than a seed is worth
     assert panels.tell_explored(useless)[2].endswith("of no use, whatever its ε.")
     assert "has to compete" in panels.tell_explored(explore(grid, "sgd", 8, 0.01, "none", 8))[2]
-
-
-@given(
-    st.sampled_from([(1, 8), (2, 4), (4, 8), (8, 8), (3, 4)]),
-    st.floats(0.05, 5),
-    st.integers(1, 30),
-    st.floats(0.1, 10),
-)
-def test_rungs_have_the_noise_of_theory_and_equal_noise_is_equal(
-    sizes: tuple[int, int], z: float, epochs: int, clip_norm: float
-) -> None:
-    micro_batch, devices = sizes
-    result = climb(micro_batch, devices, 64, z, epochs, DELTA, clip_norm=clip_norm)
-    assert result.chosen.micro_batch == micro_batch
-    for rung in result.rungs:
-        bound = (1 if rung.micro_batch == 1 else 2) * clip_norm
-        assert rung.sensitivity == pytest.approx(bound)
-        unit = bound / math.ceil(64 / rung.micro_batch)
-        assert rung.noise == pytest.approx(z * unit)
-        equal_z = result.chosen.noise / unit
-        assert rung.epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / z, DELTA), rel=1e-9)
-        assert rung.equal_epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / equal_z, DELTA), rel=1e-9)
 
 
 def test_the_command_makes_the_run_of_the_ring(trained: Any, grid: Grid) -> None:

@@ -1,8 +1,7 @@
-"""The panels of ``06_train_and_trade_off.ipynb``: measured runs with the reader's, the ladder; a table of runs.
+"""The panel of ``06_train_and_trade_off.ipynb``, measured runs with the reader's, and a table of runs.
 
     grid = load_grid()                       # as they ship with the course
     shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
-    result = climb(micro_batch=8, num_devices=8, batch_size=64, z=1.0, epochs=8, delta=1e-4)
 
 Mechanism and accountants are the library's, and ``data/results/course.py`` measured the runs. `UsageError` refuses
 values that make no sense, and a missing or damaged file.
@@ -14,24 +13,22 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import choice, decades, decay_of, devices, number, require
-from edp_lab.course.kit.figure import Figure, Trace, figure, line, log_axis, points, positive
+from edp_lab.course.kit.controls import choice, decades, decay_of, number, require
+from edp_lab.course.kit.figure import Figure, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import Runs
 from edp_lab.course.kit.text import (
     Html,
     Tile,
     Words,
-    account_of,
     at_most,
     count,
     epsilons,
-    holds,
     html_table,
     plain,
     short,
@@ -41,7 +38,7 @@ from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.jobs import RESULTS, read_kept
-from edp_lab.privacy import Adjacency, Guarantee, Mechanism, judge
+from edp_lab.privacy import Guarantee, judge
 from edp_lab.training.config import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
@@ -56,7 +53,6 @@ METHODS = {
     "poisson": "DP-SGD, Poisson sampling",
     "naive": "DP-SGD, one pass per sentence",
 }
-NEIGHBOURS = {Adjacency.ZERO_OUT: "one sentence zeroed out", Adjacency.REPLACE_ONE: "one sentence replaced"}
 ROOM = 0.05  # decades beyond the values on a log axis
 
 
@@ -191,7 +187,7 @@ def points_table(runs: Sequence[Point]) -> Html:
     return table(heading, *rows)
 
 
-words = Words(__file__, epsilon=epsilon, NEIGHBOURS=NEIGHBOURS)
+words = Words(__file__, epsilon=epsilon)
 
 
 # ---- The nearest measured run, and the reader's ---------------------------------------------------------------------
@@ -336,144 +332,3 @@ def draw_runs(result: Explored) -> Figure:
         xaxis=log_axis("ε, smaller is more private (as printed: if α were public)", shown, margin=ROOM),
         yaxis=fig.axis("semantic error rate (SER)", [0, 1.08]),
     )
-
-
-# ---- The ladder ----------------------------------------------------------------------------------------------------
-
-
-class Rung(NamedTuple):
-    """One micro-batch size."""
-
-    micro_batch: int  # m
-    sensitivity: float  # how far one utterance moves the sum of clipped micro-batch gradients
-    noise: float  # standard deviation per weight on the mean of the micro-batches, at the ladder's z
-    epsilon: float | None  # at the ladder's z; under zero-out the same on every rung; None: no guarantee
-    equal_epsilon: float | None  # at the z that gives this rung the chosen rung's noise on the mean
-
-
-class Ladder(NamedTuple):
-    """Rungs from per-example DP-SGD (m = 1) to sound eDP-SGD (m = batch / N)."""
-
-    mechanism: Mechanism  # of the chosen rung
-    adjacency: Adjacency
-    epochs: int
-    delta: float
-    chosen: Rung
-    rungs: tuple[Rung, ...]
-
-
-def climb(
-    micro_batch: int,
-    num_devices: int,
-    batch_size: int,
-    z: float,
-    epochs: int,
-    delta: float,
-    adjacency: str = Adjacency.ZERO_OUT,
-    clip_norm: float = 1.0,
-) -> Ladder:
-    """Noise and epsilon of each micro-batch size, disjoint batches; nothing is trained."""
-    neighbours = Adjacency(adjacency)
-    unknown = "with disjoint batches there is no number for add/remove: choose zero-out or replace-one"
-    require(neighbours is not Adjacency.ADD_OR_REMOVE_ONE, unknown)
-    base = TrainConfig("smart-home", num_devices=num_devices, batch_size=batch_size, epochs=epochs)
-    largest = base.largest_micro_batch
-    most = f"a batch of {batch_size} on {num_devices} devices has at most {largest} sentences in each"
-    require(1 <= micro_batch <= largest, f"micro-batches of {micro_batch}: {most}")
-
-    def rung(m: int) -> Rung:
-        mechanism = mechanisms[m]
-        equal = replace(mechanism, z0=z * units[micro_batch] / units[m])
-        epsilons = (
-            judge(noised, epochs, delta, seed_published=False, adjacency=neighbours) for noised in (mechanism, equal)
-        )
-        moves = mechanism.sensitivity(neighbours)
-        return Rung(m, moves, z * units[m], *(held.epsilon for held in epsilons))
-
-    sizes = sorted({micro_batch, largest, *(2**k for k in range(largest.bit_length()))})
-    mechanisms = {m: Mechanism.sound(clip_norm, z, num_devices, m) for m in sizes}
-    units = {
-        m: replace(mechanism, z0=1.0).noise_std(0) / math.ceil(batch_size / m) for m, mechanism in mechanisms.items()
-    }
-    rungs = {m: rung(m) for m in sizes}
-    return Ladder(mechanisms[micro_batch], neighbours, epochs, delta, rungs[micro_batch], tuple(rungs.values()))
-
-
-@panel("06")
-def ladder(start: TrainConfig, delta: float) -> Panel:
-    """What a micro-batch size costs; `result` is a `Ladder`."""
-    neighbours = {"zero-out": "REPLACE_SPECIAL", "replace-one": "REPLACE_ONE"}
-    sizes = [1, 2, 4, 8, 16, 32, 64]
-    return Panel(
-        "The ladder",
-        "The noise that reaches the model and ε for micro-batches of all sizes.",
-        partial(climb, clip_norm=start.clip_norm, delta=delta),
-        [draw_noise, draw_ladder],
-        lambda result: words.ladder(result, rungs_table(result)),
-        ladder_command,
-        tiles=tell_ladder,
-        micro_batch=number("micro-batch size m", start.largest_micro_batch, sizes, unit="sentences"),
-        num_devices=devices(start.num_devices),
-        batch_size=number("batch size", start.batch_size, [16, 32, 64, 128, 256, 512], unit="sentences"),
-        z=number("noise multiplier z", start.z0, decades(-3, 1), unit="noise over sensitivity"),
-        adjacency=choice("neighbours", str(Adjacency.ZERO_OUT), neighbours),
-        epochs=number("epochs", start.epochs, range(1, 41), unit="passes"),
-    )
-
-
-def tell_ladder(result: Ladder) -> tuple[Tile, Tile, str]:
-    """Epsilon of the chosen rung, and of the bottom one with as much noise on the mean."""
-    chosen, single = result.chosen, result.rungs[0]
-    here = holds(epsilon(chosen.epsilon), "ε at this z", f"chosen, m = {chosen.micro_batch}")
-    bottom = holds(epsilon(single.equal_epsilon), "ε with as much noise on the mean", "bottom rung, m = 1")
-    if not single.noise:
-        return here, bottom, "Without noise no rung has a guarantee."
-    if chosen.micro_batch == 1:
-        return here, bottom, "m = 1 is the bottom rung, where each sentence is clipped alone (DP-SGD)."
-    price = "the same ε" if chosen.epsilon == single.epsilon else "a smaller ε"
-    times = f"At the same z, m = {chosen.micro_batch} puts {short(chosen.noise / single.noise)} times as much noise"
-    return here, bottom, f"{times} on the mean as m = 1, for {price}."
-
-
-def draw_noise(result: Ladder) -> Figure:
-    """Noise on the mean gradient by micro-batch size, at the same z."""
-    noise = line("sound", HOLDS, symbol="circle", size=9, y=[rung.noise for rung in result.rungs])
-    return _draw_rungs("Noise on the mean, at the same z", result, "noise per weight", result.chosen.noise, noise)
-
-
-def draw_ladder(result: Ladder) -> Figure:
-    """Epsilon by micro-batch size: at the same z, and at the chosen rung's noise on the mean."""
-    same, equal = (positive(getattr(r, name) for r in result.rungs) for name in ("epsilon", "equal_epsilon"))
-    dashed = line("same z", HOLDS, "dash", symbol="diamond", size=9, y=same)
-    solid = line("same noise", PLAIN, width=3, symbol="circle", size=9, y=equal)
-    return _draw_rungs(f"ε after {count(result.epochs, 'epoch')}", result, "ε", result.chosen.epsilon, dashed, solid)
-
-
-def _draw_rungs(title: str, result: Ladder, what: str, chosen: float | None, *lines: Trace) -> Figure:
-    """Lines over the rungs, with a ring where the chosen one is."""
-    sizes = [rung.micro_batch for rung in result.rungs]
-    span = [-0.15, math.log10(sizes[-1]) + 0.15]
-    return figure(
-        title,
-        *({**curve, "x": sizes} for curve in lines),
-        fig.ring(22, x=[result.chosen.micro_batch], y=positive([chosen]), hoverinfo="skip"),
-        height=380,
-        hover="m = %{x}: %{y:.3g}",
-        xaxis=fig.axis("micro-batch size m", span, type="log", tickvals=sizes),
-        yaxis=log_axis(what, [y for curve in lines for y in curve["y"]], margin=ROOM),
-    )
-
-
-def rungs_table(result: Ladder) -> Html:
-    """What each rung adds and costs."""
-    rows = [
-        (str(r.micro_batch), d(r.sensitivity), d(r.noise), epsilon(r.epsilon), epsilon(r.equal_epsilon))
-        for r in result.rungs
-    ]
-    return table(("m", "moves the sum by", "noise on the mean", "ε at this z", "ε at this noise"), *rows)
-
-
-def ladder_command(result: Ladder, **_: Any) -> str:
-    """The call of `edp-lab account` for the chosen rung."""
-    neighbours = result.adjacency.name.lower()
-    return account_of(result.mechanism, epochs=result.epochs, delta=result.delta, adjacency=neighbours)
