@@ -1,9 +1,8 @@
-"""The panel of ``09_many_gpus.ipynb``, real processes, and Table 2.
+"""The panel of ``09_many_gpus.ipynb``, real processes.
 
     run = little_run(config)                                  # trains; starts `config.processes` real processes
 
-Rows of the benchmark stay as ``edp-lab reproduce table2 --json`` writes them. Values that make no sense are refused by
-`UsageError`.
+Values that make no sense are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +24,14 @@ from edp_lab.course.kit.controls import Array, choice, number, variant
 from edp_lab.course.kit.figure import Figure, axis, figure, line
 from edp_lab.course.kit.panel import panel
 from edp_lab.course.kit.runs import RunPanel
-from edp_lab.course.kit.text import Html, Tile, Words, count, duration, short, train_command
+from edp_lab.course.kit.text import Tile, Words, count, duration, short, train_command
 from edp_lab.course.kit.theme import INK, OTHER, PLAIN
-from edp_lab.jobs import RESULTS, read_rows
 from edp_lab.models.factory import load_model
-from edp_lab.reproduce.printed import TABLE_2, Table2Row
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_files import MODEL, Event, StepDone
 from edp_lab.training.session import train
 
-Row = dict[str, Any]  # of the benchmark of steps
-
+words = Words(__file__, guarantee_of=text.guarantee_of)
 LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
 
 
@@ -165,69 +160,3 @@ def run_command(config: TrainConfig) -> str:
     out = f"runs/n{config.num_devices}-p{config.processes}"
     make = f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl"
     return f"{make}\n{train_command(replace(config, corpus='little.jsonl'), out)}"
-
-
-# ---- Table 2 -------------------------------------------------------------------------------------------------------
-
-
-def where(row: Row) -> str:
-    """Machine, device, versions and date of a committed row, in words."""
-    kind = "" if row["device"] == "cpu" else f", {row['device']}"
-    return f"{row['machine']}{kind}, {row['date']}, torch {row['versions']['torch']}"
-
-
-@cache
-def committed() -> list[Row]:
-    """``data/results/bench_step.json``: steps of all methods on ATIS."""
-    return read_rows(RESULTS / "bench_step.json", "edp-lab reproduce table2 --json")
-
-
-def table2(model: str) -> list[Row]:
-    """The committed rows on one process, batches of 64."""
-    return [row for row in committed() if (row["model"], row["processes"], row["batch_size"]) == (model, 1, 64)]
-
-
-def two_processes() -> dict[str, tuple[Row, Row]]:
-    """The committed rows of the same work on one process and on two, by method."""
-    of = {(row["method"], row["processes"]): row for row in committed() if row["batch_size"] == 256}
-    return {method: (of[method, 1], of[method, 2]) for method in ("sgd", "edp-sgd")}
-
-
-def printed(model: str) -> Table2Row:
-    """The paper's row, ATIS."""
-    return next(row for row in TABLE_2 if (row.model.lower(), row.corpus) == (model, "ATIS"))
-
-
-def table2_table(rows: Sequence[Row]) -> Html:
-    """Ours beside the paper's factors, one method a row."""
-    paper = printed(rows[0]["model"])
-    return words.table2(rows, {("edp-sgd", 8): paper.edp_sgd_factor, ("dp-sgd-naive", 1): paper.dp_sgd_factor})
-
-
-# ---- The room's methods and templates -----------------------------------------------------------------------
-
-METHODS = {
-    "sgd": "SGD",
-    "edp-sgd": "eDP-SGD",
-    "dp-sgd": "DP-SGD, by book-keeping",
-    "dp-sgd-naive": "DP-SGD, one by one",
-    "opacus": "DP-SGD, by Opacus",
-}
-
-
-def who(row: Row) -> str:
-    """A method and its devices, in words."""
-    if row["method"] != "edp-sgd":
-        return METHODS[row["method"]]
-    real = row["processes"]
-    real_ones = count(real, "process", "processes")
-    return f"{METHODS['edp-sgd']}, {count(row['gpus'], 'device')}: {real_ones}, {row['gpus'] - real} simulated"
-
-
-words = Words(
-    __file__,
-    guarantee_of=text.guarantee_of,
-    printed=printed,
-    where=where,
-    who=who,
-)
