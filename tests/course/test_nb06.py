@@ -16,7 +16,7 @@ from edp_lab.course.nb06_tradeoff import panels
 from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
 from edp_lab.course.nb06_tradeoff.panels import BASE, Grid, Point, climb, explore, load_grid
 from edp_lab.errors import UsageError
-from edp_lab.jobs import RESULTS, read_rows
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.training.config import TrainConfig
 from tests.course.conftest import prediction
@@ -130,7 +130,7 @@ def test_figures_and_tables_drawn_once_have_every_run(grid: Grid) -> None:
     figure = panels.decay_figure(grid, 8)
     assert_readable(figure)
     assert [len(curve.x) for curve in figure.data] == [5, 3, 3]
-    large = panels.large_runs_table(read_rows(RESULTS / "pareto.json", ""))
+    large = panels.large_runs_table(read_kept(RESULTS / "pareto.json"))
     assert large.count("<tr>") == 5
     assert "DP-SGD, ε = 1\N{EM SPACE}" in large
 

@@ -28,7 +28,7 @@ from edp_lab.course.kit.panel import panel
 from edp_lab.course.kit.runs import RunPanel
 from edp_lab.course.kit.text import Html, Tile, Words, count, duration, short, train_command
 from edp_lab.course.kit.theme import INK, OTHER, PLAIN
-from edp_lab.jobs import RESULTS, read_rows
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.models import load_model
 from edp_lab.reproduce.printed import TABLE_2, Table2Row
 from edp_lab.training import Event, StepDone
@@ -180,7 +180,8 @@ def where(row: Row) -> str:
 @cache
 def committed() -> list[Row]:
     """``data/results/bench_step.json``: steps of all methods on ATIS."""
-    return read_rows(RESULTS / "bench_step.json", "edp-lab reproduce table2 --json")
+    rows: list[Row] = read_kept(RESULTS / "bench_step.json")
+    return rows
 
 
 def table2(model: str) -> list[Row]:
