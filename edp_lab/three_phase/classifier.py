@@ -51,10 +51,6 @@ class Trained:
     guarantee: Guarantee  # what holds for the released model, by privacy loss distributions
     record: dict[str, Any] = field(repr=False)  # everything from which the run can be repeated and judged, as JSON
 
-    @property
-    def accuracy(self) -> float:
-        return self.rows[-1]["accuracy"]  # type: ignore[no-any-return]
-
 
 def train_classifier(
     settings: ClassifierSettings,

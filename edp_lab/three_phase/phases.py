@@ -318,9 +318,10 @@ def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
 def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
     sizes = np.bincount(images.train_labels, minlength=images.classes)
     rarest, fewest = int(sizes.argmin()), int(sizes.min())
-    if settings.voters > fewest:
+    voters = settings.instructors if 2 in settings.phases else 1
+    if voters > fewest:
         rare = f"class {rarest}, which has {fewest} training example{'' if fewest == 1 else 's'}"
-        who = f"{settings.voters} instructor{'' if settings.voters == 1 else 's'}"
+        who = f"{voters} instructor{'' if voters == 1 else 's'}"
         raise UsageError(f"{who} cannot all see {rare}: take {fewest} at most")
     if not 0 < public < len(images.test):
         raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")

@@ -158,10 +158,6 @@ class ThreePhaseSettings:
         for method in (self.method, self.understudy_method):
             self.training(method, 1000, 10, "")
 
-    @property
-    def voters(self) -> int:
-        return self.instructors if 2 in self.phases else 1
-
     def aggregator(self) -> Aggregator:
         from edp_lab.three_phase.votes import Aggregator
 
