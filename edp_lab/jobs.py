@@ -126,23 +126,16 @@ def kept_results(
 # ---- Results that come with a checkout -------------------------------------------------------------------------------
 
 
-def read_rows(path: Path, command: str) -> list[dict[str, Any]]:
-    """What `command` printed, one row after the other; UsageError where the file is missing or damaged."""
-    hint = f"run this in a clone of the project, or make it with `{command}`"
-    if not path.exists():
-        raise UsageError(f"{path} is not there: {hint}")
-    content = read_json(path)
-    if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
-        raise UsageError(f"{path} holds no rows: {hint}")
-    return content
+def read_kept(path: Path, *parts: str) -> Any:
+    """A JSON object with these parts, or with none named a list of rows.
 
-
-def read_kept(path: Path, *parts: str) -> dict[str, Any]:
-    """A JSON object by its parts; UsageError where the file is missing, damaged, or lacks one of the parts."""
+    UsageError where the file is missing, damaged, or holds something else.
+    """
     if not path.exists():
         raise UsageError(f"{path} is missing: restore it from the repository, or measure it anew")
     content = read_json(path)
-    if not isinstance(content, dict) or not {*parts} <= content.keys():
+    whole = {*parts} <= content.keys() if isinstance(content, dict) else isinstance(content, list) and not parts
+    if not whole:
         raise UsageError(f"{path} is damaged or of another version: restore it from the repository")
     return content
 

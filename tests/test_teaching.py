@@ -23,7 +23,7 @@ from edp_lab.course.nb01_coins.panels import belief
 from edp_lab.course.nb04_cost.panels import explained
 from edp_lab.course.nb05_models.panels import look_at
 from edp_lab.course.nb06_tradeoff.panels import explore, load_grid
-from edp_lab.jobs import RESULTS, read_rows
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy import foundations as basic
 from edp_lab.three_phase import perturbation, votes
@@ -68,7 +68,7 @@ def sound(num_devices: int, z0: float = 1.0, m: int = 8, clip_norm: float = 1.0,
 def slower(model: str, method: str) -> float:
     """The time of a step, as a multiple of SGD's."""
     wanted = {"model": model, "method": method, "processes": 1, "batch_size": 64}
-    rows = read_rows(RESULTS / "bench_step.json", "edp-lab reproduce table2")
+    rows = read_kept(RESULTS / "bench_step.json")
     (ratio,) = [row["ratio_to_sgd"] for row in rows if wanted.items() <= row.items()]
     return float(ratio)
 

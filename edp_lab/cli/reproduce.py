@@ -379,8 +379,8 @@ def three_phase(
         def listen(event: Event) -> None:
             update(event.epoch, event.epochs, description=event.part)
             if event.epoch == event.epochs:
-                accuracy = "" if event.accuracy is None else f"  accuracy {event.accuracy:.3f}"
-                say(f"{event.part:<16} {event.epochs:>4} epochs  loss {event.loss:.3f}{accuracy}")
+                scores = f"loss {event.loss:.3f}  accuracy {event.accuracy:.3f}"
+                say(f"{event.part:<16} {event.epochs:>4} epochs  {scores}")
 
         record = run_three_phase(settings, images, listen)
     if as_json:

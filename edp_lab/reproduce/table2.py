@@ -210,10 +210,9 @@ def turns(
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
     runs = [Trainer(task.config(contestant, pretrained), corpus, data, accelerator) for contestant in contestants]
-    take = [_taker(run) for run in runs]
-    firsts = [step(0) for step in take]  # allocates memory; not counted
+    firsts = [_timed_step(run, 0) for run in runs]  # allocates memory; not counted
     if memory:
-        take[0](1)
+        _timed_step(runs[0], 1)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
         if accelerator.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated()
@@ -226,26 +225,19 @@ def turns(
         for number in draw.sample(range(1, len(runs)), len(runs) - 1) or [0]:
             if place < FEW or firsts[number] < SLOW * firsts[0]:
                 pair = draw.sample([0, number], 2) if number else [0]
-                seconds = {index: take[index](place) for index in pair}
+                seconds = {index: _timed_step(runs[index], place) for index in pair}
                 yield {"number": number, "round": place, "seconds": seconds[number], "sgd": seconds[0], **about}
 
 
-def _taker(run: Trainer) -> Callable[[int], float]:
-    """A function that takes a step on a batch of the epoch, by its number, and returns the seconds."""
-
-    def wait() -> None:
-        if run.accelerator.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def seconds(number: int) -> float:
-        run.progress.step_in_epoch = number % max(1, run.batches.steps_per_epoch - 1)  # the last is shorter
-        wait()
-        start = time.perf_counter()
-        run.step()
-        wait()
-        return time.perf_counter() - start
-
-    return seconds
+def _timed_step(run: Trainer, number: int) -> float:
+    """Take a step on the batch of the epoch with this number; returns the seconds."""
+    wait = torch.cuda.synchronize if run.accelerator.device.type == "cuda" else lambda: None
+    run.progress.step_in_epoch = number % max(1, run.batches.steps_per_epoch - 1)  # the last is shorter
+    wait()
+    start = time.perf_counter()
+    run.step()
+    wait()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from edp_lab.models.image import ImageClassifier, ImageData, build_classifier
 from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import key_from_seed
-from edp_lab.three_phase.perturbation import printed_sigma
 from edp_lab.three_phase.settings import ClassifierSettings
 from edp_lab.training.batches import Batches
 from edp_lab.training.build import make_optimizer
@@ -47,23 +46,19 @@ class Trained:
 
     model: ImageClassifier
     # Of each epoch "epoch" (from 1), "loss" (mean over the training examples that took part; not private), "test_loss",
-    # "accuracy" (on the test examples; None without any) and "seconds" of training.
+    # "accuracy" (on the test examples) and "seconds" of training.
     rows: list[dict[str, Any]]
     guarantee: Guarantee  # what holds for the released model, by privacy loss distributions
     record: dict[str, Any] = field(repr=False)  # everything from which the run can be repeated and judged, as JSON
-
-    @property
-    def accuracy(self) -> float | None:
-        return self.rows[-1]["accuracy"]  # type: ignore[no-any-return]
 
 
 def train_classifier(
     settings: ClassifierSettings,
     x: NDArray[np.float32],
     y: NDArray[np.int64],
-    test_x: NDArray[np.float32] | None = None,
-    test_y: NDArray[np.int64] | None = None,
-    listener: Listener | None = None,
+    test_x: NDArray[np.float32],
+    test_y: NDArray[np.int64],
+    listener: Listener = lambda row: None,
 ) -> Trained:
     """Train one network on x (n, ...) in [0, 1] with labels y (n), and score it on the test examples after each epoch.
 
@@ -74,35 +69,31 @@ def train_classifier(
     `listener` is called with the row of each epoch.
     """
     check_examples("training", x, y, settings.classes)
-    if test_x is not None or test_y is not None:
-        check_examples("test", test_x, test_y, settings.classes, tuple(x.shape[1:]))
-    run, rows = ClassifierTraining(settings.resolved(len(x)), x, y), []
+    check_examples("test", test_x, test_y, settings.classes)
+    if test_x.shape[1:] != x.shape[1:]:
+        raise UsageError(
+            f"test examples have the shape {test_x.shape[1:]}, not {x.shape[1:]} as in training: resize them"
+        )
+    run, rows, truth = ClassifierTraining(settings.resolved(len(x)), x, y), [], torch.from_numpy(test_y)
     for epoch in range(run.epochs):
         start = time.perf_counter()
-        row: dict[str, Any] = {"epoch": epoch + 1, "loss": run.epoch(epoch)}
-        row |= {"seconds": time.perf_counter() - start, "test_loss": None, "accuracy": None}
-        if test_x is not None:
-            truth = torch.from_numpy(np.asarray(test_y, dtype=np.int64))
-            log_p = torch.from_numpy(run.model.log_probabilities(test_x))
-            hits = (log_p.argmax(1) == truth).double().mean()
-            row |= {"test_loss": float(F.nll_loss(log_p, truth)), "accuracy": float(hits)}
-        rows.append(row)
-        if listener is not None:
-            listener(row)
+        loss = run.epoch(epoch)
+        seconds = time.perf_counter() - start
+        log_p = torch.from_numpy(run.model.log_probabilities(test_x))
+        accuracy = float((log_p.argmax(1) == truth).double().mean())
+        test_loss = float(F.nll_loss(log_p, truth))
+        rows.append(
+            {"epoch": epoch + 1, "loss": loss, "seconds": seconds, "test_loss": test_loss, "accuracy": accuracy}
+        )
+        listener(rows[-1])
     return Trained(run.model, rows, run.guarantee, {**run.record(), "rows": rows})
 
 
-def check_examples(
-    part: str, x: NDArray[Any] | None, y: NDArray[Any] | None, classes: int, shape: tuple[int, ...] | None = None
-) -> None:
-    """Of the `part` of a data set with that name: x (n, *shape) finite, y (n) whole numbers in 0..classes - 1."""
-    if x is None or y is None or len(x) != len(y) or not len(x):
-        sizes = " and ".join("no" if a is None else str(len(a)) for a in (x, y))
-        raise UsageError(
-            f"the {part} set has {sizes} examples and labels: give one label for each example, and at least one"
-        )
-    if shape is not None and x.shape[1:] != shape:
-        raise UsageError(f"{part} examples have the shape {x.shape[1:]}, not {shape} as in training: resize them")
+def check_examples(part: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
+    """Raises UsageError, which names `part`, unless x (n, ...) is finite and y (n) whole numbers in 0..classes - 1."""
+    if len(x) != len(y) or not len(x):
+        sizes = f"{len(x)} and {len(y)} examples and labels"
+        raise UsageError(f"the {part} set has {sizes}: give one label for each example, and at least one")
     if not np.isfinite(x).all():
         raise UsageError(f"the {part} set holds a value that is not finite: remove that example")
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
@@ -135,7 +126,9 @@ class ClassifierTraining:
         parameters = trainable(self.model)
         self.mechanism = self.private = None
         if settings.private:
-            self.mechanism = self._mechanism(self.batches.sampling_rate)
+            rate = self.batches.sampling_rate
+            z0 = calibrated_noise(given.clip_norm, rate, self.epochs, given.epsilon, given.delta)
+            self.mechanism = Mechanism.sound(given.clip_norm, z0, 1, 1, sampling_rate=rate)
             self.private = PrivateStep(self.model, self.mechanism, key, self.epochs, micro_batches=micro_batches)
         self.weights: list[Tensor] = [p for _, p in parameters]
         self.optimizer: torch.optim.Optimizer
@@ -144,16 +137,6 @@ class ClassifierTraining:
         else:
             self.optimizer = make_optimizer("adam", [p for _, p in parameters], self.lr)
         self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)
-
-    def _mechanism(self, rate: float) -> Mechanism:
-        """What one step releases: noise of eq. 3.3 on the sum of clipped gradients, as given, or as calibrated."""
-        s: Any = self.settings
-        z0 = s.noise_multiplier
-        if z0 is None and s.eq33:
-            z0 = printed_sigma(s.epsilon, s.delta) / s.clip_norm
-        elif z0 is None:
-            z0 = calibrated_noise(s.clip_norm, rate, self.epochs, s.epsilon, s.delta)
-        return Mechanism.sound(s.clip_norm, z0, 1, 1, sampling_rate=rate)
 
     def epoch(self, epoch: int) -> float:
         """One pass, or as many Poisson steps as make one; the mean loss of those who took part."""
@@ -187,20 +170,16 @@ class ClassifierTraining:
         return loss
 
     def record(self) -> dict[str, Any]:
-        s: Any = self.settings
-        q, claim = self.batches.sampling_rate, None
-        if s.eq33:  # what the thesis says of such noise (3.2.2); `guarantee` is what holds
-            claim = {"epsilon": s.epsilon, "sigma": printed_sigma(s.epsilon, s.delta)}
+        s = self.settings
         return {
             **asdict(s),
             "examples": len(self.data),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "steps": self.steps,
-            "sampling_rate": q if s.private else None,
+            "sampling_rate": self.batches.sampling_rate if s.private else None,
             "mechanism": None if self.mechanism is None else asdict(self.mechanism),
             "noise_std": None if self.private is None else self.private.noise_stds(0)[0],
             "guarantee": asdict(self.guarantee),
-            "claim": claim,
             "threads": torch.get_num_threads(),
             "versions": versions(),
         }

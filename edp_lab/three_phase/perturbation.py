@@ -120,10 +120,10 @@ class ImageGuarantee:
 
     sigma: float
     delta: float
-    sensitivity: float  # L2 distance of the two most different images, sqrt(pixels) for pixels in [0, 1]
+    sensitivity: float  # sqrt(pixels): the L2 distance of an all-black and an all-white image, each pixel in [0, 1]
     epsilon: float  # exact; inf without noise
     label_epsilon: float  # inf, since labels are passed on as they are
-    printed_epsilon: float  # by equation 3.1 with the sensitivity of 1 of most examples
+    printed_epsilon: float  # by equation 3.1 for the sensitivity 1, also from epsilon 1 on, where its theorem ends
 
 
 def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
@@ -133,22 +133,9 @@ def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGu
     """
     check_sigma(sigma)
     check_delta(delta)
-    sensitivity, epsilon, printed = image_sensitivity(shape), math.inf, math.inf
-    if sigma:
-        epsilon, printed = gaussian_epsilon(sensitivity, sigma, delta), printed_sigma(1.0, delta) / sigma
-    return ImageGuarantee(sigma, delta, sensitivity, epsilon, math.inf, printed)
-
-
-def printed_sigma(epsilon: float, delta: float) -> float:
-    """Equations 2.12, 3.1 and 3.3 as the thesis uses them: for sensitivity 1, at any epsilon.
-
-    No guarantee from epsilon 1 on, where the theorem ends (Dwork and Roth 2014, theorem A.1).
-    """
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-
-
-def image_sensitivity(shape: Sequence[int]) -> float:
-    """sqrt(pixels): the L2 distance of an all-black and an all-white image, each pixel in [0, 1]."""
     if not shape or min(shape) < 1:
         raise UsageError(f"images of shape {tuple(shape)} have no pixels")
-    return math.sqrt(math.prod(shape))
+    sensitivity, epsilon, printed = math.sqrt(math.prod(shape)), math.inf, math.inf
+    if sigma:
+        epsilon, printed = gaussian_epsilon(sensitivity, sigma, delta), math.sqrt(2 * math.log(1.25 / delta)) / sigma
+    return ImageGuarantee(sigma, delta, sensitivity, epsilon, math.inf, printed)

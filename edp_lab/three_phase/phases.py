@@ -119,7 +119,7 @@ class Event:
     epoch: int
     epochs: int
     loss: float
-    accuracy: float | None
+    accuracy: float
 
 
 Listener = Callable[[Event], None]
@@ -167,7 +167,9 @@ def disjoint_parts(images: Images, instructors: int, key: int) -> list[Images]:
 # ---- The pipeline ----------------------------------------------------------------------------------------------------
 
 
-def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: Listener | None = None) -> ThreePhaseRecord:
+def run_three_phase(
+    settings: ThreePhaseSettings, images: Images, listener: Listener = lambda event: None
+) -> ThreePhaseRecord:
     """Run the phases on `images`, with a plain model beside them, and account for what the understudy learnt.
 
     Formal guarantee: `privacy` of the record, for the understudy and all that is computed from it and public images.
@@ -177,7 +179,7 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
     Args:
         listener: called after every epoch; of instructors, after the last one.
     """
-    run = _Run(settings, images, listener or (lambda event: None))
+    run = _Run(settings, images, listener)
     run.train_one(PLAIN, "trained without noise")
     if 1 in settings.phases:
         run.phase_one()
@@ -187,7 +189,7 @@ def run_three_phase(settings: ThreePhaseSettings, images: Images, listener: List
         run.label()
     if 3 in settings.phases:
         run.phase_three()
-    return run.recorded()
+    return run.record
 
 
 class _Run:
@@ -206,7 +208,7 @@ class _Run:
             sha256.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
         data = {"name": images.name, "shape": list(images.train.shape[1:]), "classes": images.classes}
         data |= {"train": len(images.train), "public": self.public, "test": len(images.test) - self.public}
-        self.record = ThreePhaseRecord(settings, {**data, "sha256": sha256.hexdigest()})
+        self.record = ThreePhaseRecord(settings, {**data, "sha256": sha256.hexdigest()}, versions=versions())
 
     def train_one(self, name: str, why: str) -> None:
         """A network on the whole training set: the plain model, or the only instructor."""
@@ -240,8 +242,7 @@ class _Run:
         for i, result in parallel(Job.train, jobs, workers, "train the instructors with fewer workers"):
             finished[i], last = result, result.rows[-1]
             self.listener(Event(jobs[i].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
-        trained = [finished[i] for i in jobs]
-        seconds = time.perf_counter() - start
+        trained, seconds = [finished[i] for i in jobs], time.perf_counter() - start
         self.record.seconds |= {"instructors": seconds, "processes": workers}
         for job, done in zip(jobs.values(), trained, strict=True):
             self._keep(job, done, *_cost(done, self.bare))
@@ -261,7 +262,9 @@ class _Run:
         """Put the public images to the vote, and account for it."""
         queries = self.settings.labels or self.public
         counts, aggregator = self._counts(slice(queries)), self.settings.aggregator()
-        self.record.privacy = account_votes(aggregator, queries, self.settings.delta)
+        account = self.record.privacy = account_votes(aggregator, queries, self.settings.delta)
+        if math.isfinite(account.epsilon):
+            self.record.status = IDEAL if self.settings.private_seed else VOID
         self.answers = aggregator.labels(counts, stream(self.key, Purpose.NOISE, 2))
         truth = self.images.test_labels[:queries]
         self.record.labels = Labels(
@@ -282,13 +285,6 @@ class _Run:
             epsilon = account.epsilon
             why = "its labels; its private training adds nothing" if job.settings.private else "its labels"
         self._keep(job, job.train(self.listener), epsilon, why)
-
-    def recorded(self) -> ThreePhaseRecord:
-        record = self.record
-        if record.privacy is not None and math.isfinite(record.privacy.epsilon):
-            record.status = IDEAL if self.settings.private_seed else VOID
-        record.versions = versions()
-        return record
 
     def _job(self, name: str, x: NDArray[np.float32], y: Classes, method: str) -> Job:
         settings = self.settings.training(method, len(x), self.images.classes, name)
@@ -322,15 +318,12 @@ def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
 def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
     sizes = np.bincount(images.train_labels, minlength=images.classes)
     rarest, fewest = int(sizes.argmin()), int(sizes.min())
-    if settings.voters > fewest:
-        has = f"which has {fewest} training example{'' if fewest == 1 else 's'}"
-        problem = f"{of_instructors(settings.voters)} cannot all see class {rarest}, {has}"
-        raise UsageError(f"{problem}: take {fewest} at most")
+    voters = settings.instructors if 2 in settings.phases else 1
+    if voters > fewest:
+        rare = f"class {rarest}, which has {fewest} training example{'' if fewest == 1 else 's'}"
+        who = f"{voters} instructor{'' if voters == 1 else 's'}"
+        raise UsageError(f"{who} cannot all see {rare}: take {fewest} at most")
     if not 0 < public < len(images.test):
         raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")
     if (settings.labels or 0) > public:
         raise UsageError(f"{settings.labels} labels, but there are {public} public images: ask for no more than that")
-
-
-def of_instructors(count: int) -> str:
-    return f"{count} instructor{'' if count == 1 else 's'}"

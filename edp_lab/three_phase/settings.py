@@ -30,7 +30,8 @@ NOT_PRIVATE = (
     "size of the data, and whether and where a run failed"
 )
 
-EPSILON, DELTA = 7.0, 1e-5  # the thesis' main setting (chapter 6)
+DELTA = 1e-5
+SPENT = {"epsilon": 7.0, "clip_norm": 0.2}  # by private methods; 7 is the thesis' main setting (chapter 6)
 LARGEST_RATE = 0.25  # of Poisson sampling by default: small data sets get smaller batches,
 LEAST_STEPS = 300  # and more epochs
 PRIVATE_METHODS = ("dp-sgd", "dp-adam")
@@ -38,8 +39,8 @@ PRIVATE_METHODS = ("dp-sgd", "dp-adam")
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
     "adam": {"lr": 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
-    "dp-sgd": {"lr": 8.0, "batch_size": 2048, "epochs": 20, "clip_norm": 0.2, "weight_decay": 0.0},
-    "dp-adam": {"lr": 1e-2, "batch_size": 2048, "epochs": 20, "clip_norm": 0.2, "weight_decay": 0.1},
+    "dp-sgd": {"lr": 8.0, "batch_size": 2048, "epochs": 20, "weight_decay": 0.0, **SPENT},
+    "dp-adam": {"lr": 1e-2, "batch_size": 2048, "epochs": 20, "weight_decay": 0.1, **SPENT},
 }
 
 
@@ -50,11 +51,8 @@ class ClassifierSettings:
     model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
     activation: str = "tanh"
     method: str = "adam"  # a key of `DEFAULTS`; "dp-adam" is the thesis' Algorithm 7
-    # What a private method may spend at `delta`, by which its noise is calibrated; None is the thesis' 7, unless the
-    # noise multiplier is given.
-    epsilon: float | None = None
+    epsilon: float | None = None  # what a private method may spend at `delta`: its noise is calibrated to that
     delta: float = DELTA
-    noise_multiplier: float | None = None  # deviation of the noise on the sum of clipped gradients, over the clip norm
     clip_norm: float | None = None  # C, the L2 bound on each example's gradient
     # Examples in a step; of a private method, expected: each takes part in each step with chance batch_size / n. None:
     # of a private method at most a quarter of the examples.
@@ -69,20 +67,15 @@ class ClassifierSettings:
     # that share their noise could be subtracted.
     seed: int = 0
     private_seed: bool = False  # draw the key of order and noise from the operating system, and forget it
-    eq33: bool = False  # take the noise of the thesis' eq. 3.3 for epsilon and delta, not noise that suffices for them
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.method not in DEFAULTS:
             raise UsageError(f"unknown method {self.method!r}: choose {', '.join(DEFAULTS)}")
-        of_noise = (self.epsilon, self.noise_multiplier, self.clip_norm, self.eq33 or None)
-        if not self.private and any(value is not None for value in of_noise):
+        if not self.private and (self.epsilon, self.clip_norm) != (None, None):
             raise UsageError(
-                f"method {self.method!r} adds no noise: drop epsilon, noise multiplier, clip norm and eq. 3.3, or take "
-                f"dp-{self.method}"
+                f"method {self.method!r} adds no noise: drop epsilon and clip norm, or take dp-{self.method}"
             )
-        if self.noise_multiplier is not None and (self.epsilon is not None or self.eq33):
-            raise UsageError("noise multiplier and epsilon both set the noise: give one of them")
         for name in ("batch_size", "epochs"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -92,10 +85,10 @@ class ClassifierSettings:
                 raise UsageError(f"{what} is {rate}: it must be greater than 0")
         if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
             raise UsageError(f"weight decay is {self.weight_decay}: it must be 0 or more")
-        if self.epsilon is not None or self.private:
+        if self.private:
             from edp_lab.privacy.calibration import Budget
 
-            Budget(EPSILON if self.epsilon is None else self.epsilon, self.delta)
+            Budget(SPENT["epsilon"] if self.epsilon is None else self.epsilon, self.delta)
 
     @property
     def private(self) -> bool:
@@ -111,8 +104,6 @@ class ClassifierSettings:
             raise UsageError(f"batch size is {size}, for {examples} training examples: lower it")
         epochs = max(defaults["epochs"], math.ceil(LEAST_STEPS * size / examples))
         resolved = replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
-        if resolved.private and resolved.epsilon is None and resolved.noise_multiplier is None:
-            resolved = replace(resolved, epsilon=EPSILON)
         if (resolved.lr or 0) * (resolved.weight_decay or 0) >= 1:
             raise UsageError(
                 f"weight decay is {resolved.weight_decay} at learning rate {resolved.lr}: their product must be below "
@@ -166,10 +157,6 @@ class ThreePhaseSettings:
         self.aggregator()
         for method in (self.method, self.understudy_method):
             self.training(method, 1000, 10, "")
-
-    @property
-    def voters(self) -> int:
-        return self.instructors if 2 in self.phases else 1
 
     def aggregator(self) -> Aggregator:
         from edp_lab.three_phase.votes import Aggregator

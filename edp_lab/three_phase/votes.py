@@ -161,11 +161,9 @@ def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAcc
     training examples, and the noise is secret.
     """
     check_delta(delta)
-    each = query_epsilon(aggregator, delta)
-    if aggregator.vote not in PRIVATE:
-        return VoteAccount(queries, delta, each, {}, math.inf if queries else 0.0)
     composed = composed_epsilons(aggregator, queries, delta)
-    return VoteAccount(queries, delta, each, composed, min(composed.values()))
+    least = min(composed.values(), default=math.inf if queries else 0.0)
+    return VoteAccount(queries, delta, query_epsilon(aggregator, delta), composed, least)
 
 
 def query_epsilon(aggregator: Aggregator, delta: float) -> float:
@@ -180,15 +178,19 @@ def query_epsilon(aggregator: Aggregator, delta: float) -> float:
 def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dict[str, float]:
     """Epsilon of so many queries at `delta` by each way of adding up, whatever the votes are; each is a bound.
 
+    A vote without noise has none.
+
     * Laplace, pure epsilon: the plain sum; advanced composition; zero-concentrated DP with rho = queries epsilon^2 / 2
       (Bun and Steinke 2016, proposition 1.4); Renyi DP (PATE 2017's moments accountant with the better conversion).
     * Gaussian: the labels are computed from counts + noise, one Gaussian release of L2 sensitivity sqrt(2), so mu
       adds up in squares.
     """
     check_delta(delta)
-    if aggregator.vote not in PRIVATE or queries < 0:
-        raise UsageError(f"{queries} queries of a {aggregator.vote} vote: count from 0, and choose a vote with noise")
-    if aggregator.vote is not Vote.LAPLACE:
+    if queries < 0:
+        raise UsageError(f"{queries} queries of a vote: count from 0")
+    if aggregator.vote is Vote.HARD:
+        return {}
+    if aggregator.vote is Vote.GAUSSIAN:
         return {"Gaussian DP": gdp_epsilon(_mu(aggregator) * math.sqrt(queries) * ROUND_UP, delta)}
     each = query_epsilon(aggregator, delta)
     # Bun and Steinke 2016, proposition 3.3; theorem 2 of PATE 2017 is its first part with epsilon = 2 gamma.

@@ -20,9 +20,7 @@ from edp_lab.three_phase.perturbation import (
     RESIZED,
     compare,
     image_guarantee,
-    image_sensitivity,
     perturb,
-    printed_sigma,
 )
 from edp_lab.three_phase.phases import Event, Job, ThreePhaseRecord, _Run, run_three_phase
 from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, ThreePhaseSettings
@@ -226,9 +224,10 @@ def test_noise_is_normal_independent_not_clipped_and_of_its_own_in_every_block()
     assert not black.any()
 
 
-def test_the_printed_sigma_goes_on_above_1():
-    assert printed_sigma(0.5, 1e-5) == pytest.approx(math.sqrt(2 * math.log(125000)) / 0.5)
-    assert printed_sigma(7, 1e-5) == pytest.approx(0.6921, abs=1e-4)
+def test_the_printed_epsilon_goes_on_above_1():
+    for epsilon in (0.5, 7):
+        sigma = math.sqrt(2 * math.log(125000)) / epsilon
+        assert image_guarantee((1, 8, 8), sigma, 1e-5).printed_epsilon == pytest.approx(epsilon)
 
 
 def test_noise_after_the_resize_would_protect_sixteen_times_less():
@@ -242,7 +241,7 @@ def test_noise_after_the_resize_would_protect_sixteen_times_less():
 def test_no_two_images_are_further_apart_than_the_sensitivity(shape, seed):
     rng = np.random.default_rng(seed)
     distance = np.linalg.norm((rng.random(shape) - rng.random(shape)).ravel())
-    assert distance <= image_sensitivity(shape) == np.linalg.norm(np.ones(shape).ravel())
+    assert distance <= image_guarantee(shape, 1.0, 1e-5).sensitivity == np.linalg.norm(np.ones(shape).ravel())
 
 
 def test_statistics_are_those_of_numpy_also_without_noise_or_contrast():
@@ -273,7 +272,7 @@ def test_statistics_are_those_of_numpy_also_without_noise_or_contrast():
             (partial(perturb, wrong, 0.6, np.random.default_rng(0)), "between 0 and 1")
             for wrong in (255 * IMAGES, IMAGES - 0.01, np.where(IMAGES > 0.9, np.nan, IMAGES))
         ),
-        *((partial(image_sensitivity, shape), "no pixels") for shape in ((), (1, 0, 8))),
+        *((partial(image_guarantee, shape, 0.6, 1e-5), "no pixels") for shape in ((), (1, 0, 8))),
         *((partial(compare, IMAGES[:0], other), "cannot compare") for other in (IMAGES[:5], IMAGES[:0])),
     ],
 )
