@@ -167,7 +167,7 @@ def attacked(config: TrainConfig, path: Path) -> dict[str, Any]:
         "ser": record["epochs"][-1]["ser"],
         "delta": len(target.members) ** -1.1 if held is None else held.delta,
         "claimed_epsilon": None if held is None else held.claimed_epsilon,
-        "epsilon": None if held is None else held.epsilon_if_alpha_public,
+        "epsilon_if_alpha_public": None if held is None else held.epsilon_if_alpha_public,
         "found": {one.result.attack: rates(one) for one in attacks},
     }
 

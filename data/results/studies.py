@@ -52,7 +52,8 @@ def main(name: str, corpora: list[str], folder: Path) -> None:
         for corpus in [path for path in corpora or [row["corpus"]] if Path(path).name == row["corpus"]]:
             for config in configs(name, row, corpus, shared, folder):
                 final = train(config, folder / f"run-{len(list(folder.iterdir()))}")["final"]
-                scores = {key: final[key] for key in ("epsilon", "ser", "intent_accuracy", "slot_f1")}
+                scores = {key: final[key] for key in ("ser", "intent_accuracy", "slot_f1")}
+                scores["epsilon"] = final["guaranteed_epsilon"]
                 place = {key: row[key] for key in ("corpus", "method", "target", "decay", "tau") if key in row}
                 print(json.dumps({**place, "seed": config.seed, **scores}), flush=True)
 

@@ -38,7 +38,7 @@ def line(look: str, *points: tuple[float, float]) -> str:
 def draw() -> str:
     """The picture of one epoch of Algorithm 1 as printed, with layer scales from public text."""
     bills = [judge(Mechanism.as_printed(1.0, 1.0, n, 8, alpha="public"), 1, delta=1e-5) for n in range(1, 33)]
-    guaranteed = [bill.epsilon or 0 for bill in bills]
+    guaranteed = [bill.conditional_epsilon or 0 for bill in bills]
     bounds = {"claimed": [bill.claimed_epsilon or 0 for bill in bills], "guaranteed": guaranteed}
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 780 340"><title>{TITLE}</title>']
     parts += [f'<style>{STYLE}</style><rect class="card" x="1" y="1" width="778" height="338" rx="10"/>']

@@ -85,7 +85,8 @@ class Memorisation:
     cap: float
     extracted: int  # how many have rank 1,
     extracted_interval: tuple[float, float]  # with the Clopper-Pearson interval of the share
-    epsilon: float | None = None  # of all copies of a canary together (group privacy), at `delta`; None: no guarantee
+    # Of all copies of a canary together (group privacy), at `delta`; None: no guarantee.
+    epsilon_if_seed_secret: float | None = None
     claimed_epsilon: float | None = None  # by the paper's accounting, which ignores copies; None if there is no claim
     extraction_limit: float | None = None  # the guarantee allows no larger share with rank 1 in expectation
     delta: float | None = None
@@ -238,7 +239,7 @@ def _protected(row: Memorisation, run: Trainer, fillings: int) -> Memorisation:
     mechanism, epochs = run.mechanism, run.config.epochs
     judged = judge(mechanism, epochs, run.delta, utterances_per_person=row.repetitions)
     limit = None
-    if mechanism is not None and judged.epsilon is not None:
+    if mechanism is not None and judged.conditional_epsilon is not None:
         # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1/fillings.
         accountant = accountant_for(
             mechanism, releases_by_epoch(mechanism, epochs), utterances_per_person=row.repetitions
@@ -246,7 +247,7 @@ def _protected(row: Memorisation, run: Trainer, fillings: int) -> Memorisation:
         limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
     return replace(
         row,
-        epsilon=judged.epsilon,
+        epsilon_if_seed_secret=judged.conditional_epsilon,
         claimed_epsilon=judged.claimed_epsilon,
         extraction_limit=limit,
         delta=None if mechanism is None else run.delta,

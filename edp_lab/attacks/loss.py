@@ -170,7 +170,7 @@ class Attacked:
     def bound_said(self) -> str:
         """The guarantee, and its bound on any attack."""
         guarantee = self.target.guarantee
-        if guarantee is None or guarantee.epsilon is None:
+        if guarantee is None or guarantee.conditional_epsilon is None:
             why = "plain training" if guarantee is None else guarantee.reason
             return f"none ({why}), so nothing bounds this attack"
         assert self.result.bound is not None
@@ -178,7 +178,7 @@ class Attacked:
         of = f"if {self.target.unit} is replaced by another; delta {guarantee.delta:.2g}, {guarantee.method}"
         auc = self.result.bound["auc"]
         limit = f"bounds the AUC of any attack by {upward(auc, 4)}" if auc < 0.9995 else "bounds no attack here"
-        return f"{unless}epsilon {upward(guarantee.epsilon)} ({of}) {limit}"
+        return f"{unless}epsilon {upward(guarantee.conditional_epsilon)} ({of}) {limit}"
 
     @property
     def verdict(self) -> str:
@@ -204,7 +204,7 @@ class Attacked:
 def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
     """Summarise an attack by its scores of the target's pool, beside the guarantee of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
-    epsilon, status = (None, "none") if guarantee is None else (guarantee.epsilon, guarantee.status)
+    epsilon, status = (None, "none") if guarantee is None else (guarantee.conditional_epsilon, guarantee.status)
     guards = target.guards._asdict()
     guards["said"] = guards.pop("message")  # its name in JSON
     result = summarise(attack, *sides, epsilon, delta, guards, target.sides(target.texts))

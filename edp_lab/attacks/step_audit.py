@@ -61,7 +61,7 @@ class Finding(StrEnum):
 def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
     """The claimed epsilon: as printed, the paper's zCDP epsilon; sound, the guaranteed one. UsageError if none is."""
     sound = mechanism.variant is Variant.SOUND
-    claimed = guarantee.epsilon if sound else guarantee.claimed_epsilon
+    claimed = guarantee.conditional_epsilon if sound else guarantee.claimed_epsilon
     if claimed is None:
         why = guarantee.reason if sound or mechanism.z0 == 0 else "the claimed epsilon exceeds the largest float"
         raise UsageError(f"there is no claim to audit ({why}): choose a larger z0")
@@ -117,7 +117,7 @@ class Audit:
             verdict=verdict,
             explanation=f"{evidence} {why}{remark}.",
             claimed_epsilon=claimed,
-            guaranteed_epsilon=guarantee.epsilon,
+            guaranteed_epsilon=guarantee.conditional_epsilon,
             measured_epsilon=lower_bound,
             ceiling=ceiling,
             confidence=confidence,

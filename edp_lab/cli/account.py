@@ -164,9 +164,9 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
     names = ("mu", "method", "adjacency", "sampling", "delta", "reason", "epsilon_if_alpha_public", "scope")
     holds = {
         "status": guarantee.status,
-        "epsilon": guarantee.epsilon if guarantee.status == HOLDS else None,
-        "epsilon_if_seed_secret": guarantee.epsilon if guarantee.status in (HOLDS, VOID) else None,
-        "epsilon_in_real_numbers": guarantee.epsilon,
+        "epsilon": guarantee.conditional_epsilon if guarantee.status == HOLDS else None,
+        "epsilon_if_seed_secret": guarantee.conditional_epsilon if guarantee.status in (HOLDS, VOID) else None,
+        "epsilon_in_real_numbers": guarantee.conditional_epsilon,
         **{name: getattr(guarantee, name) for name in names},
     }
     epochs = training_releases(bill)
@@ -210,8 +210,8 @@ def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Repo
     ]
     if guarantee.status != "holds":
         facts.append(("", guarantee.reason))
-        if guarantee.epsilon is not None:
-            facts.append(("", f"{up(guarantee.epsilon)} {guarantee.condition}"))
+        if guarantee.conditional_epsilon is not None:
+            facts.append(("", f"{up(guarantee.conditional_epsilon)} {guarantee.condition}"))
         elif guarantee.epsilon_if_alpha_public is not None:
             facts.append(("", f"{up(guarantee.epsilon_if_alpha_public)} if alpha were public"))
     if z and z[0] is not None:

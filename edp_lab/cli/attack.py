@@ -107,7 +107,7 @@ def canaries(
     for row in rows:
         exposure = f"{row.exposure:.2f}", "{:.1f}-{:.1f}".format(*row.interval)
         extracted = f"{row.extracted}/{len(row.exposures)}", "{:.2f}-{:.2f}".format(*row.extracted_interval)
-        epsilon = number(row.epsilon, 3) if row.repetitions else "-"
+        epsilon = number(row.epsilon_if_seed_secret, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
     Screen().table(lines, groups=1)
     Screen().report(_canaries_to_read(rows, fillings))
@@ -121,9 +121,9 @@ def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
         ("extracted", "canaries with rank 1; 0 copies: the control, never inserted"),
         ("test SER", ", ".join(scores.values())),
     ]
-    if held := [row for row in rows if row.epsilon is not None]:
+    if held := [row for row in rows if row.epsilon_if_seed_secret is not None]:
         facts.append(("epsilon", f"of all copies together, at delta {held[0].delta:.2g}, if the seed were secret"))
-    for row in {row.method: row for row in rows if row.repetitions and row.epsilon is None}.values():
+    for row in {row.method: row for row in rows if row.repetitions and row.epsilon_if_seed_secret is None}.values():
         claimed = "" if row.claimed_epsilon is None else f"; claimed epsilon {row.claimed_epsilon:.3g}"
         facts.append((row.method, f"no guarantee: {row.reason}{claimed}"))
     for row in rows:

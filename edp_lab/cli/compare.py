@@ -18,7 +18,7 @@ NOT_FOR_SGD = (
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "as_printed", "alpha", "noise",
 )  # fmt: skip
 JSON_ONLY = ("corpus_sha256", "epochs_planned")
-TITLES = {"name": "run", "test_ser": "test SER", "slot_f1": "slot F1", "epsilon_that_holds": "guaranteed epsilon"}
+TITLES = {"name": "run", "test_ser": "test SER", "slot_f1": "slot F1", "guaranteed_epsilon": "guaranteed epsilon"}
 DOUBTS = {  # what runs may differ in, and what that means
     "corpus_sha256": "the runs had different corpora: scores do not compare",
     "seed": "the runs had different seeds, so different splits: scores are on different test sets",
@@ -95,7 +95,8 @@ def _row(folder: Path) -> Row:
         spent = final or (epochs[-1] if epochs else {})
         if ledger is not None:
             spent = record_guarantee(record, ledger.mechanism, ledger, max(1, len(epochs)))
-        guarantee, epsilon, if_public = record["guarantee"], spent.get("epsilon"), spent.get("epsilon_if_alpha_public")
+        guarantee, epsilon = record["guarantee"], spent.get("conditional_epsilon")
+        if_public = spent.get("epsilon_if_alpha_public")
         status, neighbours = guarantee["status"], guarantee["adjacency"] or None
         return {
             "name": str(folder),
@@ -111,7 +112,7 @@ def _row(folder: Path) -> Row:
             **{name: final.get(name) for name in ("intent_accuracy", "slot_f1", "exact_match")},
             "seconds_per_epoch": sum(row["seconds"] for row in epochs) / len(epochs) if epochs else None,
             "claimed_epsilon": spent.get("claimed_epsilon"),  # by the paper's accounting, z_t taken at face value
-            "epsilon_that_holds": epsilon if status == HOLDS else None,
+            "guaranteed_epsilon": epsilon if status == HOLDS else None,
             "epsilon_if_seed_secret": epsilon if status == VOID else None,
             "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # its noise is a float
             "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and words, and the seed secret

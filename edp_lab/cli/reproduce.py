@@ -152,7 +152,7 @@ def _line1(cell: Row) -> list[str]:
         return [cell["variant"].replace("sgd", "SGD"), *measured, "", "", "none", "", ""]
     holds, if_public = (
         epsilon and f"{math.ceil(10 * math.log10(epsilon)) / 10:.1f}"
-        for epsilon in (cell["epsilon"], cell["epsilon_if_alpha_public"])
+        for epsilon in (cell["epsilon_if_seed_secret"], cell["epsilon_if_alpha_public"])
     )
     return [
         f"{cell['variant']}, {cell['decay']}",
@@ -342,7 +342,7 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
             scores = [f"{number(row.printed.get(score), 9, '-')} / {ours:.3g}" for score, ours in row.ours.items()]
             low, high = row.interval or (math.nan, math.nan)
             claimed, delta = number(row.claimed_epsilon, 4, ""), number(row.delta, absent="")
-            spent = [claimed, up(row.epsilon, 4), up(row.epsilon_image, 4), delta]
+            spent = [claimed, up(row.epsilon_if_seed_secret, 4), up(row.epsilon_image, 4), delta]
             lines.append([row.name, *scores, f"{low:.0f} to {high:.0f}", *spent, f"{row.seconds:.1f}"])
         console.print(f"\ntable {name}: {table.title}")
         console.table(lines, padding=(0, 1, 0, 0))
@@ -400,7 +400,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
         low, high = part.scores.interval
         accuracy = [f"{100 * part.scores.accuracy:.1f}", f"{100 * low:.0f} to {100 * high:.0f}"]
         thesis = f"{100 * printed[part.name]:.0f}" if part.name in printed else ""
-        epsilons = up(part.epsilon, 4), up(part.image_epsilon, 4)
+        epsilons = up(part.epsilon_if_seed_secret, 4), up(part.image_epsilon, 4)
         lines.append([part.name, f"{part.examples:,}", *accuracy, thesis, f"{part.seconds:.1f}", *epsilons])
     facts = [
         ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),

@@ -261,7 +261,8 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
                 noises.append(row["z_t"])
                 parts += [f"z {row['z_t']:.3g}"] if row["z_t"] != noises[0] else []
                 unless = f" {CONDITIONS.get(event.status, '')}".rstrip()  # type: ignore[union-attr]
-                parts.append("no guarantee" if row["epsilon"] is None else f"epsilon {upward(row['epsilon'])}{unless}")
+                epsilon = row["conditional_epsilon"]
+                parts.append("no guarantee" if epsilon is None else f"epsilon {upward(epsilon)}{unless}")
             say("  ".join([*parts, f"{row['seconds']:.1f} s"]))
 
         yield listen
@@ -279,7 +280,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
             raise UsageError(f"standard output cannot be written ({error.strerror}): {whole}") from None
         if record["status"] == "interrupted":
             echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
-            if record["final"]["epsilon"] is not None:
+            if record["final"]["conditional_epsilon"] is not None:
                 echo("its epsilon covers the steps so far, unless you stopped because of a score you saw", error=True)
             _tell_of_secret(out)
             raise typer.Exit(130)
@@ -345,10 +346,10 @@ def _promised(final: Mapping[str, Any], held: Mapping[str, Any]) -> Facts:
     if final["claimed_epsilon"] is not None:
         facts.append(("claimed epsilon", f"{number(final['claimed_epsilon'], 4)} (the paper's accounting)"))
     if held["status"] == "holds":
-        return [*facts, ("guaranteed epsilon", f"{up(final['epsilon'], 4)} {at} ({reason})")]
+        return [*facts, ("guaranteed epsilon", f"{up(final['guaranteed_epsilon'], 4)} {at} ({reason})")]
     facts.append(("guaranteed epsilon", f"none: {held['status']} ({reason})"))
-    if final["epsilon"] is not None:
-        facts.append(("", f"{up(final['epsilon'], 4)} {CONDITIONS[held['status']]}, {at}"))
+    if final["conditional_epsilon"] is not None:
+        facts.append(("", f"{up(final['conditional_epsilon'], 4)} {CONDITIONS[held['status']]}, {at}"))
     elif final["epsilon_if_alpha_public"] is not None:
         facts.append(("", f"{up(final['epsilon_if_alpha_public'], 4)} if alpha and words were public, {at}"))
     return facts
@@ -404,12 +405,6 @@ def pretrain(
         str | None, "For a start: corpora, with commas between, whose words are read without their labels."
     ] = None,
     utterances: Annotated[int, "How many to generate without --text.", UTTERANCES] = 20_000,
-    published: Annotated[
-        str | None,
-        "Instead of training: the first --layers layers of this BERT, a hub name or folder, such as "
-        "sentence-transformers/all-MiniLM-L6-v2.",
-    ] = None,
-    layers: Annotated[int, "Of --published.", COUNT] = 4,
     epochs: Annotated[int, "Passes over the text.", COUNT] = 10,
     size: Annotated[
         str, "paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
@@ -419,24 +414,17 @@ def pretrain(
     """Pretrain on separate text, where published word vectors or BERT weights cannot be had.
 
     BERT learns to guess masked word pieces (Devlin et al. 2019). At the paper's size, 20,000 short utterances
-    take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private. Where the hub can
-    be reached, --published brings a published encoder down to the paper's four layers.
+    take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private.
     """
     from edp_lab.corpora.catalog import load_corpus
     from edp_lab.models.bert import BertSize
     from edp_lab.models.vectors import DIMENSIONS
-    from edp_lab.training.pretraining import pretrain_bert, pretrain_start, pretrain_vectors, shorten_bert
+    from edp_lab.training.pretraining import pretrain_bert, pretrain_start, pretrain_vectors
 
     if model not in ("clc", "bert", "start"):
         raise UsageError(f"unknown model {model!r}: choose clc, bert or start")
     if unlabelled is not None and model != "start":
         raise UsageError("--unlabelled is for a start: give --model start, or --text for other models")
-    if published is not None:
-        if model != "bert":
-            raise UsageError("--published takes a BERT: drop --model clc (published word vectors need no change)")
-        shorten_bert(published, layers, out)
-        echo(out)
-        return
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     check_new(out)

@@ -36,11 +36,11 @@ class Guarantee:
         status: `HOLDS`; `IDEAL`, where float noise is released; `VOID`, where exact noise can be redrawn; or "none".
             `reason` says why.
         scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
-        method: the accountant or bound that proved `epsilon`; "none" without an epsilon.
+        method: the accountant or bound that proved `conditional_epsilon`; "none" without one.
         adjacency: the neighbours, by dp_accounting's names.
         epochs: how many were counted, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
-        epsilon: the guaranteed epsilon at `delta`, under the `condition`; None if there is no guarantee.
+        conditional_epsilon: the epsilon at `delta` under the `condition`; None if there is no guarantee.
         claimed_epsilon: what the paper's accounting says for the same z_t; None where it says nothing.
         epsilon_if_alpha_public: the epsilon the run would have if alpha had come from public text.
     """
@@ -54,13 +54,18 @@ class Guarantee:
     sampling: str
     epochs: int
     mu: float | None
-    epsilon: float | None
+    conditional_epsilon: float | None
     claimed_epsilon: float | None
     epsilon_if_alpha_public: float | None
 
     @property
+    def guaranteed_epsilon(self) -> float | None:
+        """The epsilon that holds for what ran; None if it takes a condition that is not met."""
+        return self.conditional_epsilon if self.status == HOLDS else None
+
+    @property
     def condition(self) -> str:
-        """Under which epsilon is true: "with a secret seed", "in real numbers", or empty where it holds."""
+        """Under which the guarantee is true: "with a secret seed", "in real numbers", or empty where it holds."""
         return CONDITIONS.get(self.status, "")
 
 
@@ -107,7 +112,7 @@ def judge(
     if mechanism.no_guarantee():
         return replace(blank, reason=mechanism.no_guarantee())
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
-    held = replace(blank, mu=mu, epsilon=epsilon)
+    held = replace(blank, mu=mu, conditional_epsilon=epsilon)
     if not mechanism.exact_noise:
         return replace(held, status=IDEAL, reason=f"{FLOATS}; {PUBLISHED}" if seed_published else FLOATS)
     if seed_published is not False:

@@ -222,7 +222,7 @@ def _explain(
         tuple(settings),
         closest,
         math.log10(guaranteed_epsilon(mechanism, closest.epochs, row.delta)),
-        judge(mechanism, closest.epochs, row.delta).epsilon is not None,
+        judge(mechanism, closest.epochs, row.delta).conditional_epsilon is not None,
         (int(fits[0]), int(fits[-1])) if len(fits) else None,
     )
 

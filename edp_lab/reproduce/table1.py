@@ -258,7 +258,7 @@ def _cell(
         **{name: estimate([100 * result[name] for result in results]) for name in SCORES},
         **{f"{name}_change": change(name) for name in SCORES},
         "log10_claimed": math.log10(claimed) if claimed else None,  # by the paper's accounting, at its delta
-        "epsilon": largest("epsilon"),  # guaranteed, as the next, if the seed were secret; at `delta`
+        "epsilon_if_seed_secret": largest("epsilon_if_seed_secret"),  # at `delta`, as the next
         "epsilon_if_alpha_public": largest("epsilon_if_alpha_public"),
         "delta": first["delta"],
         "z0": None if decay is None else config.z0,  # chosen by `trials` runs, or of equal epsilon
@@ -505,7 +505,7 @@ def do(work: Work) -> Result:
     if record["status"] != "finished":  # Ctrl-C in this process
         raise KeyboardInterrupt
     final = record["final"]
-    scores = ("ser", "intent_accuracy", "slot_f1", "claimed_epsilon", "epsilon", "epsilon_if_alpha_public", "seconds")
+    scores = ("ser", "intent_accuracy", "slot_f1", "claimed_epsilon", "epsilon_if_alpha_public", "seconds")
     # The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone.
     by_shadow = attack_shadow(folder, work.shadow, seed=config.seed, cache=work.shadows, plain=True).to_json()
     by_loss = attack_loss(folder).to_json()
@@ -513,6 +513,7 @@ def do(work: Work) -> Result:
     return {
         "validation_ser": record["epochs"][-1]["ser"],
         **{score: final[score] for score in scores},
+        "epsilon_if_seed_secret": final["conditional_epsilon"],
         "delta": record["config"]["delta"],
         "examples": record["corpus"]["splits"]["train"],
         **{rate: by_shadow[rate] for rate in (*rates, "members", "shadow_corpora", "classifier")},

@@ -135,7 +135,7 @@ class Row:
     # lowest to the highest of the repeats.
     interval: tuple[float, float] | None = None
     claimed_epsilon: float | None = None  # by the thesis
-    epsilon: float | None = None  # guaranteed for one example with its label, under a secret seed; None: no guarantee
+    epsilon_if_seed_secret: float | None = None  # of one example with its label; None: no guarantee
     epsilon_image: float | None = None  # likewise, for its image or point alone
     delta: float | None = None  # of both; None without a guarantee
     note: str = ""  # the settings that the thesis leaves open (T19, T27), and what else a reader should know
@@ -298,7 +298,8 @@ def _trained(job: Job) -> dict[str, Any]:
     trained = job.train()
     record = {name: value for name, value in trained.record.items() if name != "rows"}
     predicted = trained.model.predict(job.test_x).tolist()
-    return {"predicted": predicted, "rows": trained.rows, "epsilon": trained.guarantee.epsilon, "record": record}
+    epsilon = trained.guarantee.conditional_epsilon
+    return {"predicted": predicted, "rows": trained.rows, "epsilon": epsilon, "record": record}
 
 
 def largest(networks: Iterable[Network]) -> float:
@@ -344,7 +345,7 @@ def score_row(
         name,
         [100 * value for value in (scores.accuracy, scores.f_score, scores.recall, scores.precision)],
         interval=(100 * scores.interval[0], 100 * scores.interval[1]),
-        epsilon=epsilon,
+        epsilon_if_seed_secret=epsilon,
         epsilon_image=image,
         delta=None if image is None else delta,
         note=f"{note}; {networks[0].chosen}" if note else networks[0].chosen,

@@ -60,8 +60,8 @@ class Part:
     scores: Scores
     rows: Rows  # of each epoch: loss, test loss, accuracy, seconds; none for a vote
     seconds: float  # of training
-    epsilon: float | None  # of one private training example, image and label; None where nothing is guaranteed
-    image_epsilon: float | None  # of its image alone, by phase I or `epsilon`; None where neither says anything
+    epsilon_if_seed_secret: float | None  # of one private training example, image and label; None: no guarantee
+    image_epsilon: float | None  # of its image alone, by phase I or the above; None where neither says anything
     why: str  # what epsilon rests on, or why there is none
 
 
@@ -250,7 +250,7 @@ class _Run:
         # Parallel composition: votes are as private as the worst instructor, if in the neighbouring data set everyone
         # else keeps their instructor. Splitting n - 1 examples would move them, so this is the epsilon of an example
         # that is left out while its place stays empty.
-        epsilons = [done.guarantee.epsilon for done in trained]
+        epsilons = [done.guarantee.conditional_epsilon for done in trained]
         worst, why = None, "no noise on the votes"
         if None not in epsilons:
             worst = max(epsilon for epsilon in epsilons if epsilon is not None)
@@ -311,7 +311,7 @@ class _Run:
 
 def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
     """Epsilon of a network by its own training, and what it rests on."""
-    epsilon = trained.guarantee.epsilon
+    epsilon = trained.guarantee.conditional_epsilon
     return epsilon, otherwise if epsilon is None else "its private training (one example added or removed)"
 
 

@@ -239,5 +239,5 @@ def partition_cost(
 @lru_cache(maxsize=512)
 def _training_epsilon(rate: float, epochs: int, noise_multiplier: float, delta: float) -> float:
     mechanism = Mechanism.sound(1.0, noise_multiplier, 1, 1, sampling_rate=rate)
-    epsilon = judge(mechanism, epochs, delta).epsilon
+    epsilon = judge(mechanism, epochs, delta).conditional_epsilon
     return math.inf if epsilon is None else epsilon

@@ -55,7 +55,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     if not meaningful(held.delta, protected):
         raise UsageError(f"{folder} gets no certificate: delta {held.delta:g} is not below 1/n = {1 / protected:.3g}")
     return {
-        "epsilon": held.epsilon,
+        "guaranteed_epsilon": held.guaranteed_epsilon,
         "delta": held.delta,
         "unit": "one utterance",
         "neighbours": NEIGHBOURS[held.adjacency],
@@ -126,7 +126,7 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
 
 def _same(name: str, stated: Any, value: Any) -> bool:
     """Equal; of bounds, up to a thousandth: each is rounded up, but on the grid of its version and its processor."""
-    if name in ("epsilon", "best_attack_auc") and isinstance(stated, float):
+    if name in ("guaranteed_epsilon", "best_attack_auc") and isinstance(stated, float):
         return abs(stated - value) <= 1e-3 * abs(value)
     return bool(stated == value)
 

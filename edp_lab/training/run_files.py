@@ -273,9 +273,10 @@ def record_guarantee(
     """
     config, releases = record["config"], epochs if ledger is None else ledger.releases_by_epoch()
     published = config["private_seed"] is not True
-    verdict = asdict(judge(mechanism, releases, config["delta"], published))
-    names = ("claimed_epsilon", "epsilon", "epsilon_if_alpha_public")
-    epsilons = {name: verdict.pop(name) for name in names}
+    guarantee = judge(mechanism, releases, config["delta"], published)
+    verdict = asdict(guarantee)
+    names = ("claimed_epsilon", "conditional_epsilon", "epsilon_if_alpha_public")
+    epsilons = {"guaranteed_epsilon": guarantee.guaranteed_epsilon, **{name: verdict.pop(name) for name in names}}
     record |= {"ledger": None if ledger is None else ledger.chain, "guarantee": verdict}
     settings: dict[str, float | None] = {"z_t": None, "noise_multiplier": None}
     if mechanism is not None:

@@ -72,11 +72,13 @@ def test_sides_are_those_of_the_split_and_one_that_leaks_makes_an_attack_worthle
 def test_a_guarantee_counts_for_utterances_that_change_places(private, trains):
     """Replace-one costs 2C where a micro-batch is one utterance: twice what zero-out does."""
     mu = 2**0.5 / run_ledger(private).mechanism.noise_multiplier(0)  # two epochs
-    assert load_target(private).guarantee.epsilon == pytest.approx(gdp_epsilon(mu, 1e-4), rel=1e-6)
+    assert load_target(private).guarantee.conditional_epsilon == pytest.approx(gdp_epsilon(mu, 1e-4), rel=1e-6)
     alone = load_target(trains("alone", method="edp-sgd", z0=8.0, micro_batch_size=1)).guarantee
-    assert alone.epsilon == pytest.approx(gdp_epsilon(2 / 8.0, 1e-4), rel=1e-6)
+    assert alone.conditional_epsilon == pytest.approx(gdp_epsilon(2 / 8.0, 1e-4), rel=1e-6)
     sampled = trains("sampled", method="dp-sgd", z0=2.0)  # under Poisson sampling it costs more than going
-    assert load_target(sampled).guarantee.epsilon > 1.5 * read_record(sampled)["final"]["epsilon"]
+    assert (
+        load_target(sampled).guarantee.conditional_epsilon > 1.5 * read_record(sampled)["final"]["conditional_epsilon"]
+    )
 
 
 def test_copies_of_a_text_are_protected_together(trains, tmp_path):
@@ -86,7 +88,7 @@ def test_copies_of_a_text_are_protected_together(trains, tmp_path):
     attacked = attack_loss(trains("copies", tmp_path / "copies.jsonl", method="edp-sgd", z0=60.0))
     target, (low, high) = attacked.target, attacked.result.auc_interval
     assert target.copies >= 4
-    assert target.guarantee.epsilon == pytest.approx(gdp_epsilon(target.copies / 60, 1e-4), rel=1e-6)
+    assert target.guarantee.conditional_epsilon == pytest.approx(gdp_epsilon(target.copies / 60, 1e-4), rel=1e-6)
     narrow = auc_interval(*target.sides(attacked.scores))
     assert high - low > 1.5 * (narrow[1] - narrow[0])
 

@@ -173,7 +173,7 @@ def test_algorithm_1_as_printed_is_refuted():
         assert (
             audit.claimed_epsilon < audit.bounds.distribution_free < audit.measured_epsilon < audit.guaranteed_epsilon
         )
-        assert audit.guaranteed_epsilon == judge(audit.mechanism, 1, DELTA, seed_published=False).epsilon
+        assert audit.guaranteed_epsilon == judge(audit.mechanism, 1, DELTA, seed_published=False).conditional_epsilon
         assert "refute the claim" in audit.explanation
 
 

@@ -29,11 +29,11 @@ def test_json_has_a_row_for_each_method_and_repetition_count(canaries):
     assert (told["settings"]["z0"], told["settings"]["size"]) == (2.0, "small")
     assert [(row["method"], row["repetitions"]) for row in told["rows"]] == [(m, k) for m in METHODS for k in (0, 2)]
     sgd, printed, sound, per_example = (row for row in told["rows"] if row["repetitions"] == 2)
-    assert [sgd["epsilon"], printed["epsilon"]] == [None, None]
+    assert [sgd["epsilon_if_seed_secret"], printed["epsilon_if_seed_secret"]] == [None, None]
     assert "alpha comes from private gradients" in printed["reason"]
     assert printed["claimed_epsilon"] > 0
     for row in (sound, per_example):
-        assert row["epsilon"] > 0
+        assert row["epsilon_if_seed_secret"] > 0
         assert 0.01 < row["extraction_limit"] < 1
     assert all(len(row["exposures"]) == 3 for row in told["rows"])
     assert [line for line in err.splitlines() if line in METHODS] == METHODS

@@ -89,7 +89,7 @@ def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
     holds, floats, printed = record(private_seed=True), record(noise="per-device"), record(as_printed=True)
     holds["guarantee"]["status"], floats["guarantee"]["status"] = "holds", FLOATS
     printed["guarantee"]["status"] = "none"
-    printed["final"]["epsilon"] = None
+    printed["final"]["conditional_epsilon"] = None
     found = compare_runs(runs(holds=holds, void=record(), floats=floats, printed=printed, plain=record("sgd")))
     names = ("guarantee", "delta", "claimed_epsilon", *(f"epsilon_{kind}" for kind in KINDS))
     assert [tuple(run[name] for name in names) for run in found.runs] == [
@@ -130,7 +130,11 @@ def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epo
         cut = {**whole, "status": "running", "final": None, "epochs": whole["epochs"][:epochs]}
         write_record(tmp_path / "killed", cut)
         found = compare_runs([tmp_path / "killed"])
-        assert whole["epochs"][0]["epsilon"] < whole["final"]["epsilon"] == found.runs[0]["epsilon_if_seed_secret"]
+        assert (
+            whole["epochs"][0]["conditional_epsilon"]
+            < whole["final"]["conditional_epsilon"]
+            == found.runs[0]["epsilon_if_seed_secret"]
+        )
         assert "what its ledger holds now" in found.notes[0]
         assert "--resume" in found.notes[0]
 
@@ -219,7 +223,7 @@ def test_runs_stand_side_by_side_on_a_narrow_terminal(compare_command, trained):
     lines = [line.split() for line in out.splitlines()]
     assert ["run", *SETTINGS] in lines
     assert ["test", "SER", *(f"{final(trained, name)['ser']:.4g}" for name in SETTINGS)] in lines
-    epsilon = upward(final(trained, "secret")["epsilon"], 4)
+    epsilon = upward(final(trained, "secret")["conditional_epsilon"], 4)
     assert ["guaranteed", "epsilon", "-", "-", epsilon] in lines
     assert ["epsilon", "if", "seed", "secret", "-", epsilon, "-"] in lines
     assert max(map(len, out.splitlines())) <= 80

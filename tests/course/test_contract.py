@@ -289,13 +289,19 @@ Epsilon = Callable[[Any], Any]
 COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("01 delta", [{}, {"epsilon": 0.5}], 1, "guaranteed", lambda r: r.epsilon),
     ("01 composition", [{}, {"epsilon": 0.5}], 1, "guaranteed", lambda r: r.last[GAUSSIAN]),
-    ("02 cloud", [{}, {"rule": "by value"}, {"z": 5.0}], 1, "guaranteed", lambda r: r.guarantee.epsilon),
-    ("02 training", [{}, {"sampling": "shuffle"}, {"z": 5.0}], 1, "guaranteed", lambda r: r.guarantee.epsilon),
+    ("02 cloud", [{}, {"rule": "by value"}, {"z": 5.0}], 1, "guaranteed", lambda r: r.guarantee.conditional_epsilon),
+    (
+        "02 training",
+        [{}, {"sampling": "shuffle"}, {"z": 5.0}],
+        1,
+        "guaranteed",
+        lambda r: r.guarantee.conditional_epsilon,
+    ),
     ("03 promise", [{}, {"micro_batch_size": 1}], 0, "guaranteed", lambda r: r.epsilon[PRINTED_NAME]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED_NAME]),
     ("03 promise", [{}, {"alpha_max": 3.0}], 1, "guaranteed", lambda r: r.epsilon[SOUND_VARIANT]),
     ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.claimed_epsilon),
-    ("04 bill", [{"variant": SOUND}], 0, "guaranteed", lambda r: r.guarantee.epsilon),
+    ("04 bill", [{"variant": SOUND}], 0, "guaranteed", lambda r: r.guarantee.conditional_epsilon),
     ("04 loss", [{}], 0, "guaranteed", lambda r: r.epsilon),
     ("04 sampling", [{}], 0, "guaranteed", lambda r: r.sampled[-1]),
     ("04 sampling", [{}], 1, "guaranteed", lambda r: r.shuffled[-1]),
@@ -304,7 +310,7 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
         [{}, {"as_printed": False, "alpha_large": 5.0}, {"num_devices": 2, "z": 3.0}],
         0,
         "guaranteed",
-        lambda r: r.guarantee.epsilon,
+        lambda r: r.guarantee.conditional_epsilon,
     ),
 ]
 

@@ -66,7 +66,7 @@ def test_curves_are_the_clouds_of_other_thresholds(rule: str) -> None:
 def test_without_noise_and_with_a_loose_clip_all_walkers_go_the_same_way(optimizer: str) -> None:
     silent = trained(optimizer=optimizer, z=0.0)
     assert (silent.paths["private"] == silent.paths["clipped"]).all()
-    assert silent.guarantee.epsilon is silent.billed.epsilon is None
+    assert silent.guarantee.conditional_epsilon is silent.billed.conditional_epsilon is None
     loose = trained(optimizer=optimizer, clip_norm=1000.0)
     assert loose.paths["clipped"] == pytest.approx(loose.paths["plain"], abs=1e-3)
 
@@ -90,9 +90,13 @@ def test_shuffled_batches_cost_one_release_for_each_pass() -> None:
     for batch_size, passes in ((10, 1), (40, 3), (400, 30)):
         result = trained(sampling="shuffle", batch_size=batch_size)
         assert result.passes == passes
-        assert result.guarantee.epsilon == pytest.approx(gdp_epsilon(math.sqrt(passes) / 2.0, DELTA))
+        assert result.guarantee.conditional_epsilon == pytest.approx(gdp_epsilon(math.sqrt(passes) / 2.0, DELTA))
     sampled = trained(batch_size=40)
-    assert sampled.guarantee.epsilon == sampled.billed.epsilon < result.guarantee.epsilon
+    assert (
+        sampled.guarantee.conditional_epsilon
+        == sampled.billed.conditional_epsilon
+        < result.guarantee.conditional_epsilon
+    )
     assert trained(sampling="shuffle", batch_size=40).billed == sampled.billed
 
 

@@ -50,7 +50,7 @@ def test_bill_is_the_librarys_and_z0_meets_the_target(variant: str, decay: str) 
     for epochs, verdict in zip(result.after, result.verdicts, strict=True):
         assert verdict.claimed_epsilon == claimed_epsilon(public, epochs, 1e-5)
         assert verdict.epsilon_if_alpha_public == guaranteed_epsilon(public, epochs, 1e-5)
-    assert (result.guarantee.epsilon is None) == (variant == AS_PRINTED)
+    assert (result.guarantee.conditional_epsilon is None) == (variant == AS_PRINTED)
     needed = result.needed_z0
     assert needed is not None
     met, missed = (bill(variant=variant, decay=decay, z0=z0).guarantee for z0 in (needed, 0.99 * needed))
@@ -63,8 +63,8 @@ def test_bill_is_the_librarys_and_z0_meets_the_target(variant: str, decay: str) 
 def test_without_noise_or_with_all_of_it_decayed_there_is_no_number() -> None:
     assert bill(z0=0.0).guarantee.epsilon_if_alpha_public is None
     gone = bill(decay="exponential", tau=100.0)
-    assert gone.verdicts[0].epsilon is not None
-    assert gone.guarantee.epsilon is gone.needed_z0 is None
+    assert gone.verdicts[0].conditional_epsilon is not None
+    assert gone.guarantee.conditional_epsilon is gone.needed_z0 is None
     assert "No z0" in str(panels.tell_bill(gone))
 
 

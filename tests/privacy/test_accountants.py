@@ -340,7 +340,7 @@ def judged(
 ) -> tuple[float, float]:
     """Guaranteed epsilon of a sound run of eDP-SGD, and dp_accounting's lower bound on the true one."""
     mechanism = Mechanism.sound(0.7, z0, 3, micro_batch_size, "linear", 0.2, alpha, rate)
-    epsilon = judge(mechanism, epochs, delta, seed_published=False).epsilon
+    epsilon = judge(mechanism, epochs, delta, seed_published=False).conditional_epsilon
     assert epsilon is not None
     if not 0.05 <= epsilon <= 12:  # beyond, dp_accounting takes long
         return epsilon, 0.0

@@ -68,7 +68,7 @@ sampled_budgets = st.builds(
 def epsilon(mechanism: Mechanism, bill: object, budget: Budget) -> float:
     """As everyone is told it; infinite where too little noise is left."""
     verdict = judge(mechanism, bill, budget.delta, False, budget.adjacency, budget.utterances_per_person)
-    return math.inf if verdict.epsilon is None else verdict.epsilon
+    return math.inf if verdict.conditional_epsilon is None else verdict.conditional_epsilon
 
 
 def check_z0(mechanism: Mechanism, bill: object, budget: Budget) -> None:

@@ -219,7 +219,7 @@ def test_poisson_sampling_has_add_or_remove_and_at_size_1_zero_out():
     assert (shared.sensitivity(), alone.sensitivity(), alone.sensitivity("REPLACE_SPECIAL")) == (2, 1, 1)
     for mechanism, adjacency in ((shared, "REPLACE_SPECIAL"), (shared, "REPLACE_ONE"), (alone, "REPLACE_ONE")):
         verdict = judge(mechanism, 3, DELTA, False, adjacency)
-        assert (verdict.status, verdict.epsilon) == ("none", None)
+        assert (verdict.status, verdict.conditional_epsilon) == ("none", None)
         assert "Poisson" in verdict.reason
     verdict = judge(shared, 3, DELTA, False)
     assert (verdict.status, verdict.method, verdict.adjacency) == (
@@ -227,7 +227,7 @@ def test_poisson_sampling_has_add_or_remove_and_at_size_1_zero_out():
         "privacy loss distributions",
         "ADD_OR_REMOVE_ONE",
     )
-    assert judge(shared, 3, DELTA, False, utterances_per_person=3).epsilon > 3 * verdict.epsilon
+    assert judge(shared, 3, DELTA, False, utterances_per_person=3).conditional_epsilon > 3 * verdict.conditional_epsilon
     disjoint = Mechanism.sound(1.0, 3.0, 8, 8)
     assert judge(disjoint, 4, DELTA, utterances_per_person=5).mu == pytest.approx(5 * judge(disjoint, 4, DELTA).mu)
 
@@ -236,7 +236,7 @@ def test_poisson_sampling_has_add_or_remove_and_at_size_1_zero_out():
 def test_alpha_from_private_gradients_never_gives_an_epsilon(decay, z, epochs, published):
     mechanism = Mechanism.as_printed(1.0, z, 8, 8, decay, 0.1, alpha="private")
     verdict = judge(mechanism, epochs, DELTA, published)
-    assert (verdict.status, verdict.epsilon) == ("none", None)
+    assert (verdict.status, verdict.conditional_epsilon) == ("none", None)
     assert "alpha" in verdict.reason
     assert verdict.claimed_epsilon is not None
     with pytest.raises(NoGuarantee, match="alpha"):
@@ -258,7 +258,7 @@ VANISHING = [
 @pytest.mark.parametrize("published", [True, False])
 def test_without_noise_that_lasts_there_is_no_guarantee(mechanism, published):
     verdict = judge(mechanism, 3, DELTA, published)
-    assert (verdict.status, verdict.epsilon, verdict.epsilon_if_alpha_public) == ("none", None, None)
+    assert (verdict.status, verdict.conditional_epsilon, verdict.epsilon_if_alpha_public) == ("none", None, None)
     assert verdict.reason
     assert mechanism in VANISHING or verdict.claimed_epsilon is None
 
@@ -267,7 +267,7 @@ def test_the_papers_extremes_are_reported():
     """Table 1 reaches 1e24; noise that small does not survive float32 arithmetic, so nothing holds."""
     mechanism = Mechanism.as_printed(1, 1e-12, 8, 8, alpha="public")
     verdict = judge(mechanism, 1, 5e-4, seed_published=False)
-    assert (verdict.status, verdict.epsilon) == ("none", None)
+    assert (verdict.status, verdict.conditional_epsilon) == ("none", None)
     assert "float32" in verdict.reason
     assert verdict.claimed_epsilon == pytest.approx(5e23, rel=1e-6)
     assert guaranteed_epsilon(mechanism, 1, 5e-4) == pytest.approx(32 * 5e23, rel=1e-6)
@@ -278,7 +278,9 @@ def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():
     assert judge(mechanism, 1, DELTA).status == "void: seed published"
     secret = judge(mechanism, 1, DELTA, seed_published=False)
     assert secret.status == "holds"
-    assert secret.epsilon == judge(mechanism, 1, DELTA).epsilon == pytest.approx(4.38, abs=0.005)
+    assert (
+        secret.conditional_epsilon == judge(mechanism, 1, DELTA).conditional_epsilon == pytest.approx(4.38, abs=0.005)
+    )
     assert judge(mechanism, 1, DELTA, seed_published=None).status == "void: seed published"  # type: ignore[arg-type]
     drawn_per_device = replace(mechanism, exact_noise=False)
     for published, mechanism in itertools.product(
@@ -288,7 +290,7 @@ def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():
         assert (floats.status, floats.condition) == ("for real numbers only", "in real numbers")
         assert "not cryptographic" in floats.scope
         assert ("seed" in floats.reason) == published
-        assert floats.epsilon == guaranteed_epsilon(mechanism, 1, DELTA)
+        assert floats.conditional_epsilon == guaranteed_epsilon(mechanism, 1, DELTA)
     for named in ("utterance", "zero-out", "disjoint", "adversary", "public", "not covered"):
         assert named in secret.scope
 
@@ -414,6 +416,6 @@ def test_a_mechanism_survives_a_record_of_plain_strings_and_cannot_be_changed():
     assert after == before
     assert (after.variant, after.alpha, after.decay) == (Variant.AS_PRINTED, Alpha.PRIVATE, Decay.LINEAR)
     assert after.noise_std(3) == before.noise_std(3)
-    assert judge(after, 1, 1e-5, seed_published=False).epsilon is None
+    assert judge(after, 1, 1e-5, seed_published=False).conditional_epsilon is None
     with pytest.raises(dataclasses.FrozenInstanceError):
         after.z0 = 0.0  # type: ignore[misc]

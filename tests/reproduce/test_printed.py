@@ -107,11 +107,11 @@ def test_guaranteed_epsilon_is_that_of_algorithm_1_as_printed_with_public_alpha_
             math.log10(guaranteed_epsilon(public, setting.epochs, row.delta))
         )
         verdict = judge(public, setting.epochs, row.delta, seed_published=False)
-        assert (verdict.epsilon is not None) == row.survives_float32
-        if verdict.epsilon is not None:
-            assert row.log10_guaranteed_if_alpha_public == pytest.approx(math.log10(verdict.epsilon))
+        assert (verdict.conditional_epsilon is not None) == row.survives_float32
+        if verdict.conditional_epsilon is not None:
+            assert row.log10_guaranteed_if_alpha_public == pytest.approx(math.log10(verdict.conditional_epsilon))
         assert row.log10_guaranteed_if_alpha_public > row.log10_epsilon + 1.1
-        assert judge(as_printed(row, setting, "private"), setting.epochs, row.delta).epsilon is None
+        assert judge(as_printed(row, setting, "private"), setting.epochs, row.delta).conditional_epsilon is None
     swallowed = sorted(row.log10_epsilon for row in RESULT.rows if not row.survives_float32)
     assert swallowed == [11.1, 17.4, 19.1, 19.5, 22.1, 24.4]
 

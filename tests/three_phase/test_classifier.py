@@ -146,7 +146,7 @@ def test_the_guarantee_is_of_the_steps_that_were_taken_and_void_with_a_published
     trained = train(ClassifierSettings(method="dp-adam", epsilon=3.0, epochs=2))
     guarantee, record = trained.guarantee, trained.record
     assert guarantee.status == "void: seed published"
-    assert 2.98 < guarantee.epsilon <= 3.0
+    assert 2.98 < guarantee.conditional_epsilon <= 3.0
     assert record["steps"] == 2 * math.ceil(1 / record["sampling_rate"])
     event = PoissonSampledDpEvent(record["sampling_rate"], GaussianDpEvent(record["mechanism"]["z0"]))
     peer = PLDAccountant().compose(SelfComposedDpEvent(event, record["steps"]))
@@ -154,7 +154,7 @@ def test_the_guarantee_is_of_the_steps_that_were_taken_and_void_with_a_published
     assert train(ClassifierSettings(epochs=1), 50).guarantee.status == "none"
     noise_multiplier(0.0)
     silent = train(ClassifierSettings(method="dp-adam", epochs=1), 50)
-    assert (silent.guarantee.status, silent.guarantee.epsilon) == ("none", None)
+    assert (silent.guarantee.status, silent.guarantee.conditional_epsilon) == ("none", None)
 
 
 def test_the_record_can_be_written_and_holds_what_the_thesis_leaves_out():

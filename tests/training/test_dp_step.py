@@ -542,9 +542,14 @@ def test_sampled_scales_are_one_more_sampled_release() -> None:
     tight = PrivacyLossDistribution(schedule_of(mechanism, bill)).epsilon(1e-5)
     assert tight == pytest.approx(peer.get_epsilon_for_delta(1e-5), rel=1e-3)
     without = Mechanism.sound(1.0, 1.5, 8, 1, sampling_rate=0.1)
-    assert judge(mechanism, bill, 1e-5).epsilon > judge(without, 3, 1e-5).epsilon  # type: ignore[operator]
-    assert judge(mechanism, {0: 10, 1: 10, 2: 10}, 1e-5).epsilon == judge(mechanism, 3, 1e-5).epsilon
-    assert judge(mechanism, {**bill, SCALES: 2}, 1e-5).epsilon > judge(mechanism, 3, 1e-5).epsilon  # type: ignore[operator]
+    assert judge(mechanism, bill, 1e-5).conditional_epsilon > judge(without, 3, 1e-5).conditional_epsilon  # type: ignore[operator]
+    assert (
+        judge(mechanism, {0: 10, 1: 10, 2: 10}, 1e-5).conditional_epsilon
+        == judge(mechanism, 3, 1e-5).conditional_epsilon
+    )
+    assert (
+        judge(mechanism, {**bill, SCALES: 2}, 1e-5).conditional_epsilon > judge(mechanism, 3, 1e-5).conditional_epsilon
+    )  # type: ignore[operator]
     assert judge(mechanism, bill, 1e-5).epochs == 3
     assert calibrate_z0(mechanism, 3, Budget(3.0, 1e-5)) > calibrate_z0(without, 3, Budget(3.0, 1e-5))
     assert releases_by_epoch(mechanism, steps=15) == {SCALES: 1, 0: 10, 1: 5}
@@ -575,7 +580,7 @@ def test_a_run_draws_them_once_also_if_it_is_resumed(tmp_path) -> None:
     assert sum(line.get("epoch") == SCALES for line in lines) == 1
     assert run_ledger(broken).releases_by_epoch() == {SCALES: 1, 0: 1}
     assert resumed["model_sha256"] == record["model_sha256"]
-    assert resumed["final"]["epsilon"] == record["final"]["epsilon"]
+    assert resumed["final"]["conditional_epsilon"] == record["final"]["conditional_epsilon"]
     mechanism = config.mechanism()
     assert mechanism is not None
-    assert record["final"]["epsilon"] == judge(mechanism, 1, record["config"]["delta"]).epsilon
+    assert record["final"]["conditional_epsilon"] == judge(mechanism, 1, record["config"]["delta"]).conditional_epsilon

@@ -254,7 +254,7 @@ def test_steps_that_may_differ_are_billed_under_a_fresh_key(corpus, whole, folde
     assert before.items() <= ledger.releases.items()
     assert ledger.releases_by_epoch() == {0: 1, 1: 1 + keys, 2: 1}
     assert len(ledger.releases) == EPOCHS * STEPS + 3 * keys  # steps 5, 6 and 7 under both
-    assert (record["final"]["epsilon"] > whole["rows"][-1]["epsilon"]) is bool(keys)
+    assert (record["final"]["conditional_epsilon"] > whole["rows"][-1]["conditional_epsilon"]) is bool(keys)
 
 
 def test_a_changed_corpus_and_a_damaged_state_are_refused_and_cost_nothing(corpus, whole, folder):

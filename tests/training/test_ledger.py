@@ -90,7 +90,7 @@ def test_the_order_of_entries_does_not_matter_and_another_never_makes_it_cheaper
     before, *same, after = bills
     assert [list(bill.items()) for bill in same] == [sorted(before.items())] * 2
     assert all(after[epoch] >= count for epoch, count in before.items())
-    prices = [judge(mechanism, bill, 1e-5, False).epsilon for bill in bills]
+    prices = [judge(mechanism, bill, 1e-5, False).conditional_epsilon for bill in bills]
     assert prices[0] == prices[1] == prices[2] <= prices[3]
 
 
@@ -111,7 +111,7 @@ def test_a_step_is_billed_once_per_key(path, mechanism, bill):
 
 def test_nothing_taken_costs_nothing(path):
     assert PrivacyLedger(path, DISJOINT).releases_by_epoch() == {}
-    assert judge(DISJOINT, {}, 1e-5, False).epsilon == 0
+    assert judge(DISJOINT, {}, 1e-5, False).conditional_epsilon == 0
 
 
 # Going on

@@ -112,7 +112,7 @@ def test_record_and_ledger_give_the_same_bill(corpus, tmp_path, stop):
     assert ledger.releases_by_epoch() == {0: 1, 1: 1}  # an epoch that was broken off as a whole
     assert record["status"] == ("interrupted" if stop is ctrl_c else "finished")
     verdict = judge(ledger.mechanism, ledger.releases_by_epoch(), record["guarantee"]["delta"], seed_published=False)
-    assert verdict.epsilon == record["final"]["epsilon"]
+    assert verdict.conditional_epsilon == record["final"]["conditional_epsilon"]
     assert (verdict.status, verdict.epochs) == (record["guarantee"]["status"], record["guarantee"]["epochs"])
     assert ledger.chain == record["ledger"]
     assert record == read_record(tmp_path / "run")
@@ -240,7 +240,7 @@ def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, t
     assert (folder / SECRET).exists() == (ending != "finished")
     assert not [p for p in left if any(way in p.read_bytes() for way in spelled(*keys))]
     assert record["guarantee"]["status"] == "holds"
-    assert record["final"]["epsilon"] > 0
+    assert record["final"]["conditional_epsilon"] > 0
     assert (len(record["epochs"]), record["guarantee"]["epochs"]) == (2 if ending == "finished" else 1, 2)
     if ending == "failed":
         assert "not finite" in record["error"]

@@ -34,7 +34,7 @@ def test_sgd_learns_tells_each_step_and_the_run_can_be_used_again(corpus, tmp_pa
     assert [e.epoch for e in events if isinstance(e, EpochDone)] == list(range(8))
     assert record["final"]["ser"] < 0.2
     assert record["guarantee"]["status"] == "none"
-    assert record["final"]["epsilon"] is None
+    assert record["final"]["conditional_epsilon"] is None
     scores = evaluate_run(tmp_path / "run")
     assert scores["ser"] == record["final"]["ser"]
     answer = predict_texts(tmp_path / "run", ["call anna 17"])[0]
@@ -53,7 +53,7 @@ def test_record_has_every_field_and_a_guarantee_from_the_mechanism(corpus, tmp_p
     assert [set(row) for row in (*record["epochs"], record["final"])] == [keys] * 3
     assert [row["z_t"] for row in record["epochs"]] == pytest.approx([0.7, 0.7 / 1.5])
     mechanism = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
-    assert record["final"]["epsilon"] == pytest.approx(guaranteed_epsilon(mechanism, 2, 1e-3))
+    assert record["final"]["conditional_epsilon"] == pytest.approx(guaranteed_epsilon(mechanism, 2, 1e-3))
     assert record["guarantee"]["status"] == "void: seed published"
     assert "zero-out" in record["guarantee"]["scope"]
 
@@ -63,7 +63,7 @@ def test_private_alpha_has_no_epsilon_also_with_a_secret_key_and_a_useless_delta
     corpus, tmp_path, private_seed
 ):
     record = train(config(corpus, epochs=1, as_printed=True, private_seed=private_seed, delta=0.5), tmp_path / "run")
-    assert (record["guarantee"]["status"], record["final"]["epsilon"]) == ("none", None)
+    assert (record["guarantee"]["status"], record["final"]["conditional_epsilon"]) == ("none", None)
     assert record["final"]["epsilon_if_alpha_public"] > 2 * record["final"]["claimed_epsilon"]
     assert "alpha" in record["guarantee"]["reason"]
     assert {"alpha", "delta"} <= {word for flag in record["not_private"] for word in flag.replace(":", "").split()}

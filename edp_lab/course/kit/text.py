@@ -160,7 +160,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
     """As a run record has it."""
-    epsilons = ("epsilon", "claimed_epsilon", "epsilon_if_alpha_public")
+    epsilons = ("conditional_epsilon", "claimed_epsilon", "epsilon_if_alpha_public")
     return Guarantee(**record["guarantee"], **{name: record["final"][name] for name in epsilons})
 
 
@@ -267,8 +267,8 @@ def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     """The epsilon that the paper's accounting claims, and the one that holds."""
     at = f"ε at δ = {short(held.delta)}"
     claim = claimed("nothing" if held.claimed_epsilon is None else digits(held.claimed_epsilon), at)
-    if held.epsilon is not None:
-        return claim, holds(at_most(held.epsilon), f"{at}, {held.condition or 'with a secret seed'}")
+    if held.conditional_epsilon is not None:
+        return claim, holds(at_most(held.conditional_epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public
     unit = at if public is None else f"with a public α: ε = {at_most(public)}"
     return claim, Tile("holds", "no guarantee", unit, "printed")

@@ -390,10 +390,10 @@ class Private(RunPanel):
             self._tell(**kept["outcome"])
             self.tiles.sentence = "This run was made earlier, with another secret key. Press Run for your own."
 
-    def _tell(self, ser: float, epsilon: float, delta: float) -> None:
-        self.outcome = {"ser": ser, "epsilon": epsilon, "delta": delta}
+    def _tell(self, ser: float, guaranteed_epsilon: float, delta: float) -> None:
+        self.outcome = {"ser": ser, "guaranteed_epsilon": guaranteed_epsilon, "delta": delta}
         source = "Every number of the certificate is computed from the run's ledger."
-        held = holds(at_most(epsilon), f"ε at δ = {short(delta)}")
+        held = holds(at_most(guaranteed_epsilon), f"ε at δ = {short(delta)}")
         self.tiles.show(held, Tile("errors (SER)", f"{ser:.2f}", "on the test set"), source)
 
     def prepare(self) -> float:
@@ -424,7 +424,7 @@ class Private(RunPanel):
         if record["status"] == "interrupted":
             self.words.value = "Stopped: no certificate, though what was released is spent."
             return
-        self._tell(record["final"]["ser"], record["final"]["epsilon"], made.delta)
+        self._tell(record["final"]["ser"], record["final"]["guaranteed_epsilon"], made.delta)
         self.words.value = words.certified(check_certificate(folder), made)
 
 

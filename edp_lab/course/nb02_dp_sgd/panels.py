@@ -69,16 +69,16 @@ def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Any]:
 
 def _account(result: Cloud | Training, **bill: Any) -> str:
     """The `edp-lab account` call with the guaranteed epsilon of per-example DP-SGD, or "" if there is none."""
-    if result.guarantee is None or result.guarantee.epsilon is None:
+    if result.guarantee is None or result.guarantee.conditional_epsilon is None:
         return ""
     return account_of(result.mechanism, delta=DELTA, **bill)
 
 
 def _held(guarantee: Guarantee | None, of: str) -> Tile:
     """The tile of the guaranteed epsilon."""
-    if guarantee is None or guarantee.epsilon is None:
+    if guarantee is None or guarantee.conditional_epsilon is None:
         return holds("no guarantee", of)
-    return holds(f"ε = {at_most(guarantee.epsilon)}", f"{of}, with a secret seed, δ = {short(DELTA)}")
+    return holds(f"ε = {at_most(guarantee.conditional_epsilon)}", f"{of}, with a secret seed, δ = {short(DELTA)}")
 
 
 # ---- The gradients of a batch, one by one --------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
 
 def tell_training(result: Training) -> tuple[Tile, Tile, str]:
     """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
-    billed, private, plain = result.billed.epsilon, result.losses["private"][-1], result.losses["plain"][-1]
+    billed, private, plain = result.billed.conditional_epsilon, result.losses["private"][-1], result.losses["plain"][-1]
     claim = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "as Poisson batches", "billed as usual")
     sentence = f"The private walker ends at a loss of {d(private)}; without privacy the loss is {d(plain)}."
     return claim, _held(result.guarantee, f"{SAMPLED[result.sampling]} batches"), sentence

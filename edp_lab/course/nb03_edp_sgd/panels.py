@@ -100,7 +100,11 @@ def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) 
 
     def epsilons(devices: int) -> dict[str, float | None]:
         printed, sound = (judge(mechanism, 1, DELTA) for mechanism in mechanisms(devices))
-        return {CLAIMED_NAME: printed.claimed_epsilon, PRINTED_NAME: printed.epsilon, SOUND_NAME: sound.epsilon}
+        return {
+            CLAIMED_NAME: printed.claimed_epsilon,
+            PRINTED_NAME: printed.conditional_epsilon,
+            SOUND_NAME: sound.conditional_epsilon,
+        }
 
     printed, sound = mechanisms(num_devices)
     multiplier = {CLAIMED_NAME: z, PRINTED_NAME: printed.noise_multiplier(0), SOUND_NAME: sound.noise_multiplier(0)}

@@ -1,7 +1,7 @@
 """The panels of ``04_what_does_it_cost.ipynb``, and what they draw: bills, privacy losses, sampling, Table 1.
 
 result = run_bill(SOUND, z0, decay, tau, num_devices, target, epochs=30, delta=1e-5)    # pure
-print(result.guarantee.claimed_epsilon, result.guarantee.epsilon)
+print(result.guarantee.claimed_epsilon, result.guarantee.conditional_epsilon)
 behind("CLC", "ATIS", "exponential", epochs=30).fits    # what may lie behind one printed epsilon
 """
 

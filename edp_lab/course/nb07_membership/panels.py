@@ -64,8 +64,9 @@ CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by met
 class Measured(NamedTuple):
     """Runs under attack, SGD first, and canaries, a row for each repetition count.
 
-    Of each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon", "epsilon" (if the
-    seed were secret and alpha public; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR, intervals.
+    Of each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon",
+    "epsilon_if_alpha_public" (and the seed secret; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR,
+    intervals.
     """
 
     defended: Sequence[Mapping[str, Any]]
@@ -237,9 +238,9 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
 def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
     """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
     held, says = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
-    if held.epsilon is not None:
+    if held.conditional_epsilon is not None:
         claimed = f"claimed ε = {digits(held.claimed_epsilon)}"
-        guaranteed = f"guaranteed ε = {at_most(held.epsilon)}"
+        guaranteed = f"guaranteed ε = {at_most(held.conditional_epsilon)}"
         if result.mechanism.variant is Variant.AS_PRINTED:
             guaranteed += " (if α were public)"
         says = {
@@ -464,7 +465,7 @@ def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
             [f"z0 = {run['config'].z0:g}, SER {run['ser']:.2f}" for run in kind],
         )
         reach = fig.error_bars(areas, [outcome["auc_interval"] for outcome in outcomes], width=4, color=color)
-        for plot, across in ((1, "epsilon"), (2, "ser")):
+        for plot, across in ((1, "epsilon_if_alpha_public"), (2, "ser")):
             at: Trace = {"x": [run[across] for run in kind], "showlegend": plot == 1, **fig.at(plot)}
             hover = "%{text}: AUC %{y:.3g}"
             traces.append(points(name, color, symbol, 10, y=areas, error_y=reach, text=settings, hover=hover, **at))
