@@ -8,6 +8,7 @@ Values that make no sense are refused by `UsageError`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -112,22 +113,7 @@ def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Sc
 
 
 WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
-POSITIONS = ("bert.embeddings.position", "bert.embeddings.token_type", "bert.embeddings.LayerNorm")
-Parts = dict[str, tuple[str, ...]]  # by name, how the names of its parameters begin
-ENCODERS: dict[str, Parts] = {
-    "clc": {
-        "word vectors": ("words.",),
-        "character CNN": ("characters.", "convolution."),
-        "bi-LSTM 1": ("lstm.0.",),
-        "bi-LSTM 2": ("lstm.1.",),
-    },
-    "bert": {
-        "word pieces": ("bert.embeddings.word",),
-        "positions": POSITIONS,
-        **{f"layer {k + 1}": (f"bert.encoder.layer.{k}.",) for k in range(4)},
-    },
-}
-HEADS: Parts = {"intent head": ("intent.",), "slot head": ("slots.",), "CRF": ("crf.",)}
+PART = re.compile(r"bert\.encoder\.layer\.\d+|bert\.embeddings\.\w+|lstm\.\d+|\w+")  # of a parameter's name
 
 
 def layers(kind: str, corpus: Corpus) -> dict[str, int]:
@@ -136,14 +122,14 @@ def layers(kind: str, corpus: Corpus) -> dict[str, int]:
     Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary read off private text.
     UsageError: another kind.
     """
-    check_option("model", kind, ENCODERS)
+    check_option("model", kind, ("clc", "bert"))
     labels = Labels.of(corpus)
     with torch.device("meta"), SkipInit():  # shapes only
         model: IntentSlotModel = CLC(labels, WordFeatures()) if kind == "clc" else _bert(labels)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    parts = (ENCODERS[kind] | HEADS).items()
-    counts = {name: sum(n for of, n in sizes.items() if of.startswith(begins)) for name, begins in parts}
-    return {name: n for name, n in counts.items() if n}  # without tags there is no slot head
+    counts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        counts[PART.match(name)[0]] += parameter.numel()  # type: ignore[index]
+    return dict(counts)
 
 
 def _bert(labels: Labels) -> IntentSlotModel:
