@@ -44,8 +44,8 @@ class Budget:
 
         From -691 for nothing to 700 where the last epoch has too little noise.
         """
-        if mechanism.no_guarantee():
-            raise NoGuarantee(mechanism.no_guarantee())
+        if mechanism.why_no_guarantee():
+            raise NoGuarantee(mechanism.why_no_guarantee())
         mechanism.sensitivity(self.adjacency)
         releases = releases_by_epoch(mechanism, releases)
         try:

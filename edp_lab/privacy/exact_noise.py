@@ -73,7 +73,7 @@ def grid(std: float) -> float:
     return math.ldexp(1.0, math.frexp(std)[1] - GRID)
 
 
-def release(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> None:
+def add_exactly(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> None:
     """The numbers of all pieces become what is released of them; the noise is a function of key, purpose and path.
 
     Numbers without noise, or with less than `SMALLEST_STD`, are scaled and promise nothing; neither does a sum beyond

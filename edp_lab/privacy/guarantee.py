@@ -15,12 +15,13 @@ from edp_lab.privacy.schedule import releases_by_epoch, schedule_of, training_re
 from edp_lab.privacy.scope import sampling_of, scope_of
 from edp_lab.privacy.zcdp import claim
 
-SMALLEST_NOISE = 2.0**-20  # of the clip norm: below, adding the noise to a float32 gradient may change nothing
+SMALLEST_NOISE = 2.0**-20  # of the sensitivity: below, adding the noise to a float32 gradient may change nothing
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
 SMALLEST_CLIP = 1e-6  # below, with small layer scales, float32 squares may underflow and a gradient go unclipped
 
 HOLDS, VOID, IDEAL = "holds", "void: seed published", "for real numbers only"  # of a guarantee with an epsilon
-CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "in real numbers"}  # under which that epsilon is true
+# Under which that epsilon is true.
+CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "in real numbers, with a secret seed"}
 PUBLISHED = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
 FLOATS = (
     "epsilon is right for real numbers only: the noise is a float here, and by its last bits an attacker can tell what "
@@ -65,7 +66,7 @@ class Guarantee:
 
     @property
     def condition(self) -> str:
-        """Under which the guarantee is true: "with a secret seed", "in real numbers", or empty where it holds."""
+        """Under which the guarantee is true: "with a secret seed", "in real numbers, ...", or empty where it holds."""
         return CONDITIONS.get(self.status, "")
 
 
@@ -99,18 +100,18 @@ def judge(
     neighbours = mechanism.neighbours(adjacency)
     blank = _blank(mechanism, delta, len(training_releases(releases)), neighbours, people)
     if mechanism.z0 == 0:
-        return replace(blank, reason=mechanism.no_guarantee())
+        return replace(blank, reason=mechanism.why_no_guarantee())
     blank = replace(blank, claimed_epsilon=claim(mechanism, releases, delta).epsilon)
     try:
         accountant = accountant_for(mechanism.with_public_alpha(), releases, neighbours, people)
         bound = accountant.bound(delta)
         epsilon = representable(bound.epsilon, mechanism, releases)
     except NoGuarantee as none:
-        return replace(blank, reason=mechanism.no_guarantee() or str(none))
+        return replace(blank, reason=mechanism.why_no_guarantee() or str(none))
     scope = scope_of(mechanism, neighbours, people, bound.method)
     blank = replace(blank, epsilon_if_alpha_public=epsilon, method=bound.method, scope=scope)
-    if mechanism.no_guarantee():
-        return replace(blank, reason=mechanism.no_guarantee())
+    if mechanism.why_no_guarantee():
+        return replace(blank, reason=mechanism.why_no_guarantee())
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
     held = replace(blank, mu=mu, conditional_epsilon=epsilon)
     if not mechanism.exact_noise:
@@ -149,7 +150,10 @@ def _kind(mechanism: Mechanism, utterances_per_person: int) -> type[Accountant]:
 def guaranteed_epsilon(
     mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None
 ) -> float:
-    """The guaranteed epsilon at `delta` after `epochs` epochs, rounded up; NoGuarantee as `schedule_of`."""
+    """The epsilon at `delta` after `epochs` epochs that is guaranteed if the noise is secret and exact; rounded up.
+
+    NoGuarantee: as `schedule_of`.
+    """
     return accountant_for(mechanism, releases_by_epoch(mechanism, epochs), adjacency).epsilon(delta)
 
 

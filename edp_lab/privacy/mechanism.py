@@ -1,6 +1,7 @@
 """What one training step releases: the frozen description that the step executes and the accountant judges.
 
-Write u_i for the clipped micro-batch gradient of device i, ||u_i|| <= C. Both variants release
+Write u_i for the clipped micro-batch gradient of device i: scaled by 1/alpha_k in layer k, its norm is at most C. Both
+variants release
 
     (1/N) (sum_i u_i + noise),        noise ~ N(0, s^2 I)
 
@@ -9,11 +10,10 @@ and differ in s, and in the space in which the noise is added (see `Mechanism.no
 * ``as_printed``: Algorithm 1 of the paper verbatim. Every device adds y/N with std(y) = C z_t *after* the
   gradient was scaled back by alpha_k, so the sum carries s = C z_t / sqrt(N).
 * ``sound``: noise in the scaled space, s = z_t * sensitivity, so that z_t is the noise multiplier that an
-  accountant expects. Scaling back by alpha is post-processing and costs nothing. Where a device holds several
-  micro-batches (the ladder, `micro_batch_size`), u_i is their sum and the divisor their fixed number, neither of which
-  touches the guarantee.
+  accountant expects. Scaling back by alpha is post-processing and costs nothing.
 
-There is no third place where sigma, C, N or alpha is written down.
+If a device holds several micro-batches (the ladder, `micro_batch_size`), the sum runs over all of them and is divided
+by their fixed number instead of N; neither touches the guarantee. sigma, C, N and alpha are written down here only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 # Far beyond use; they keep every product of these numbers a float.
 LARGEST = 1e12  # C, z0 and alpha
 MOST = 10**6  # devices, utterances in a micro-batch, epochs
-SCALES_NOISE = 4.0  # its noise multiplier over the first epoch's: it costs a sixteenth of one release
+SCALES_NOISE = 4.0  # noise multiplier of noised layer scales over the first epoch's: a sixteenth of a release's cost
 SMALLEST_RATE = 1e-9
 
 
@@ -89,15 +89,14 @@ class Mechanism:
         micro_batch_size: the most utterances that share one clipped gradient: ceil(|B| / N) in the paper, 1 in
             per-example DP-SGD; in between lies the ladder.
         alpha: source of the layer scales.
-        alpha_max: the largest layer scale; the step normalises it to 1. As printed, scaling alpha by s equals scaling
-            C by s and z by 1/s, so a large raw alpha is a small z in disguise.
+        alpha_max: the largest layer scale that the step accepts. `edp_lab.training.private_step` makes scales whose
+            largest is 1: as printed, scaling alpha by s equals scaling C by s and z by 1/s.
         sampling_rate: None for disjoint batches (every epoch is one shuffled pass in which each utterance occurs
             exactly once); q for Poisson sampling (each utterance takes part in each step with chance q, in a
             micro-batch chosen by a keyed hash of its index: cut by position, one utterance more would shift all the
             others; at micro-batch size 1 it is always alone).
         exact_noise: the noise is an ideal normal, rounded together with the sum (`edp_lab.privacy.exact_noise`): what
             is released is what is accounted. Else it is a float, and the accounting is true of real numbers only.
-            Ledgers that do not say tell of floats.
     """
 
     variant: Variant
@@ -262,7 +261,7 @@ class Mechanism:
         """
         return self.noise_std(epoch) / self.sensitivity(adjacency)
 
-    def no_guarantee(self) -> str:
+    def why_no_guarantee(self) -> str:
         """Why this mechanism guarantees nothing, whatever the number of epochs; empty where it does."""
         if self.z0 == 0:
             return "z0 is 0: no noise is added, so epsilon is infinite"

@@ -129,8 +129,8 @@ def schedule_of(
         NoGuarantee: as `Mechanism.sensitivity`; alpha from private gradients; no noise, or so little that z is no
             float.
     """
-    if mechanism.no_guarantee():
-        raise NoGuarantee(mechanism.no_guarantee())
+    if mechanism.why_no_guarantee():
+        raise NoGuarantee(mechanism.why_no_guarantee())
     ratio = mechanism.noise_multiplier(0, adjacency)
     noised = mechanism.alpha is Alpha.NOISED and len(releases) > 0
     epochs, counts = epochs_and_counts(training_releases(releases) if noised else releases)

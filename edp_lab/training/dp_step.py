@@ -9,7 +9,7 @@
     scale     g_i,k / alpha_k                 over layers k
     clip      min(1, C / ||.||_2)             over the whole scaled gradient
     rescale   alpha_k (.)
-    noise     as `Mechanism.noise_std` says
+    noise     of standard deviation `Mechanism.noise_std`; sound, alpha_k times that in layer k
     mean      over the devices' fixed number of micro-batches
 
 Scaling and scaling back cancel but for the clip factor, so a micro-batch contributes its gradient times one number.
@@ -58,10 +58,8 @@ class Clipped:
     divisor: int  # the fixed number of micro-batches over which the mean is taken
     norms: Tensor  # (M, K), float64, of the gradients before clipping. Not private
     factors: Tensor  # (M) in [0, 1], what each gradient was multiplied by. Not private
-    layers: Sequence[
-        Tensor
-    ]  # K vectors, some sparse: `scale` times them is the mean; on one of several ranks, its share
-    scale: float
+    layers: Sequence[Tensor]  # K vectors: the mean, or this rank's share of it. For speed some are sparse, and
+    scale: float  # must be multiplied by this when the noise is added
     memory: Tensor  # (P), where sparse layers will lie once they have noise
     ranks: int  # how many such shares make up the mean
 
@@ -119,7 +117,8 @@ def clip(
         )
     sound = mechanism.variant is Variant.SOUND
     room, most = (headroom(divisor, ranks), most_micro_batches(divisor)) if sound else (0.0, math.inf)
-    # In float32 the rounding error of a sum of sums would grow faster than the batch.
+    # One group of micro-batches is summed in place. In float32 the rounding error of a sum of sums would grow faster
+    # than the batch, so several are summed in float64.
     total = out if len(gradients) == 1 else torch.zeros_like(out, dtype=torch.float64)
     all_norms, all_factors = [total.new_zeros(0, len(layout.names))], [total.new_zeros(0)]
     layers, scale = [out[columns] for columns in layout.columns], 1.0
@@ -130,7 +129,8 @@ def clip(
         factors = clip_factors(mechanism, all_norms[-1], layout, alpha, room)
         all_factors.append(factors)
         if ranks == len(gradients) == 1 and isinstance(some, SingleMicroBatch) and factors[0]:
-            layers, scale = some.layers(), float(factors / divisor)  # scaled when the noise is added: a pass less
+            # A single micro-batch stays where autograd left it, and is scaled when the noise is added: a pass less.
+            layers, scale = some.layers(), float(factors / divisor)
         else:
             some.add_weighted_sum(factors / divisor, total.zero_() if total is out else total)
     if total is not out:
@@ -196,6 +196,7 @@ def clip_factors(
         )
     if mechanism.variant is Variant.AS_PRINTED:
         check_finite(norms, layout)
+    # What underflow may have lost of a norm is added to it.
     lost = [math.sqrt(SMALLEST_SQUARE * (columns.stop - columns.start)) for columns in layout.columns]
     norms = norms + norms.new_tensor(lost)
     total = torch.linalg.vector_norm(norms if alpha is None else norms / alpha, dim=1)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, stream
-from edp_lab.privacy.exact_noise import Piece, release
+from edp_lab.privacy.exact_noise import Piece, add_exactly
 
 BLOCK = 2**19  # numbers that share a stream of exact noise: to begin one takes time, and keeps all threads waiting
 
@@ -120,7 +120,7 @@ class ExactNoise(NoiseSource):
         def run_blocks() -> None:
             for start in blocks:
                 pieces = _pieces(here, sparse, scale, stds, range(start, start + BLOCK))
-                release([*pieces], self.key, Purpose.NOISE, step, start // BLOCK)
+                add_exactly([*pieces], self.key, Purpose.NOISE, step, start // BLOCK)
 
         helpers = [self._pool.submit(run_blocks) for _ in range(self.threads - 1)]
         try:

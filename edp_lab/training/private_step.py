@@ -35,7 +35,7 @@ from edp_lab.models.ghost_clipping.bookkeeping import row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.privacy.csprng import Purpose
-from edp_lab.privacy.exact_noise import Piece, release
+from edp_lab.privacy.exact_noise import Piece, add_exactly
 from edp_lab.training.batches import shard
 from edp_lab.training.config import NOISES, TrainConfig
 from edp_lab.training.dp_step import SMALLEST_ALPHA, Clipped, Released, add_noise, clip, noise_stds
@@ -103,9 +103,11 @@ class PrivateStep(FlatGradient):
             raise UsageError(
                 "noise of each device is a float, and this mechanism promises exact noise: drop one of them"
             )
-        self.noise: NoiseSource = FloatNoise(key, mechanism.num_devices if noise == "per-device" else 0)
+        self.noise: NoiseSource
         if mechanism.exact_noise:
             self.noise = ExactNoise(key, min(THREADS, torch.get_num_threads()))
+        else:
+            self.noise = FloatNoise(key, mechanism.num_devices if noise == "per-device" else 0)
 
     def clip(self, gradients: Sequence[MicroGradients]) -> Clipped:
         """Clip and average this process's gradients; the first ones of a run may first give the layer scales.
@@ -311,7 +313,7 @@ def noised_scales(
     dense = (layer.to_dense() if layer.is_sparse else layer for layer in clipped.layers)
     norms = clipped.scale * torch.cat([row_norms(layer[None].double()) for layer in dense])
     std, noised = mechanism.scales_noise_std() / divisor, norms.cpu()
-    release([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
+    add_exactly([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
     noised = noised.to(norms.device).clamp_min(std)
     return (noised / noised.max()).to(flat.gradient.dtype)
 

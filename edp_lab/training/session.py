@@ -195,6 +195,13 @@ def _start(
                 raise
             leave_group()  # else torch aborts at exit
             raise UsageError(f"{message}: {hint}") from None
+    return _start_ranks(config, folder, listener, stop, resuming, hint)
+
+
+def _start_ranks(
+    config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool, hint: str
+) -> dict[str, Any]:
+    """Start the ranks by torchrun, relay what they report, and return the run's record."""
     job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
     record = folder / run_files.RECORD
     before = record.stat().st_mtime_ns if record.exists() else None

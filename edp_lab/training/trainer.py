@@ -1,9 +1,11 @@
 """One training loop for every method. Its step (`Trainer.step`):
 
+    batches.devices       which utterances, in which micro-batches    `edp_lab.training.batches`
+    ledger.begin          writes the release down meanwhile           `edp_lab.training.ledger`
     gradients             of this rank's micro-batches                `edp_lab.training.gradients`
     clip                  each to norm C, and average them            `edp_lab.training.dp_step`
-    ledger                records the step before noise is drawn      `edp_lab.training.ledger`
-    sum over ranks, then add_noise                                    `edp_lab.training.dp_step`
+    sum over ranks, once the ledger has the release                   `edp_lab.training.gradients`
+    add_noise             drawn by `edp_lab.training.noise`           `edp_lab.training.dp_step`
     optimizer.step        sees nothing but what was released          `edp_lab.training.build`
 
 The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener.
@@ -102,10 +104,12 @@ class Trainer:
         self.progress, self.memory = checkpoint.RunPosition(), Memory()
         self.ledger: PrivacyLedger | None = None
         self.private: PrivateStep | None = None
-        self.flat = FlatGradient(self.parameters, self.accelerator, len(StepSums._fields))
-        if self.mechanism is not None:
-            private = (self.accelerator, config.noise, config.micro_batches, len(StepSums._fields))
-            self.flat = self.private = PrivateStep(self.model, self.mechanism, self.key, config.epochs, *private)
+        more = len(StepSums._fields)
+        if self.mechanism is None:
+            self.flat = FlatGradient(self.parameters, self.accelerator, more)
+        else:
+            about = self.accelerator, config.noise, config.micro_batches, more
+            self.flat = self.private = PrivateStep(self.model, self.mechanism, self.key, config.epochs, *about)
             if self.mechanism.alpha is Alpha.PUBLIC:
                 tokens = [u.tokens for u in self.train_data.utterances]
                 self.private.alpha = public_scales(self.private, self.private.divisor, self.model, config, tokens)
@@ -189,12 +193,13 @@ class Trainer:
                 private.alpha = self._scales(private, micro_batches, dropout_key)
             # Written in the background while the gradients are computed; waited for below, before the sum.
             entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
-            gradients = self._gradients(micro_batches, dropout_key)
+            gradients = self._gradients(micro_batches, dropout_key)  # computed by `clip`, as it asks for norms
             mechanism, alpha, divisor = private.mechanism, private.alpha, private.divisor
             clipped = clip(gradients, mechanism, self.layout, alpha, divisor, private.gradient, private.world)
             local_loss = sum((some.loss for some in gradients), torch.zeros(()))
             if entry is not None:
                 entry.result()
+            # In place, in the memory that `clipped` is made of.
             sums = StepSums(*private.sum_over_ranks(local_loss, examples, stopped()))
             private.use(add_noise(clipped, now.epoch, now.step, private.noise).layers)
         if not math.isfinite(sums.loss) and not (self.mechanism and self.mechanism.variant is Variant.SOUND):

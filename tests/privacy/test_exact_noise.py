@@ -19,7 +19,7 @@ import edp_lab
 from edp_lab.compiled import normal_single
 from edp_lab.privacy import exact_noise
 from edp_lab.privacy.csprng import PIECE, Purpose, SecretStream, key_from_seed, stream, uniform_hash
-from edp_lab.privacy.exact_noise import FURTHER, Piece, decide, grid, release
+from edp_lab.privacy.exact_noise import FURTHER, Piece, add_exactly, decide, grid
 
 KEY, STD, MASK = key_from_seed(0), 0.7, 2**64 - 1
 CORNERS = (0, 1, 2**13, 2**19, 2**31 - 1, 2**31, 2**32 - 2**13, 2**32 - 2, 2**32 - 1)
@@ -29,7 +29,7 @@ LONG = os.environ.get("EDP_LAB_LONG") == "1"
 
 def released(size: int, std: float = STD, step: int = 0, dtype: type = np.float32, start: float = 0.0) -> np.ndarray:
     numbers = np.full(size, start, dtype=dtype)
-    release([Piece(numbers, 1.0, std)], KEY, Purpose.NOISE, step, 0)
+    add_exactly([Piece(numbers, 1.0, std)], KEY, Purpose.NOISE, step, 0)
     return numbers
 
 
@@ -121,7 +121,7 @@ def test_every_number_is_the_rounding_of_100_digits_even_at_half_a_cell_and_at_t
         sums = [(0, x * g, x * g * (1 + 2**-50), 1e5, -3.3 * g, 7e9)[i % 6] for i, x in enumerate(near)]
         numbers = np.array([float(s) for s in sums], dtype=dtype)
         x = [(mpmath.mpf(float(s)) + mpmath.mpf(STD) * n) / g for s, n in zip(numbers, ideal, strict=True)]
-        release([Piece(numbers, 1.0, STD)], KEY, Purpose.NOISE, 0, 0)
+        add_exactly([Piece(numbers, 1.0, STD)], KEY, Purpose.NOISE, 0, 0)
         assert numbers.tolist() == [float(dtype(g * rounded(own))) for own in x]
 
 
@@ -179,11 +179,11 @@ def test_cells_have_the_chances_of_an_ideal_normal_and_nothing_goes_with_anythin
 def test_how_a_sum_is_cut_into_pieces_and_held_changes_nothing():
     whole = released(1001)
     parts = [np.zeros(n, dtype=np.float32) for n in (1, 0, 63, 64, 873)]
-    release([Piece(part, 1.0, STD) for part in parts], KEY, Purpose.NOISE, 0, 0)
+    add_exactly([Piece(part, 1.0, STD) for part in parts], KEY, Purpose.NOISE, 0, 0)
     assert np.array_equal(np.concatenate(parts), whole)
     assert np.array_equal(released(1001, dtype=np.float64), whole)
     scaled = np.full(1001, 4 * grid(STD), dtype=np.float32)
-    release([Piece(scaled, 0.5, STD)], KEY, Purpose.NOISE, 0, 0)  # the same noise on 2 g
+    add_exactly([Piece(scaled, 0.5, STD)], KEY, Purpose.NOISE, 0, 0)  # the same noise on 2 g
     assert np.array_equal(scaled, whole + np.float32(2 * grid(STD)))
 
 
@@ -211,7 +211,7 @@ def impossible(released: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 def exactly(totals: np.ndarray, std: float) -> np.ndarray:
     numbers = totals.flatten()
-    release([Piece(numbers, 1.0, std)], key_from_seed(1), Purpose.NOISE)
+    add_exactly([Piece(numbers, 1.0, std)], key_from_seed(1), Purpose.NOISE)
     return numbers.reshape(totals.shape)
 
 
@@ -316,9 +316,9 @@ def test_seeds_that_torch_would_confuse_give_different_keys():
 REPEATED = """
 import hashlib, numpy as np
 from edp_lab.privacy.csprng import *
-from edp_lab.privacy.exact_noise import Piece, release
+from edp_lab.privacy.exact_noise import Piece, add_exactly
 key, out = key_from_seed(5), np.zeros(100_001, np.float32)
-release([Piece(out, 1.0, 1.0)], key, Purpose.NOISE, 3, 1)
+add_exactly([Piece(out, 1.0, 1.0)], key, Purpose.NOISE, 3, 1)
 drawn = [out, uniform_hash(key, 2, np.arange(2), 2), stream(key, Purpose.SHUFFLE, 1).random(5)]
 told = [hashlib.sha256(part).hexdigest() for part in drawn]
 """

@@ -55,7 +55,8 @@ class Panel(Frame):
         result: of the last values that `compute` accepted.
         figures: the live figures, in order.
 
-    Exception: whatever `compute` or a drawing raises for the values the panel starts with.
+    Raises:
+        Exception: whatever `compute` or a drawing raises for the first values; `Frame.show_errors` shows later ones.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Panel(Frame):
         self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
         self.tiles, self.words = Tiles(), Fold(summary="All numbers, and what they cover")
         self.command = Fold(summary="The same as a command", code=True)
-        self._show()
+        self._say()
         for control in controls.values():
             control.observe(self._changed, "entered")
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
@@ -135,10 +136,14 @@ class Panel(Frame):
     def _show(self) -> None:
         """Show the result in every place, or, if one of them cannot be made, in none."""
         drawn = [draw(self.result) for draw in self.draws]
-        words, command = self._words(self.result), self._command(self.result, **self.values)
-        first, second, sentence = self._tiles(self.result)
+        self._say()
         for live, figure in zip(self.figures, drawn, strict=True):
             live.show(figure)
+
+    def _say(self) -> None:
+        """Show all of the result but the figures."""
+        words, command = self._words(self.result), self._command(self.result, **self.values)
+        first, second, sentence = self._tiles(self.result)
         self.words.value, self.command.value = words, command
         self.tiles.show(first, second, sentence)
         idle = self._idle(self.result)
