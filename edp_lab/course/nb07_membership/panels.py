@@ -435,21 +435,6 @@ def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     }
 
 
-def two_attacks(attacks: Mapping[str, tuple[Array, Array]]) -> fig.Still:
-    """ROC curves of two attacks on linear axes and, to the right, on log axes."""
-    traces: list[Trace] = []
-    for (name, sides), (color, dash) in zip(attacks.items(), ((PLAIN, "solid"), (OTHER, "dash")), strict=True):
-        on: Trace = {"x": (curve := stats.roc(*sides)).fpr, "y": curve.tpr}
-        traces += [line(name, color, dash, **on, showlegend=plot == 1, **fig.at(plot)) for plot in (1, 2)]
-    diagonal = {"mode": "lines", "line": DOTTED, "x": [1e-3, 1], "y": [1e-3, 1], "showlegend": False}
-    traces += [fig.trace("", diagonal, **fig.at(plot)) for plot in (1, 2)]
-    rates = ("share of strangers accused (FPR)", "share of members found (TPR)")
-    linear, logs = ([fig.axis(rate, span, **look) for rate in rates] for span, look in ((None, {}), ([-3, 0.03], LOG)))
-    layout = fig.plots(1, 2, axes=[tuple(linear), tuple(logs)], horizontal_spacing=0.14)
-    caption = "made-up scores, no model: no guarantee; dotted: guessing"
-    return fig.still("One comparison, two pictures", *traces, caption=caption, height=400, **layout)
-
-
 RUNS = (("as printed", True, PRINTED, "square"), ("sound", False, HOLDS, "circle"))
 
 
