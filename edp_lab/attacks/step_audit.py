@@ -75,7 +75,7 @@ class Audit:
     verdict: Finding
     explanation: str
     claimed_epsilon: float  # see `claim_under_test`
-    guaranteed_epsilon: float | None  # the guaranteed epsilon; None without a guarantee
+    epsilon_if_seed_secret: float | None  # of the mechanism, in real numbers; None without a guarantee
     measured_epsilon: float  # epsilon is at least this, at `confidence`
     ceiling: float  # the lower bound without a single error
     confidence: float
@@ -117,7 +117,7 @@ class Audit:
             verdict=verdict,
             explanation=f"{evidence} {why}{remark}.",
             claimed_epsilon=claimed,
-            guaranteed_epsilon=guarantee.conditional_epsilon,
+            epsilon_if_seed_secret=guarantee.conditional_epsilon,
             measured_epsilon=lower_bound,
             ceiling=ceiling,
             confidence=confidence,

@@ -89,7 +89,7 @@ def account(
         from edp_lab.training.run_files import read_record, run_ledger
 
         ledger, record, certified = run_ledger(run), read_record(run), check_certificate(run)
-        mechanism, bill = ledger.mechanism, ledger.releases_by_epoch()
+        mechanism, releases = ledger.mechanism, ledger.releases_by_epoch()
         published = record["config"].get("private_seed") is not True
         delta = delta if "delta" in named else record["guarantee"]["delta"]
     else:
@@ -102,12 +102,12 @@ def account(
         mechanism = described(as_printed, alpha_max, sampling_rate, **noise, **sizes)
         if z0 == 0:
             raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
-        bill = releases_by_epoch(mechanism, epochs if steps is None else None, steps)
+        releases = releases_by_epoch(mechanism, epochs if steps is None else None, steps)
         published = False
-    guarantee = judge(mechanism, bill, delta, published, neighbours, utterances_per_person)
-    report = _report(mechanism, bill, guarantee)
+    guarantee = judge(mechanism, releases, delta, published, neighbours, utterances_per_person)
+    report = _report(mechanism, releases, guarantee)
     if guarantee.status == HOLDS:  # the most that any attack on membership can reach
-        accountant = accountant_for(mechanism, bill, neighbours, utterances_per_person)
+        accountant = accountant_for(mechanism, releases, neighbours, utterances_per_person)
         hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
         rates = {"best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
         report["attack"] = {"best_auc": accountant.best_auc(), **rates}
@@ -150,7 +150,7 @@ def described(as_printed: bool, alpha_max: float, sampling_rate: float | None, *
     return Mechanism.sound(sampling_rate=sampling_rate, **settings)
 
 
-def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
+def _report(mechanism: Mechanism, releases: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
     from edp_lab.privacy import NoGuarantee, claim
     from edp_lab.privacy.guarantee import HOLDS, VOID
     from edp_lab.privacy.schedule import training_releases
@@ -169,13 +169,13 @@ def _report(mechanism: Mechanism, bill: dict[int, int], guarantee: Guarantee) ->
         "epsilon_in_real_numbers": guarantee.conditional_epsilon,
         **{name: getattr(guarantee, name) for name in names},
     }
-    epochs = training_releases(bill)
+    epochs = training_releases(releases)
     noise = [mechanism.noise_std(t) for t in epochs]
     return {
-        "claimed": asdict(claim(mechanism, bill, guarantee.delta)),
+        "claimed": asdict(claim(mechanism, releases, guarantee.delta)),
         "guaranteed": holds,
         "epochs": guarantee.epochs,
-        "releases": sum(bill.values()),
+        "releases": sum(releases.values()),
         "z_t": [mechanism.noise_multiplier_setting(t) for t in epochs],
         "noise_multiplier": [std / sensitivity if sensitivity else None for std in noise],
         "sensitivity": sensitivity,

@@ -30,6 +30,7 @@ from edp_lab.cli.terminal import (
     bar,
     chosen,
     commas,
+    down,
     number,
     numbers,
     print_json,
@@ -107,7 +108,7 @@ def canaries(
     for row in rows:
         exposure = f"{row.exposure:.2f}", "{:.1f}-{:.1f}".format(*row.interval)
         extracted = f"{row.extracted}/{len(row.exposures)}", "{:.2f}-{:.2f}".format(*row.extracted_interval)
-        epsilon = number(row.epsilon_if_seed_secret, 3) if row.repetitions else "-"
+        epsilon = up(row.epsilon_if_seed_secret, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
     Screen().table(lines, groups=1)
     Screen().report(_canaries_to_read(rows, fillings))
@@ -329,13 +330,13 @@ def _three_epsilons(a: MechanismAudit | OneRunAudit, neighbours: str, held: str,
     how = "the sound epsilon itself" if a.mechanism.variant == "sound" else "zCDP, z at face value"
     assuming = "for any mechanism"
     if a.bounds.gaussian is not None:
-        assuming = f"{number(a.bounds.distribution_free, 4)} without assuming Gaussian noise"
+        assuming = f"{down(a.bounds.distribution_free, 4)} without assuming Gaussian noise"
     noise = f"{number(a.noise_multiplier)}; neighbours: {neighbours}, delta {number(a.delta, 3)}"
-    measured = f"at least {number(a.measured_epsilon, 4)} ({assuming})"
+    measured = f"at least {down(a.measured_epsilon, 4)} ({assuming})"
     return [
         ("noise over sensitivity", noise),
         ("claimed epsilon", f"{number(a.claimed_epsilon)} ({how})"),
-        ("guaranteed epsilon", f"{up(a.guaranteed_epsilon)} ({held})"),
+        ("guaranteed epsilon", f"{up(a.epsilon_if_seed_secret)} if the seed were secret ({held})"),
         ("measured epsilon", f"{measured}; so many {what} could show at most {number(a.ceiling, 4)}"),
     ]
 
@@ -346,7 +347,7 @@ def _step_to_read(a: MechanismAudit) -> Report:
     title = f"{name_of(m)}, one step: {m.num_devices} devices, micro-batches of {m.micro_batch_size}, "
     title += f"alpha {m.alpha}{largest}, C {m.clip_norm:g}, z0 {m.z0:g}"
     held = "no guarantee" if public is None else f"no guarantee; {number(public)} if alpha were public"
-    facts = _three_epsilons(a, "zero-out", held if a.guaranteed_epsilon is None else "exact", "draws")
+    facts = _three_epsilons(a, "zero-out", held if a.epsilon_if_seed_secret is None else "exact", "draws")
     facts.append(("canary", "an utterance with a gradient as large as the clip allows; was it there?"))
     for name, rate in (("false alarms", a.false_positive_rate), ("missed", a.false_negative_rate)):
         facts.append((name, f"{rate.errors:,} of {a.draws:,} (probability at most {rate.upper_limit:.3g})"))
@@ -356,7 +357,7 @@ def _step_to_read(a: MechanismAudit) -> Report:
 def _run_to_read(a: OneRunAudit, corpus: str | None) -> Report:
     m = a.mechanism
     sampled = m.sampling_rate is not None
-    held = "no guarantee" if a.guaranteed_epsilon is None else "upper bound" if sampled else "exact"
+    held = "no guarantee" if a.epsilon_if_seed_secret is None else "upper bound" if sampled else "exact"
     epochs = "one epoch" if a.epochs == 1 else f"{a.epochs} epochs"
     title = f"{name_of(m)}, {epochs} of {a.steps // a.epochs} steps, "
     title += "one layer" if corpus is None else f"{a.model} on {corpus}"

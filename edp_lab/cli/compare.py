@@ -95,8 +95,8 @@ def _row(folder: Path) -> Row:
         spent = final or (epochs[-1] if epochs else {})
         if ledger is not None:
             spent = record_guarantee(record, ledger.mechanism, ledger, max(1, len(epochs)))
-        guarantee, epsilon = record["guarantee"], spent.get("conditional_epsilon")
-        if_public = spent.get("epsilon_if_alpha_public")
+        guarantee, epsilon = record["guarantee"], spent["conditional_epsilon"] if spent else None
+        if_public = spent["epsilon_if_alpha_public"] if spent else None
         status, neighbours = guarantee["status"], guarantee["adjacency"] or None
         return {
             "name": str(folder),
@@ -144,8 +144,8 @@ def table_lines(comparison: Comparison) -> list[list[str]]:
     """A line for each property that at least one run has: its title, then a text for each run."""
 
     def text(name: str, value: Any) -> str:
-        if value is not None and (name.startswith("epsilon_") or name == "delta"):
-            return up(value, 4)
+        if name in ("guaranteed_epsilon", "delta") or name.startswith("epsilon_"):
+            return NOTHING if value is None else up(value, 4)
         return number(value, 4, NOTHING) if value is None or isinstance(value, float) else str(value)
 
     names = [name for name in comparison.runs[0] if name not in JSON_ONLY]

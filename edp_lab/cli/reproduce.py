@@ -336,7 +336,7 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
     console = Screen()
     for name, table_rows in groupby(rows, lambda row: row.table):
         table = TABLES[name]
-        epsilons = "epsilon\nclaimed", "epsilon\nguaranteed", "epsilon\nof image"
+        epsilons = "claimed\nepsilon", "epsilon if\nseed secret", "epsilon\nof image"
         lines = [["thesis / ours", *table.columns, "95 %", *epsilons, "delta", "seconds"]]
         for row in table_rows:
             scores = [f"{number(row.printed.get(score), 9, '-')} / {ours:.3g}" for score, ours in row.ours.items()]
@@ -393,19 +393,20 @@ def _show_run(record: ThreePhaseRecord) -> None:
     """Accuracy and epsilon of every part but the single instructors, and what the understudy's epsilon rests on."""
     data, settings, vote = record.data, record.settings, record.labels
     printed = THESIS_ACCURACY.get(settings.model, {})
-    lines = [["", "examples", "accuracy %", "95 %", "thesis %", "seconds", "epsilon\nguaranteed", "epsilon\nof image"]]
+    lines = [["", "examples", "accuracy %", "95 %", "thesis %", "seconds", "epsilon", "epsilon\nof image"]]
     for part in record.parts:
         if part.name.startswith("instructor "):
             continue
         low, high = part.scores.interval
         accuracy = [f"{100 * part.scores.accuracy:.1f}", f"{100 * low:.0f} to {100 * high:.0f}"]
         thesis = f"{100 * printed[part.name]:.0f}" if part.name in printed else ""
-        epsilons = up(part.epsilon_if_seed_secret, 4), up(part.image_epsilon, 4)
+        epsilons = up(part.conditional_epsilon, 4), up(part.image_epsilon, 4)
         lines.append([part.name, f"{part.examples:,}", *accuracy, thesis, f"{part.seconds:.1f}", *epsilons])
     facts = [
         ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),
         ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
-        ("seed", "secret" if settings.private_seed else f"{settings.seed}, published: no epsilon holds"),
+        ("seed", "secret" if settings.private_seed else f"{settings.seed}, published"),
+        ("guaranteed epsilon", "none: each epsilon above takes noise in real numbers and a secret seed"),
     ]
     if vote is not None:
         right = f"{vote.right:.1%} right ({vote.right_without_noise:.1%} without noise)"

@@ -57,10 +57,8 @@ class Budget:
         return min(700.0, math.log(max(ratio, 1e-300)))
 
 
-def calibrate_z0(mechanism: Mechanism, releases: int | Mapping[int, int], budget: Budget, near: float = 1.0) -> float:
+def calibrate_z0(mechanism: Mechanism, releases: int | Mapping[int, int], budget: Budget) -> float:
     """The smallest z0 with which so many epochs, or these releases, stay within the budget; all else as in `mechanism`.
-
-    `near`: where the search begins.
 
     Raises:
         UsageError: no z0 is large enough.
@@ -72,8 +70,7 @@ def calibrate_z0(mechanism: Mechanism, releases: int | Mapping[int, int], budget
         return 0.0 if -SPARED <= overshoot <= 0 else overshoot + SPARED / 2  # at 0 the search ends
 
     least, most = math.log(SMALLEST_Z), math.log(LARGEST_Z)
-    start = math.log(near)
-    before, far, factor = start, start + 1.2 * excess(start), 1.2  # epsilon falls faster than z0 rises: just beyond
+    before, far, factor = 0.0, 1.2 * excess(0.0), 1.2  # epsilon falls faster than z0 rises: just beyond
     while excess(far := min(max(far, least), most)) * excess(before) > 0:
         if far == most:
             raise UsageError(f"no z0 up to {LARGEST_Z:g} gives epsilon {budget.epsilon}: ask for fewer epochs")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_ndtr
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.gdp import check_delta, gdp_epsilon
 from edp_lab.privacy.mechanism import SMALLEST_RATE
 from edp_lab.privacy.pld import PrivacyLossDistribution
@@ -78,8 +78,10 @@ def _check(settings: Mapping[str, Any]) -> None:
     if unclear := [names for names in DECISIVE if len(settings.keys() & set(names.split())) != 1]:
         options = ", ".join(f"--{names.replace(' ', ' or --').replace('_', '-')}" for names in unclear)
         raise UsageError(f"not given, or in two ways: {options}; each decides what holds, so give it once")
+    for name in settings.keys() & {"n", "steps", "epochs", "micro_batch_size"}:
+        check_whole(name, settings[name], 1)
     for name, value in settings.items():
-        if name != "sampler" and not 0 < value <= MOST_RELEASES:
+        if name != "sampler" and not (isinstance(value, int | float) and 0 < value <= MOST_RELEASES):
             raise UsageError(f"{name} is {value!r}: it must be a number above 0, at most {MOST_RELEASES:,}")
     check_delta(settings["delta"])
     if settings["sampler"] not in NEIGHBOURS:

@@ -93,6 +93,8 @@ def releases_by_epoch(
     Raises:
         UsageError: numbers that are not whole, or steps with disjoint batches.
     """
+    if epochs is not None and steps is not None:
+        raise UsageError("epochs and a number of steps: give one of them")
     if isinstance(epochs, Mapping):
         return dict(epochs)
     per_epoch = mechanism.releases_per_epoch
@@ -115,8 +117,9 @@ def training_releases(releases: Mapping[int, int]) -> dict[int, int]:
 
 def epochs_and_counts(releases: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Epoch numbers and counts: (T), (T); UsageError if one of them is not a whole number, 0 or more."""
-    if not all(isinstance(number, Integral) and number >= 0 for pair in releases.items() for number in pair):
-        raise UsageError("releases by epoch must be whole numbers, for epochs counted from 0")
+    for number in (*releases.keys(), *releases.values()):
+        if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number <= MOST_RELEASES:
+            raise UsageError("releases by epoch must be whole numbers, for epochs counted from 0")
     return np.array([*releases.keys()], dtype=np.int64), np.array([*releases.values()], dtype=np.int64)
 
 

@@ -345,7 +345,10 @@ class TableRuns:
         """The result of a finished run with these settings, data and numerics."""
         given = {"config": settings(config), "numerics": self._numerics}
         for line in self._lines:
-            if given.items() <= line.items() and all(self._content(n) == c for n, c in line["contents"].items()):
+            same = (
+                given.items() <= line.items() and "epsilon_if_seed_secret" in line["result"]
+            )  # not an earlier version's
+            if same and all(self._content(n) == c for n, c in line["contents"].items()):
                 return dict(line["result"])
         return None
 

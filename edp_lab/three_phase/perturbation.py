@@ -127,7 +127,7 @@ class ImageGuarantee:
 
 
 def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
-    """The true epsilon of Phase I for images of one `shape`, such as (1, 28, 28).
+    """The epsilon of Phase I for images of one `shape`, such as (1, 28, 28).
 
     Reference: (1, 28, 28), sigma 0.6, delta 1e-5 -> sensitivity 28, epsilon 1287; the thesis says 2.5.
     """

@@ -60,7 +60,7 @@ class Part:
     scores: Scores
     rows: Rows  # of each epoch: loss, test loss, accuracy, seconds; none for a vote
     seconds: float  # of training
-    epsilon_if_seed_secret: float | None  # of one private training example, image and label; None: no guarantee
+    conditional_epsilon: float | None  # of one training example, see `ThreePhaseRecord.status`
     image_epsilon: float | None  # of its image alone, by phase I or the above; None where neither says anything
     why: str  # what epsilon rests on, or why there is none
 

@@ -145,6 +145,7 @@ class PrivacyLedger:
 
     def _take(self, entry: dict[str, Any]) -> None:
         if not self.chain:
+            entry["mechanism"].pop("shared_noise", None)  # earlier versions wrote it; the epsilon is the same
             self.mechanism = Mechanism(**entry["mechanism"])
         else:
             place = entry["step"], entry["key"]

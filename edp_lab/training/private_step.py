@@ -1,7 +1,7 @@
 """eDP-SGD's step under Accelerate, for any module: what `edp_lab.training.dp_step` defines, on this rank's share.
 
 `PrivateStep` is what you use in a training loop of your own. It refuses modules that keep something of the examples
-beside the gradient, such as BatchNorm's running statistics.
+in a buffer or another tensor of theirs, such as BatchNorm's running statistics.
 
 **Layer scales** alpha_k, by which eDP-SGD divides each layer before it clips, come from
 
@@ -62,7 +62,7 @@ class PrivateStep(FlatGradient):
 
     Args:
         model: its parameters with ``requires_grad`` are trained.
-        epochs: how many are billed; a step of a later one is refused.
+        epochs: how many are accounted for; a step of a later one is refused.
         key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
         noise: "per-device" draws as many float noises as there are devices, "aggregate" one.
         micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
@@ -139,7 +139,7 @@ class PrivateStep(FlatGradient):
 
         Raises:
             UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; micro-batches
-                of several under Poisson sampling; a module keeps something beside the gradient, see `unchanged`; as
+                of several under Poisson sampling; a module keeps a tensor of the examples, see `unchanged`; as
                 `clip`.
         """
         self._count(epoch)
@@ -162,13 +162,15 @@ class PrivateStep(FlatGradient):
         return self.release(clipped, epoch, step)
 
     def _count(self, epoch: int) -> None:
-        """UsageError for a step that is not among those billed."""
+        """UsageError for a step that is not among those accounted for."""
         check_whole("epoch", epoch, max(self._steps, default=0))
         self._steps[epoch] += 1
         if epoch >= self.epochs:
-            raise UsageError(f"a step of epoch {epoch}, but {self.epochs} epochs are billed, from 0: bill more of them")
+            raise UsageError(
+                f"a step of epoch {epoch}, but {self.epochs} epochs are accounted for, from 0: account for more"
+            )
         if self.mechanism.sampling_rate and self._steps[epoch] > (most := self.mechanism.releases_per_epoch):
-            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: {most} steps of an epoch are billed")
+            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: {most} steps of an epoch are accounted for")
 
     def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
         """The losses of a micro-batch, if they are of as many examples as the mechanism declares."""
@@ -206,10 +208,10 @@ class PrivateStep(FlatGradient):
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """UsageError if the block changes a parameter or a buffer, which would be released or steer later steps unnoised.
+    """UsageError if the block changes a parameter, a buffer or a tensor in an attribute, which would get no noise.
 
-    Watched are the modules of the model and any other one that is called in the block. What a module keeps elsewhere,
-    in an attribute or a global variable, is out of sight.
+    Watched are the modules of the model and any other one that is called in the block. Numbers, containers, classes and
+    global variables are out of sight.
     """
     names = {module: name for name, module in model.named_modules()}
     before = {module: _tensors(module) for module in names}
@@ -235,9 +237,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _tensors(module: nn.Module) -> dict[str, object]:
-    """Digests of the module's own parameters and buffers, by name."""
-    tensors = {**module._parameters, **module._buffers}
-    return {name: _digest(tensor) for name, tensor in tensors.items() if tensor is not None}
+    """Digests of the module's own parameters, buffers and tensors in its attributes, by name."""
+    held = {**vars(module), **module._parameters, **module._buffers}
+    return {name: _digest(tensor) for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
 def _digest(tensor: Tensor) -> object:

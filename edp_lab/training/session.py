@@ -69,6 +69,8 @@ def resume(
     """
     record, folder = run_files.read_record(folder), Path(folder)
     if record["status"] == "finished":
+        if "guaranteed_epsilon" not in record["final"]:
+            raise UsageError(f"{folder} was trained by another version of edp_lab, and has finished: train again")
         load_model(folder / run_files.MODEL)  # refused where it is damaged
         _complete(folder, record)
         run_files.tidy(folder, run_files.LOCK)

@@ -12,14 +12,7 @@ from scipy import stats
 
 from edp_lab.attacks import one_run
 from edp_lab.attacks.one_run import Directions, LinearModel, Plan, RealModel, audit_one_run, gradient_scores
-from edp_lab.attacks.statistics import (
-    SHARES,
-    Tally,
-    make_guesses,
-    one_run_bounds,
-    one_run_epsilon,
-    one_run_mu,
-)
+from edp_lab.attacks.statistics import SHARES, Tally, make_guesses, one_run_bounds, one_run_epsilon, one_run_mu
 from edp_lab.attacks.step_audit import Finding
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import split
@@ -171,9 +164,14 @@ def test_algorithm_1_as_printed_is_refuted():
         assert audit.verdict is Finding.REFUTED
         assert audit.claimed_epsilon == pytest.approx(1.23, abs=0.01)
         assert (
-            audit.claimed_epsilon < audit.bounds.distribution_free < audit.measured_epsilon < audit.guaranteed_epsilon
+            audit.claimed_epsilon
+            < audit.bounds.distribution_free
+            < audit.measured_epsilon
+            < audit.epsilon_if_seed_secret
         )
-        assert audit.guaranteed_epsilon == judge(audit.mechanism, 1, DELTA, seed_published=False).conditional_epsilon
+        assert (
+            audit.epsilon_if_seed_secret == judge(audit.mechanism, 1, DELTA, seed_published=False).conditional_epsilon
+        )
         assert "refute the claim" in audit.explanation
 
 

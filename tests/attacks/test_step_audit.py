@@ -47,13 +47,13 @@ def test_a_hundred_draws_refute_the_print_and_take_a_private_alpha_for_public():
     public = audit_mechanism(PRINTED, DELTA, KEY, draws=100)
     assert public.verdict is Finding.REFUTED
     assert public.claimed_epsilon == pytest.approx(5.2985, abs=1e-4)
-    assert public.guaranteed_epsilon == pytest.approx(39.38, abs=0.01)
-    assert public.claimed_epsilon < public.measured_epsilon < public.guaranteed_epsilon
+    assert public.epsilon_if_seed_secret == pytest.approx(39.38, abs=0.01)
+    assert public.claimed_epsilon < public.measured_epsilon < public.epsilon_if_seed_secret
     assert public.noise_multiplier == pytest.approx(1 / math.sqrt(32))
     assert "refute" in public.explanation
     private = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 8, 8), DELTA, KEY, draws=100)
-    assert private.guaranteed_epsilon is None
-    assert private.epsilon_if_alpha_public == public.guaranteed_epsilon
+    assert private.epsilon_if_seed_secret is None
+    assert private.epsilon_if_alpha_public == public.epsilon_if_seed_secret
     assert private.bounds == public.bounds
     assert "as if it were public" in private.explanation
 
@@ -62,14 +62,14 @@ def test_a_hundred_draws_refute_the_print_and_take_a_private_alpha_for_public():
 def test_the_sound_mechanism_is_not_refuted(mechanism):
     audit = audit_mechanism(mechanism, DELTA, KEY, draws=300)
     assert audit.verdict is Finding.CONSISTENT
-    assert 0 < audit.measured_epsilon <= audit.claimed_epsilon == audit.guaranteed_epsilon <= audit.ceiling
+    assert 0 < audit.measured_epsilon <= audit.claimed_epsilon == audit.epsilon_if_seed_secret <= audit.ceiling
     assert audit.mu_lower_bound <= 1 / mechanism.z0
 
 
 def test_the_print_is_sound_for_one_utterance_and_without_power_the_audit_says_so():
     audit = audit_mechanism(Mechanism.as_printed(1.0, 1.0, 1, 1, alpha="public"), DELTA, KEY, draws=200)
     assert audit.verdict is Finding.CONSISTENT
-    assert audit.guaranteed_epsilon < audit.claimed_epsilon
+    assert audit.epsilon_if_seed_secret < audit.claimed_epsilon
     mechanism = Mechanism.as_printed(1.0, 0.01, 8, 8, alpha="public")
     audit = audit_mechanism(mechanism, DELTA, KEY, draws=40, confidence=0.9)
     assert audit.false_positive_rate.errors == audit.false_negative_rate.errors == 0

@@ -150,7 +150,7 @@ def test_json_is_the_record_and_nothing_else(output_of):
     assert record["settings"]["phases"] == [2, 3]
     assert record["labels"]["queries"] == 50
     assert record["image_guarantee"] is None
-    assert record["parts"][-1]["epsilon_if_seed_secret"] == record["privacy"]["epsilon"]
+    assert record["parts"][-1]["conditional_epsilon"] == record["privacy"]["epsilon"]
 
 
 @pytest.mark.parametrize(

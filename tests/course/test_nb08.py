@@ -32,7 +32,7 @@ SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
 def test_step_audit_is_the_librarys_own_for_the_same_seed(settings: Any) -> None:
     ours = audit_step(step_noise(), *settings).audit
     assert ours == audit_mechanism(ours.mechanism, 1e-5, key_from_seed(3), settings[-1])
-    assert ours.guaranteed_epsilon == ours.epsilon_if_alpha_public
+    assert ours.epsilon_if_seed_secret == ours.epsilon_if_alpha_public
 
 
 def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() -> None:
@@ -102,7 +102,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
         ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
         ("*any mechanism* alone, with 4.72, would", thousand.bounds.distribution_free, 4.72),
-        ("false even for one GPU, where 10 would hold", single.guaranteed_epsilon, 10.0),
+        ("false even for one GPU, where 10 would hold", single.epsilon_if_seed_secret, 10.0),
         ("all guessed right prove 5.7", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.78),
     ):
         assert says in text

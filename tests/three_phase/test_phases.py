@@ -16,12 +16,7 @@ from edp_lab.corpora.images import Images, load_images
 from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.three_phase.classifier import score_labels
-from edp_lab.three_phase.perturbation import (
-    RESIZED,
-    compare,
-    image_guarantee,
-    perturb,
-)
+from edp_lab.three_phase.perturbation import RESIZED, compare, image_guarantee, perturb
 from edp_lab.three_phase.phases import Event, Job, ThreePhaseRecord, _Run, run_three_phase
 from edp_lab.three_phase.settings import HARD, ONE, PLAIN, UNDERSTUDY, ThreePhaseSettings
 
@@ -61,8 +56,8 @@ def test_all_parts_are_scored_on_the_last_tenth_and_privacy_is_that_of_the_label
     assert record.privacy.query_epsilon == pytest.approx(0.2)
     assert record.privacy.composed["plain sum"] == pytest.approx(18)
     assert record.privacy.composed["zCDP"] == pytest.approx(1.8 + 2 * math.sqrt(1.8 * math.log(1e5)))
-    assert record.part(UNDERSTUDY).epsilon_if_seed_secret == record.privacy.epsilon < 10.91
-    assert record.part(PLAIN).epsilon_if_seed_secret is record.part(HARD).epsilon_if_seed_secret is None
+    assert record.part(UNDERSTUDY).conditional_epsilon == record.privacy.epsilon < 10.91
+    assert record.part(PLAIN).conditional_epsilon is record.part(HARD).conditional_epsilon is None
     assert record.part(ONE).image_epsilon == record.image_guarantee.epsilon == pytest.approx(144.89, abs=0.01)
     assert record.part(UNDERSTUDY).image_epsilon == record.privacy.epsilon
     assert record.part(PLAIN).image_epsilon is None
@@ -114,11 +109,11 @@ def test_fewer_labels_cost_less_and_a_vote_without_noise_guarantees_nothing(jobs
     found = run_three_phase(replace(QUICK, labels=20, vote="gaussian", vote_epsilon=1.0), FEW)
     assert len(jobs[UNDERSTUDY].x) == found.labels.queries == 20
     sigma = found.settings.aggregator().noise
-    assert found.part(UNDERSTUDY).epsilon_if_seed_secret == pytest.approx(
+    assert found.part(UNDERSTUDY).conditional_epsilon == pytest.approx(
         gdp_epsilon(math.sqrt(40) / sigma, 1e-5), rel=1e-9
     )
     found = run_three_phase(replace(QUICK, vote="hard"), FEW)
-    assert found.part(UNDERSTUDY).epsilon_if_seed_secret is None
+    assert found.part(UNDERSTUDY).conditional_epsilon is None
     assert found.labels.right == found.labels.right_without_noise
     assert found.status == "none"
 
@@ -170,10 +165,10 @@ def test_private_instructors_are_as_private_as_the_worst_and_a_private_understud
     """T9: parallel composition is the maximum, not a tenth. T15: its epsilon is that of its labels, with or without."""
     private = {"epochs": 1, "train_epsilon": 5.0}
     found = run_three_phase(ThreePhaseSettings(instructors=2, phases=(1, 2), method="dp-adam", **private), FEW)
-    each = [found.part(f"instructor {i}").epsilon_if_seed_secret for i in (1, 2)]
-    assert found.part(HARD).epsilon_if_seed_secret == max(each) == pytest.approx(5, rel=0.02)
+    each = [found.part(f"instructor {i}").conditional_epsilon for i in (1, 2)]
+    assert found.part(HARD).conditional_epsilon == max(each) == pytest.approx(5, rel=0.02)
     found = run_three_phase(replace(QUICK, understudy_method="dp-adam", **private), FEW)
-    assert found.part(UNDERSTUDY).epsilon_if_seed_secret == found.privacy.epsilon
+    assert found.part(UNDERSTUDY).conditional_epsilon == found.privacy.epsilon
     assert "adds nothing" in found.part(UNDERSTUDY).why
 
 

@@ -43,7 +43,7 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
         Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
     }[audit.verdict]
     role = "printed" if audit.verdict is Finding.REFUTED else "plain"
-    proven = Tile("proven", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", role)
+    proven = Tile("measured", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", role)
     missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
     sentence = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
     return trial(audit, "one step"), proven, sentence

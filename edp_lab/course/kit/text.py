@@ -258,20 +258,20 @@ def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
     return Tile(label, value, unit, "claimed")
 
 
-def holds(value: str, unit: str = "", label: str = "holds") -> Tile:
-    """The tile of what is so."""
+def holds(value: str, unit: str = "", label: str = "guaranteed") -> Tile:
+    """The tile of what holds."""
     return Tile(label, value, unit, "holds")
 
 
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
-    """The epsilon that the paper's accounting claims, and the one that holds."""
+    """The epsilon that the paper's accounting claims, and the guaranteed one."""
     at = f"ε at δ = {short(held.delta)}"
     claim = claimed("nothing" if held.claimed_epsilon is None else digits(held.claimed_epsilon), at)
     if held.conditional_epsilon is not None:
         return claim, holds(at_most(held.conditional_epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public
     unit = at if public is None else f"with a public α: ε = {at_most(public)}"
-    return claim, Tile("holds", "no guarantee", unit, "printed")
+    return claim, Tile("guaranteed", "none", unit, "printed")
 
 
 class Tiles(anywidget.AnyWidget):

@@ -77,7 +77,7 @@ def _account(result: Cloud | Training, **bill: Any) -> str:
 def _held(guarantee: Guarantee | None, of: str) -> Tile:
     """The tile of the guaranteed epsilon."""
     if guarantee is None or guarantee.conditional_epsilon is None:
-        return holds("no guarantee", of)
+        return holds("none", of)
     return holds(f"ε = {at_most(guarantee.conditional_epsilon)}", f"{of}, with a secret seed, δ = {short(DELTA)}")
 
 

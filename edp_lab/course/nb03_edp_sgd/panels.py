@@ -143,7 +143,7 @@ def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     claim_tile, public = epsilons(result.guarantee)[0], at_most(result.epsilon[PRINTED_NAME])
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z allows {claim}."
-    held = Tile("holds", "no guarantee", f"with a public α: ε = {public}", "printed")
+    held = Tile("guaranteed", "none", f"with a public α: ε = {public}", "printed")
     return claim_tile, held, sentence
 
 

@@ -448,7 +448,7 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     bound = f"{math.ceil(10 * cell.log10_guaranteed_if_alpha_public - 1e-9) / 10:g}"
     return (
         claimed(f"log₁₀ ε = {cell.log10_epsilon:g}", f"printed, δ = {short(cell.delta)}"),
-        Tile("holds", "no guarantee", f"with a public α: log₁₀ ε = {bound}", "printed"),
+        Tile("guaranteed", "none", f"with a public α: log₁₀ ε = {bound}", "printed"),
         f"{epochs[0].upper()}{epochs[1:]} can explain {result.reachable} of 36 printed ε, {here}.",
     )
 

@@ -22,18 +22,7 @@ from edp_lab.course.kit.controls import choice, decades, decay_of, number, requi
 from edp_lab.course.kit.figure import Figure, figure, line, log_axis, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import Runs
-from edp_lab.course.kit.text import (
-    Html,
-    Tile,
-    Words,
-    at_most,
-    count,
-    epsilons,
-    html_table,
-    plain,
-    short,
-    train_command,
-)
+from edp_lab.course.kit.text import Html, Tile, Words, at_most, count, epsilons, html_table, plain, short, train_command
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import HOLDS, INK, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError

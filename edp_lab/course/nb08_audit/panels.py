@@ -77,7 +77,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
     )
 
 
-ROWS = ("claimed", "holds", "proven:\nGaussian", "proven: any\nmechanism", "at most\nprovable")
+ROWS = ("claimed", "guaranteed", "measured:\nGaussian", "measured: any\nmechanism", "at most\nmeasurable")
 FLOOR = 0.05  # a lower bound of 0 has no place on a log axis
 
 
@@ -85,11 +85,11 @@ def draw_scale(result: StepAudit) -> Figure:
     """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
     claim, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
-    assert audit.guaranteed_epsilon is not None  # see `StepNoise.audit`
+    assert audit.epsilon_if_seed_secret is not None  # see `StepNoise.audit`
     ranges = ((gaussian, PLAIN, "solid", bounds.gaussian), (free, OTHER, "dot", bounds.distribution_free))
     numbers = (
         (claim, CLAIMED, "square", audit.claimed_epsilon),
-        (true, HOLDS, "circle", audit.guaranteed_epsilon),
+        (true, HOLDS, "circle", audit.epsilon_if_seed_secret),
         (most, INK, "line-ns-open", audit.ceiling),
     )
     last = max(2.0, math.ceil(math.log10(max(value for *_, value in (*ranges, *numbers))) + 0.4))
@@ -120,11 +120,11 @@ def draw_scale(result: StepAudit) -> Figure:
 
 def table(results: Mapping[str, StepAudit]) -> str:
     """Audits of steps side by side in plain text, one a line, under a heading."""
-    rows: list[tuple[str, ...]] = [("", "claimed", "holds", "proven", "any mechanism", "verdict")]
+    rows: list[tuple[str, ...]] = [("", "claimed", "guaranteed", "measured", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
         rows.append(
-            (label, on_trial(audit), at_most(audit.guaranteed_epsilon), *map(at_least, bounds), str(audit.verdict))
+            (label, on_trial(audit), at_most(audit.epsilon_if_seed_secret), *map(at_least, bounds), str(audit.verdict))
         )
     return columns(rows)
 
@@ -203,10 +203,10 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
     """What is claimed, how many audits of one setting refute it, and whether they are right."""
     last, of = audits[-1], count(len(audits), "audit")
     refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
-    if last.guaranteed_epsilon is None:
+    if last.epsilon_if_seed_secret is None:
         sentence = "No ε holds: float32 arithmetic swallows noise this small."
-    elif last.claimed_epsilon < last.guaranteed_epsilon:
-        true, finds = at_most(last.guaranteed_epsilon), "finds" if 1 in (refuted, len(audits)) else "find"
+    elif last.claimed_epsilon < last.epsilon_if_seed_secret:
+        true, finds = at_most(last.epsilon_if_seed_secret), "finds" if 1 in (refuted, len(audits)) else "find"
         sentence = (
             f"The claim is false: ε = {true} holds, not {d(last.claimed_epsilon)}; {refuted} of {of} {finds} it out."
         )
@@ -243,7 +243,7 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
     gaussian, free = [audit.measured_epsilon for audit in rows], [audit.bounds.distribution_free for audit in rows]
     as_claimed, true = (
-        [getattr(audit, name) for audit in rows[:1]] * 2 for name in ("claimed_epsilon", "guaranteed_epsilon")
+        [getattr(audit, name) for audit in rows[:1]] * 2 for name in ("claimed_epsilon", "epsilon_if_seed_secret")
     )
     return figure(
         "What each audit proves",

@@ -226,7 +226,7 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
     sigma, epsilon = result.settings.sigma, result.guarantee.epsilon
     claim = claimed(digits(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
     if not sigma:
-        return claim, holds("no guarantee", "without noise"), "Without noise the images leave as they are."
+        return claim, holds("none", "without noise"), "Without noise the images leave as they are."
     sentence = f"A black and a white image are {result.guarantee.sensitivity:g} apart; "
     if epsilon > CLAIMED_EPSILON:
         sentence += f"for the claimed ε no two may be more than {at_least(result.sensitivity_needed)} apart."
@@ -506,7 +506,7 @@ def draw_bill(result: LabelBill) -> Figure:
     on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε ≈ %{y:.3g}"}
     return figure(
         "What labels cost",
-        line("holds", HOLDS, width=3, y=least, **on),
+        line("guaranteed", HOLDS, width=3, y=least, **on),
         line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in result.composed, **on),
         line("claimed", CLAIMED, "dash", y=as_claimed, **on),
         fig.vline(account.queries, line=fig.DOTTED),
