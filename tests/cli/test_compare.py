@@ -17,7 +17,7 @@ from tests.cli.conftest import write_rows
 
 SCORES = {"ser": 0.5, "intent_accuracy": 0.25, "slot_f1": 0.125, "exact_match": 0.0625}
 VOID, FLOATS = "void: seed published", "for real numbers only"
-KINDS = ("that_holds", "if_seed_secret", "in_real_numbers", "if_alpha_public")
+KINDS = ("guaranteed_epsilon", "epsilon_if_seed_secret", "epsilon_in_real_numbers", "epsilon_if_alpha_public")
 
 
 def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **config: Any) -> dict[str, Any]:
@@ -25,7 +25,11 @@ def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **con
     told = asdict(TrainConfig(corpus="smart-home", method=method, epochs=epochs, delta=1e-5, **config))
     plain = method == "sgd"
     epsilon = None if plain else 8.0
-    bill = {"claimed_epsilon": None if plain else 9.0, "epsilon": epsilon, "epsilon_if_alpha_public": epsilon}
+    bill = {
+        "claimed_epsilon": None if plain else 9.0,
+        "conditional_epsilon": epsilon,
+        "epsilon_if_alpha_public": epsilon,
+    }
     return {
         "status": "finished",
         "ledger": None,
@@ -91,7 +95,7 @@ def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
     printed["guarantee"]["status"] = "none"
     printed["final"]["conditional_epsilon"] = None
     found = compare_runs(runs(holds=holds, void=record(), floats=floats, printed=printed, plain=record("sgd")))
-    names = ("guarantee", "delta", "claimed_epsilon", *(f"epsilon_{kind}" for kind in KINDS))
+    names = ("guarantee", "delta", "claimed_epsilon", *KINDS)
     assert [tuple(run[name] for name in names) for run in found.runs] == [
         ("holds", 1e-5, 9.0, 8.0, None, None, None),
         (VOID, 1e-5, 9.0, None, 8.0, None, None),

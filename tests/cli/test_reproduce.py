@@ -24,7 +24,8 @@ def reproduce(output_of, monkeypatch, tmp_path):
             "validation_ser": 0.1, "ser": 0.1 + 0.01 * config.seed + (0 if plain else 0.02),
             "run": f"run-{config.seed}",
             "claimed_epsilon": None if plain else 1 / config.z0, "delta": 1e-4, "examples": 600, "seconds": 1.0,
-            "epsilon": None if plain or config.as_printed else 3e4, "epsilon_if_alpha_public": None if plain else 9e5,
+            "epsilon_if_seed_secret": None if plain or config.as_printed else 3e4,
+            "epsilon_if_alpha_public": None if plain else 9e5,
             "device": "cpu", "machine": "x", "threads": 1, "versions": {}, "auc": 0.6, "loss_auc": 0.65,
             "shadow_corpora": ["generated"],
         }  # fmt: skip

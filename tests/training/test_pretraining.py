@@ -124,12 +124,6 @@ def test_the_command_makes_what_build_model_reads(tmp_path, model):
     assert result.stderr.count("epoch") == (2 if model == "bert" else 0)
     built = build_model(model, Labels(("a", "b"), ()), seed=0, private=True, pretrained=out)
     assert "kitchen" in str(built.config())
-    if model == "clc":
-        return
-    short = str(tmp_path / "short")
-    result = CliRunner().invoke(app, ["--published", out, "--layers", "1", "--out", short])
-    assert (result.exit_code, result.stdout) == (0, f"{short}\n"), result.output
-    assert len(load_bert(short)[0].encoder.layer) == 1 < len(load_bert(out)[0].encoder.layer)
 
 
 def test_the_text_of_pretraining(tmp_path):
