@@ -39,7 +39,7 @@ from edp_lab.corpora.corpus import Corpus, Utterance, split
 from edp_lab.errors import UsageError
 from edp_lab.models.crf import forward_backward, path_score
 from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import accountant_for, judge, releases_by_epoch
+from edp_lab.privacy import judge
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_model
@@ -88,7 +88,6 @@ class Memorisation:
     # Of all copies of a canary together (group privacy), at `delta`; None: no guarantee.
     epsilon_if_seed_secret: float | None = None
     claimed_epsilon: float | None = None  # by the paper's accounting, which ignores copies; None if there is no claim
-    extraction_limit: float | None = None  # the guarantee allows no larger share with rank 1 in expectation
     delta: float | None = None
     guarantee: str = "none"  # its status,
     reason: str = "never inserted: the control"
@@ -230,26 +229,18 @@ def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
             extracted_interval=clopper_pearson(extracted, len(group), CONFIDENCE),
             test_ser=ser,
         )
-        rows.append(_protected(row, run, fillings) if times else row)
+        rows.append(_protected(row, run) if times else row)
     return rows
 
 
-def _protected(row: Memorisation, run: Trainer, fillings: int) -> Memorisation:
+def _protected(row: Memorisation, run: Trainer) -> Memorisation:
     """The row with the guarantee for all copies of a canary together: a person with so many utterances."""
-    mechanism, epochs = run.mechanism, run.config.epochs
-    judged = judge(mechanism, epochs, run.delta, utterances_per_person=row.repetitions)
-    limit = None
-    if mechanism is not None and judged.conditional_epsilon is not None:
-        # Without its copies the model knows nothing of a canary, which then has rank 1 with chance 1/fillings.
-        accountant = accountant_for(
-            mechanism, releases_by_epoch(mechanism, epochs), utterances_per_person=row.repetitions
-        )
-        limit = float(accountant.best_tpr(np.array([1 / fillings]))[0])
+    mechanism = run.mechanism
+    judged = judge(mechanism, run.config.epochs, run.delta, utterances_per_person=row.repetitions)
     return replace(
         row,
         epsilon_if_seed_secret=judged.conditional_epsilon,
         claimed_epsilon=judged.claimed_epsilon,
-        extraction_limit=limit,
         delta=None if mechanism is None else run.delta,
         guarantee=judged.status,
         reason=judged.reason,

@@ -127,11 +127,6 @@ def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
     for row in {row.method: row for row in rows if row.repetitions and row.epsilon_if_seed_secret is None}.values():
         claimed = "" if row.claimed_epsilon is None else f"; claimed epsilon {row.claimed_epsilon:.3g}"
         facts.append((row.method, f"no guarantee: {row.reason}{claimed}"))
-    for row in rows:
-        if row.extraction_limit is not None and row.extraction_limit < 0.995:
-            copies = "1 copy" if row.repetitions == 1 else f"{row.repetitions} copies"
-            limit = f"the guarantee allows {100 * row.extraction_limit:.2g} % of canaries to be extracted on average"
-            facts.append((f"{row.method}, {copies}", limit))
     return Report(facts=facts)
 
 

@@ -171,16 +171,14 @@ def commas(*texts: str) -> list[str]:
 
 
 def neighbours_named(text: str | None) -> Any:
-    """The `Adjacency` of that name, ours or dp_accounting's, in any case; UsageError if there is none."""
+    """The `Adjacency` of that name, in any case; UsageError if there is none."""
     from edp_lab.privacy import Adjacency
 
-    known = {name.lower(): member for name, member in Adjacency.__members__.items()}
-    named = known | {member.value.lower(): member for member in Adjacency}
     if text is None:
         return None
-    if str(text).lower() not in named:
-        raise UsageError(f"unknown adjacency {text!r}: choose {', '.join(known)}")
-    return named[str(text).lower()]
+    if text.upper() not in Adjacency.__members__:
+        raise UsageError(f"unknown adjacency {text!r}: choose {', '.join(map(str.lower, Adjacency.__members__))}")
+    return Adjacency[text.upper()]
 
 
 # ---- What commands print ---------------------------------------------------------------------------------------------

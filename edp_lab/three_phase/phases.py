@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -62,7 +61,6 @@ class Part:
     seconds: float  # of training
     conditional_epsilon: float | None  # of one training example, see `ThreePhaseRecord.status`
     image_epsilon: float | None  # of its image alone, by phase I or the above; None where neither says anything
-    why: str  # what epsilon rests on, or why there is none
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,6 @@ class ThreePhaseRecord:
     parts: list[Part] = field(default_factory=list)
     labels: Labels | None = None  # of the vote,
     privacy: VoteAccount | None = None  # and what they cost
-    # Of one instructor on everything, of all N as the clock saw it, and how many processes shared them.
-    seconds: dict[str, float] = field(default_factory=dict)
     # Of the guarantee: `IDEAL` (its noise is float), `VOID` (whoever knows the seed can redraw it), or "none".
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
@@ -180,7 +176,7 @@ def run_three_phase(
         listener: called after every epoch; of instructors, after the last one.
     """
     run = _Run(settings, images, listener)
-    run.train_one(PLAIN, "trained without noise")
+    run.train_one(PLAIN)
     if 1 in settings.phases:
         run.phase_one()
     if 2 in settings.phases:
@@ -200,7 +196,6 @@ class _Run:
         _check(settings, images, self.public)
         self.settings, self.images, self.listener = settings, images, listener
         self.key = secrets.randbits(128) if settings.private_seed else key_from_seed(f"three phases {settings.seed}")
-        self.bare = "trained without noise"  # why a network has no epsilon that was trained without a private method
         self.voters: list[ImageClassifier] = []
         self.answers = np.zeros(0, dtype=np.int64)
         sha256 = hashlib.sha256()
@@ -210,13 +205,11 @@ class _Run:
         data |= {"train": len(images.train), "public": self.public, "test": len(images.test) - self.public}
         self.record = ThreePhaseRecord(settings, {**data, "sha256": sha256.hexdigest()}, versions=versions())
 
-    def train_one(self, name: str, why: str) -> None:
+    def train_one(self, name: str) -> None:
         """A network on the whole training set: the plain model, or the only instructor."""
         job = self._job(name, self.images.train, self.images.train_labels, self.settings.method)
-        start = time.perf_counter()
         trained = job.train(self.listener)
-        self.record.seconds[ONE] = time.perf_counter() - start
-        self._keep(job, trained, *_cost(trained, why))
+        self._keep(job, trained, trained.guarantee.conditional_epsilon)
         self.voters = [trained.model]
 
     def phase_one(self) -> None:
@@ -224,10 +217,8 @@ class _Run:
         before, sigma = self.images, self.settings.sigma
         after = self.images = noised(before, sigma, self.key)
         self.record.pixels = {part: compare(getattr(before, part), getattr(after, part)) for part in ("train", "test")}
-        guarantee = self.record.image_guarantee = image_guarantee(after.train.shape[1:], sigma, self.settings.delta)
-        if math.isfinite(guarantee.epsilon):
-            self.bare = "labels are not protected"
-        self.train_one(ONE, self.bare)
+        self.record.image_guarantee = image_guarantee(after.train.shape[1:], sigma, self.settings.delta)
+        self.train_one(ONE)
 
     def phase_two(self) -> None:
         """Instructors on disjoint parts, and their votes without noise."""
@@ -237,26 +228,21 @@ class _Run:
             for i, part in enumerate(parts, 1)
         }
         workers = min(self.settings.workers or usable_workers(examples), len(jobs))
-        start = time.perf_counter()
         finished: dict[int, Trained] = {}
         for i, result in parallel(Job.train, jobs, workers, "train the instructors with fewer workers"):
             finished[i], last = result, result.rows[-1]
             self.listener(Event(jobs[i].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
-        trained, seconds = [finished[i] for i in jobs], time.perf_counter() - start
-        self.record.seconds |= {"instructors": seconds, "processes": workers}
+        trained = [finished[i] for i in jobs]
         for job, done in zip(jobs.values(), trained, strict=True):
-            self._keep(job, done, *_cost(done, self.bare))
+            self._keep(job, done, done.guarantee.conditional_epsilon)
         self.voters = [done.model for done in trained]
         # Parallel composition: votes are as private as the worst instructor, if in the neighbouring data set everyone
         # else keeps their instructor. Splitting n - 1 examples would move them, so this is the epsilon of an example
         # that is left out while its place stays empty.
         epsilons = [done.guarantee.conditional_epsilon for done in trained]
-        worst, why = None, "no noise on the votes"
-        if None not in epsilons:
-            worst = max(epsilon for epsilon in epsilons if epsilon is not None)
-            why = "the worst of its instructors (one example left out, all others where they are)"
+        worst = None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
         predicted = self._counts(slice(self.public, None)).argmax(axis=1)
-        self._add(HARD, examples, predicted, worst, why, [], seconds)
+        self._add(HARD, examples, predicted, worst, [], sum(part.seconds for part in self.record.parts[-len(jobs) :]))
 
     def label(self) -> None:
         """Put the public images to the vote, and account for it."""
@@ -279,12 +265,10 @@ class _Run:
         assert account is not None
         labelled = self.images.test[: len(self.answers)]
         job = self._job(UNDERSTUDY, labelled, self.answers, self.settings.understudy_method)
-        epsilon, why = None, "no noise on the votes"
-        if math.isfinite(account.epsilon):
-            # T15: private training would protect images that are public and labels that are noised already.
-            epsilon = account.epsilon
-            why = "its labels; its private training adds nothing" if job.settings.private else "its labels"
-        self._keep(job, job.train(self.listener), epsilon, why)
+        # Its labels cost epsilon and nothing else does (T15): private training would protect images that are public and
+        # labels that are noised already.
+        epsilon = account.epsilon if math.isfinite(account.epsilon) else None
+        self._keep(job, job.train(self.listener), epsilon)
 
     def _job(self, name: str, x: NDArray[np.float32], y: Classes, method: str) -> Job:
         settings = self.settings.training(method, len(x), self.images.classes, name)
@@ -295,24 +279,18 @@ class _Run:
         predicted = [voter.predict(self.images.test[queries]) for voter in self.voters]
         return vote_counts(predicted, self.images.classes)
 
-    def _keep(self, job: Job, trained: Trained, epsilon: float | None, why: str) -> None:
+    def _keep(self, job: Job, trained: Trained, epsilon: float | None) -> None:
         seconds = sum(row["seconds"] for row in trained.rows)
-        self._add(job.name, len(job.x), trained.model.predict(job.test_x), epsilon, why, trained.rows, seconds)
+        self._add(job.name, len(job.x), trained.model.predict(job.test_x), epsilon, trained.rows, seconds)
 
     def _add(
-        self, name: str, examples: int, predicted: Classes, epsilon: float | None, why: str, rows: Rows, seconds: float
+        self, name: str, examples: int, predicted: Classes, epsilon: float | None, rows: Rows, seconds: float
     ) -> None:
         scores = score_labels(self.images.test_labels[self.public :], predicted, self.images.classes)
         noise = self.record.image_guarantee
         image = min(noise.epsilon if noise else math.inf, math.inf if epsilon is None else epsilon)
         image_epsilon = image if math.isfinite(image) else None
-        self.record.parts.append(Part(name, examples, scores, rows, seconds, epsilon, image_epsilon, why))
-
-
-def _cost(trained: Trained, otherwise: str) -> tuple[float | None, str]:
-    """Epsilon of a network by its own training, and what it rests on."""
-    epsilon = trained.guarantee.conditional_epsilon
-    return epsilon, otherwise if epsilon is None else "its private training (one example added or removed)"
+        self.record.parts.append(Part(name, examples, scores, rows, seconds, epsilon, image_epsilon))
 
 
 def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
