@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from edp_lab.corpora.catalog import load_corpus
-from edp_lab.corpora.corpus import Corpus, Split, Utterance, split
+from edp_lab.corpora.corpus import Utterance, split
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.corpora.metrics import Scores, Tally, spans
 from edp_lab.errors import UsageError
@@ -54,20 +54,15 @@ def evaluate_model(
     return (sum(gather_object([tally]), Tally()) if world > 1 else tally).scores()
 
 
-def run_data(run: str | Path) -> tuple[dict[str, Any], Corpus, Split]:
-    """A run's record, its corpus and the split it was trained on; UsageError if the corpus is another by now."""
-    record = read_record(run)
-    config = record["config"]
-    corpus = load_corpus(config["corpus"])
-    if corpus.sha256 != record["corpus"]["sha256"]:
-        raise UsageError(f"corpus {config['corpus']!r} is not the one of {run}: its content has changed since")
-    return record, corpus, split(corpus, config["seed"], **TrainConfig.from_record(record).split)
-
-
 def evaluate_run(run: str | Path) -> dict[str, float | None]:
     """SER, intent accuracy, slot F1 and exact match on the run's own test split."""
-    _, _, parts = run_data(run)
-    return asdict(evaluate_model(load_model(Path(run) / MODEL), parts.test))
+    record = read_record(run)
+    config = TrainConfig.from_record(record)
+    corpus = load_corpus(config.corpus)
+    if corpus.sha256 != record["corpus"]["sha256"]:
+        raise UsageError(f"corpus {config.corpus!r} is not the one of {run}: its content has changed since")
+    data = split(corpus, config.seed, **config.split)
+    return asdict(evaluate_model(load_model(Path(run) / MODEL), data.test))
 
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:
