@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edp_lab import corpora
+from edp_lab.corpora import catalog
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL, write_whole
 from edp_lab.training import checkpoint
@@ -94,14 +94,14 @@ def test_a_fault_of_the_machine_is_one_sentence(cli, monkeypatch, error, said):
     def fails():
         raise error
 
-    monkeypatch.setattr(corpora, "list_corpora", fails)
+    monkeypatch.setattr(catalog, "list_corpora", fails)
     status, out, err = cli("data", "list")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {said}")
 
 
 def test_a_fault_of_the_library_keeps_its_traceback(cli, monkeypatch):
-    monkeypatch.delattr(corpora, "list_corpora")
+    monkeypatch.delattr(catalog, "list_corpora")
     with pytest.raises(ImportError):
         cli("data", "list")
 

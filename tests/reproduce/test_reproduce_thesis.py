@@ -46,7 +46,9 @@ def guess(job: Job, *_: object) -> Any:
     rows = [{"epoch": k, "loss": 2.0 / k, "test_loss": 2.5, "accuracy": 0.1, "seconds": 0.5} for k in (1, 2)]
     record = {**asdict(settings), "mechanism": {"z0": 1.0} if settings.private else None, "rows": rows}
     model = SimpleNamespace(predict=lambda x: rng.integers(0, settings.classes, len(x)))
-    return SimpleNamespace(model=model, rows=rows, guarantee=SimpleNamespace(epsilon=epsilon), record=record)
+    return SimpleNamespace(
+        model=model, rows=rows, guarantee=SimpleNamespace(conditional_epsilon=epsilon), record=record
+    )
 
 
 @pytest.fixture(scope="module")

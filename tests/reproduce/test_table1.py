@@ -76,7 +76,7 @@ class Runs:
             "loss_auc": auc - 0.01,
             "validation_ser": 0.10 if plain else self.validation.get(config.z0, 0.13),
             "ser": (0.15 if half else 0.1 if plain else 0.2) * (1 + config.seed),
-            "epsilon": None if plain or config.as_printed else 7.0,
+            "epsilon_if_seed_secret": None if plain or config.as_printed else 7.0,
             "epsilon_if_alpha_public": None if plain else 9.0,
             "run": f"{config.method}-{config.z0}-{config.seed}",
             **dict.fromkeys(("delta", "threads", "versions", "examples", "seconds"), 1),

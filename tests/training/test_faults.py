@@ -60,7 +60,7 @@ def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
     if FAULTS["die_before"] is not None:
         sys.addaudithook(partial(count_down, [FAULTS["die_before"]], str(home)))
     before(PrivacyLedger, "write", hold)
-    before(noise, "release", note)
+    before(noise, "add_exactly", note)
     patch = pytest.MonkeyPatch()
     patch.setattr(run, "SAVE_EVERY", FAULTS["save_every"])
     patch.setattr(torch, "set_num_threads", lambda _: set_threads(FAULTS["threads"]))

@@ -91,7 +91,7 @@ def no_room_after(monkeypatch, tmp_path):
 
 
 def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, monkeypatch):
-    original, seen = noise.release, []
+    original, seen = noise.add_exactly, []
 
     def look(pieces, key, purpose, step, block):
         seen.append(step)
@@ -99,7 +99,7 @@ def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, m
         assert lines(tmp_path / "run")[-1]["key"] == fingerprint(key)
         original(pieces, key, purpose, step, block)
 
-    monkeypatch.setattr(noise, "release", look)
+    monkeypatch.setattr(noise, "add_exactly", look)
     train(config(corpus), tmp_path / "run")
     assert sorted(set(seen)) == list(range(2 * STEPS))
     assert [line["epoch"] for line in lines(tmp_path / "run")] == [0] * STEPS + [1] * STEPS
@@ -138,8 +138,8 @@ def test_a_folder_with_a_billed_step_or_with_files_of_somebody_else_is_not_empty
 
 
 def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch, no_room_after):
-    original, drawn = noise.release, set()
-    monkeypatch.setattr(noise, "release", lambda *a: drawn.add(a[3]) or original(*a))
+    original, drawn = noise.add_exactly, set()
+    monkeypatch.setattr(noise, "add_exactly", lambda *a: drawn.add(a[3]) or original(*a))
     no_room_after(1 + STEPS + 1)  # the mechanism, one epoch, one step
     with pytest.raises(UsageError, match=r"ledger .* cannot be written .*No space left"):
         train(config(corpus, private_seed=True), tmp_path / "run")

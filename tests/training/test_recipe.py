@@ -40,7 +40,7 @@ def test_the_noise_keeps_epsilon_and_not_much_more(corpus, epsilon, given):
     config = made.config
     found = judge(config.mechanism(made.protected), config.epochs, made.delta, False)
     assert found.status == "holds"
-    assert 0.99 * epsilon <= found.epsilon <= epsilon
+    assert 0.99 * epsilon <= found.guaranteed_epsilon <= epsilon
     assert config.private_seed
     assert given.items() <= vars(config).items()
     settings = {line.setting: line.value for line in made.lines}
@@ -97,12 +97,13 @@ def test_epochs_show_what_the_certificate_will_say(run, capsys):
         == judge(made.config.mechanism(made.protected), 1, made.delta, False).guaranteed_epsilon
     )
     with listening() as listen:
-        listen(EpochDone(1, 2, {**last, "epsilon": 7.9861}, "holds"))
+        listen(EpochDone(1, 2, {**last, "conditional_epsilon": 7.9861}, "holds"))
     assert "epsilon 7.99 " in "".join(capsys.readouterr())  # rounded up
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("epsilon", 1.0), ("unit", "one country"), ("releases", 1), ("public_by_assumption", [])]
+    ("name", "value"),
+    [("guaranteed_epsilon", 1.0), ("unit", "one country"), ("releases", 1), ("public_by_assumption", [])],
 )
 def test_a_certificate_that_says_more_than_the_ledger_is_refused(run, tmp_path, name, value):
     *_, folder = run

@@ -49,7 +49,7 @@ def test_record_has_every_field_and_a_guarantee_from_the_mechanism(corpus, tmp_p
     assert {"config", "versions", "device", "world_size", "corpus", "epochs", "final", "guarantee"} <= set(record)
     assert record["corpus"]["sha256"] == load_corpus(corpus).sha256
     keys = {"loss", "seconds", "ser", "intent_accuracy", "slot_f1", "exact_match", "z_t", "noise_multiplier"}
-    keys |= {"claimed_epsilon", "epsilon", "epsilon_if_alpha_public"}
+    keys |= {"claimed_epsilon", "conditional_epsilon", "guaranteed_epsilon", "epsilon_if_alpha_public"}
     assert [set(row) for row in (*record["epochs"], record["final"])] == [keys] * 3
     assert [row["z_t"] for row in record["epochs"]] == pytest.approx([0.7, 0.7 / 1.5])
     mechanism = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
