@@ -202,7 +202,7 @@ def round_closely(
     margin: float,
     unsure: np.ndarray,
 ) -> int:
-    """As `round_sums`, what it left at places (n) of a block, by 64 further bits for each radius and angle: (n, 2).
+    """Round what `round_sums` left at places (n) of a block, by 64 further bits for each radius and angle: (n, 2).
 
     The numbers start at place `start`; raw: the bits of all radii of the block, then of all angles. Places that remain
     unsure go into `unsure`; returns how many there are.

@@ -94,7 +94,7 @@ def hint_of(error: Exception) -> str:
 
 @contextmanager
 def writing(what: object, hint: str) -> Iterator[None]:
-    """Where the block's file or folder cannot be written, as on a full disk, say so by a UsageError."""
+    """Raise a UsageError if the block's file or folder cannot be written, as on a full disk."""
     try:
         yield
     except (UsageError, BrokenPipeError):  # the second is no fault: whoever reads has read enough

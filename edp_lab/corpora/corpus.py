@@ -116,7 +116,7 @@ class Ragged:
         return (codes if self.table is None else self.table[codes]), lengths
 
     def take(self, examples: np.ndarray) -> tuple[Tensor, Tensor]:
-        """As `gather`, but tensors."""
+        """The same as `gather`, as tensors."""
         import torch
 
         rows, lengths = self.gather(examples)

@@ -97,7 +97,7 @@ def _check_place(key: int, path: tuple[int, ...]) -> None:
 
 
 def own_memory(use: str, size: int, kind: Any) -> np.ndarray:
-    """Of this thread's own, of any content, for one use at a time: fresh pages would cost a fifth of the time."""
+    """Scratch memory of this thread, of any content, for one use at a time: fresh pages would cost a fifth of the time."""
     known = _own.__dict__.setdefault("memory", {})
     if len(known.get((use, kind), ())) < size:
         known[use, kind] = np.empty(size, dtype=kind)

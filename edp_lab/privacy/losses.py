@@ -120,7 +120,7 @@ class Losses:
 
     @cached_property
     def width(self) -> float:
-        """Of the grid, where no curve asks for a finer one."""
+        """Width of the grid if no curve asks for a finer one."""
         tilt, reference = self._rough.at(_level(math.log(REFERENCE)))
         # A grid of width w adds w^2 / 6 to a loss' variance: (1 + tilt) w^2 / 12 to epsilon, which is about the mean.
         spread = min(reference.variance, 2 * max(reference.mean, 0.0) / (1 + tilt))
@@ -330,7 +330,7 @@ def _between(edges: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 class Moments(NamedTuple):
-    """Of all tilted losses: the sum's mean and its divergence from the untilted one; sums of squares and variances."""
+    """Moments of all tilted losses: the sum's mean and its divergence from the untilted one; sums of squares and variances."""
 
     mean: float
     divergence: float
@@ -371,7 +371,7 @@ class _Rough:
         return top - bottom
 
     def window(self, level: int) -> tuple[float, float, float]:
-        """Where the tilted sum lies, and how much further to tilt for the best bound of what lies beyond its top.
+        """Place of the tilted sum, and how much further to tilt for the best bound of what lies beyond its top.
 
         Beyond the top is e^-WINDOW of delta; what is below the bottom, or a window's length below it, wraps around.
         """

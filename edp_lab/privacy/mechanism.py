@@ -56,7 +56,7 @@ class Variant(StrEnum):
 
 
 class Alpha(StrEnum):
-    """Where the layer scales alpha_k come from."""
+    """Source of the layer scales alpha_k."""
 
     NONE = "none"  # alpha_k = 1
     PUBLIC = "public"  # gradient norms on public text
@@ -152,7 +152,7 @@ class Mechanism:
             object.__setattr__(self, name, _choice(choices, getattr(self, name)))
         positive, whole = f"greater than 0, at most {LARGEST:g}", f"a whole number, at least 1 and at most {MOST:,}"
         above_0 = math.ulp(0.0)
-        for name, title, kind, least, most, cure in (
+        for name, title, kind, least, most, hint in (
             ("clip_norm", "clip norm C", float, above_0, LARGEST, positive),
             ("z0", "noise multiplier z0", float, 0, LARGEST, f"0 or more, at most {LARGEST:g}"),
             ("tau", "decay rate tau", float, 0, math.inf, "0 or more"),
@@ -161,7 +161,7 @@ class Mechanism:
             ("micro_batch_size", "micro-batch size", int, 1, MOST, whole),
         ):
             value = getattr(self, name)
-            _check(title, value, (kind is float or isinstance(value, Integral)) and least <= value <= most, cure)
+            _check(title, value, (kind is float or isinstance(value, Integral)) and least <= value <= most, hint)
             object.__setattr__(self, name, kind(value))
         if self.alpha is Alpha.NONE and self.alpha_max != 1:
             raise UsageError(f"alpha 'none' means that every layer scale is 1, not {self.alpha_max}: choose 'public'")
@@ -290,6 +290,6 @@ def _choice(kind: type[Choice], value: str) -> Choice:
         raise UsageError(f"unknown {kind.__name__.lower()} {value!r}: choose one of {names}") from None
 
 
-def _check(name: str, value: float, holds: bool, cure: str) -> None:
+def _check(name: str, value: float, holds: bool, hint: str) -> None:
     if not (holds and value < math.inf):
-        raise UsageError(f"{name} is {value}: it must be {cure}")
+        raise UsageError(f"{name} is {value}: it must be {hint}")

@@ -235,7 +235,7 @@ def _cell(
         return estimate([100 * (new[name] / old[name] - 1) for new, old in zip(results, plain, strict=True)])
 
     def largest(name: str) -> float | None:
-        """Of the seeds; None where one has no guarantee."""
+        """The largest value of all seeds; None if one has no guarantee."""
         values = [result[name] for result in results]
         return None if None in values else max(values)
 

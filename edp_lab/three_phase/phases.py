@@ -74,7 +74,7 @@ class Labels:
 
 @dataclass
 class ThreePhaseRecord:
-    """Everything about one run. What belongs to a phase that has no part in it is empty or None."""
+    """Record of one run. Fields of a phase that does not take part are empty or None."""
 
     settings: ThreePhaseSettings
     data: dict[str, Any]  # name, sizes and checksum

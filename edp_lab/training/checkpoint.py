@@ -1,4 +1,4 @@
-"""Where a run can be resumed: parameters, the optimizer's moments and how far it had come, in one file.
+"""The state of a run on disk: parameters, the optimizer's moments and how far it had come, in one file.
 
 What its next step's bits depend on beside these is compared by digest (`surroundings`).
 """
@@ -71,7 +71,7 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     alpha: Tensor | None,
 ) -> None:
-    """Where `load_state` takes the run up again."""
+    """Write the state from which `load_state` resumes the run."""
     tensors = {f"parameter/{name}": p.detach() for name, p in parameters}
     for number, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}

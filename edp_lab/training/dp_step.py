@@ -64,7 +64,7 @@ class Clipped:
     ranks: int  # how many such shares make up the mean
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
-        """As `Mechanism.sensitivity`, of the mean."""
+        """Sensitivity of the mean; see `Mechanism.sensitivity`."""
         return self.mechanism.sensitivity(adjacency) / self.divisor
 
 

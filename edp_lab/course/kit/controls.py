@@ -128,7 +128,7 @@ def choice(
 
 
 def variant(as_printed: bool) -> Control:
-    """As printed or sound: True or False."""
+    """Buttons "as printed" (True) and "sound" (False)."""
     tips = ["Algorithm 1 of the paper, verbatim", "noise in the scaled space, in proportion to the true sensitivity"]
     return choice("variant", as_printed, {"as printed": True, "sound": False}, tooltips=tips)
 

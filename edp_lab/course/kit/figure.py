@@ -275,7 +275,7 @@ def _plots(rows: int, cols: int, titles: tuple[str, ...], options: tuple[tuple[s
 
 
 def at(plot: int) -> dict[str, Any]:
-    """Where a trace of that plot of `plots` goes, the first being 1: its axes."""
+    """Axes of a trace in that plot of `plots`, the first being 1."""
     return {"xaxis": "x", "yaxis": "y"} if plot == 1 else {"xaxis": f"x{plot}", "yaxis": f"y{plot}"}
 
 
@@ -321,7 +321,7 @@ class LiveFigure(anywidget.AnyWidget):
 
 
 def _sent(value: Any) -> Any:
-    """As JSON; an array as the bytes of its numbers, as plotly.js takes them."""
+    """A value as JSON; an array as the bytes of its numbers, as plotly.js takes them."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             return value.tolist()

@@ -145,7 +145,7 @@ class Runs(Frame):
         self.bar.max, self.bar.value, self.state.value = of, done, text
 
     def progress_of(self, event: Event) -> None:
-        """As `progress`, by the steps that a training run reports."""
+        """Move the bar by the steps that a training run reports."""
         if isinstance(event, StepDone):
             done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
             self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}")

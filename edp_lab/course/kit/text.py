@@ -159,7 +159,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
-    """As a run record has it."""
+    """The guarantee in a run record."""
     epsilons = ("conditional_epsilon", "claimed_epsilon", "epsilon_if_alpha_public")
     return Guarantee(**record["guarantee"], **{name: record["final"][name] for name in epsilons})
 

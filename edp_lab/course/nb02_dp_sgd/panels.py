@@ -364,7 +364,7 @@ def _people() -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Who takes part in each step, features (B, 2) and labels (B), and the standard normal draws of its noise (2)."""
+    """Examples of each step, features (B, 2) and labels (B), and the standard normal draws of its noise (2)."""
     (features, labels), key = _people(), key_from_seed(seed)
     drawn, steps = Batches(key, PEOPLE, batch_size, 1, 1, sampling, per_example=False), []
     for step in range(STEPS):

@@ -96,7 +96,7 @@ class RunBill(NamedTuple):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Of the whole run."""
+        """Guarantee of the whole run."""
         return self.verdicts[-1]
 
 

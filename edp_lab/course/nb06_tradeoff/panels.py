@@ -79,7 +79,7 @@ class Point:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """Of this run, whose seed is published; at delta = n^-1.1 unless the configuration has another."""
+        """Guarantee of this run, whose seed is published; at delta = n^-1.1 unless the configuration has another."""
         delta = self.config.delta or self.utterances**-1.1
         return judge(self.config.mechanism(self.utterances), self.config.epochs, delta)
 

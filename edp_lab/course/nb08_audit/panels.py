@@ -219,7 +219,7 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
 
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
-    """Of the last run: the share of right guesses, and the share that would refute the claim."""
+    """Shares in the last run: of right guesses, and the share that would refute the claim."""
     last = [(audit, tally) for audit in list(audits.values())[-1:] for tally in audit.tallies]
     names, texts = [f"{t.guesses:,} of {a.canaries:,}" for a, t in last], [f"{t.correct:,} right" for _, t in last]
     right, least = [100 * t.correct / t.guesses for _, t in last], [needed(a, t.guesses) for a, t in last]
