@@ -61,7 +61,7 @@ def check_types(settings: Any) -> None:
 
 
 def sentence(error: BaseException) -> str | None:
-    """What a user is told of bad input and of faults of the machine; None where the fault is the library's own."""
+    """Error message for bad input and for faults of the machine; None where the fault is the library's own."""
     match error:
         case UsageError():
             return str(error)

@@ -195,7 +195,7 @@ def shown(text: str) -> str:
 
 
 def echo(text: object = "", error: bool = False) -> None:
-    """What every command prints with, be it people's text or its own."""
+    """Print text, which may be a user's, with control characters escaped."""
     with suppress(OSError) if error else nullcontext():  # no work ends because nobody can read how far it has come
         print(shown(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
 
@@ -228,7 +228,7 @@ def down(bound: float, digits: int = 3) -> str:
 
 
 class Report(NamedTuple):
-    """What a command prints: a line, values beside their names, and paragraphs below."""
+    """Output of a command: a line, values beside their names, and paragraphs below."""
 
     title: str = ""
     facts: Sequence[tuple[str, str]] = ()  # see `Facts`

@@ -28,7 +28,7 @@ _own = threading.local()
 
 
 class Purpose(IntEnum):
-    """What a stream is for; streams of different purposes never share numbers."""
+    """Purpose of a stream; streams of different purposes never share numbers."""
 
     SHUFFLE = 1
     NOISE = 2
@@ -97,7 +97,7 @@ def _check_place(key: int, path: tuple[int, ...]) -> None:
 
 
 def own_memory(use: str, size: int, kind: Any) -> np.ndarray:
-    """Scratch memory of this thread, of any content, for one use at a time: fresh pages would cost a fifth of the time."""
+    """Scratch memory of this thread, for one use at a time: fresh pages would cost a fifth of the time."""
     known = _own.__dict__.setdefault("memory", {})
     if len(known.get((use, kind), ())) < size:
         known[use, kind] = np.empty(size, dtype=kind)

@@ -28,7 +28,7 @@ LOOSE, LONG = 30.0, 10**6  # epsilon and steps from which the lower bound for Po
 
 
 class Verdict(NamedTuple):
-    """What became of a claim; `measured` is 0 where no attack is known here."""
+    """Verdict on a claim; `measured` is 0 where no attack is known here."""
 
     status: str  # "holds", "not proven" (`guaranteed` is larger, or None) or "false" (`measured` exceeds the claim)
     claimed: float

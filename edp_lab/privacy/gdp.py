@@ -32,7 +32,7 @@ class Bound(NamedTuple):
 
 
 class Accountant(ABC):
-    """What a schedule of Gaussian releases guarantees against an adversary who sees all of them.
+    """The guarantee of a schedule of Gaussian releases against an adversary who sees all of them.
 
     Formal guarantee: for neighbours under the adjacency by whose sensitivity the schedule's noise was divided, and
     secret fresh noise, the composed releases are (epsilon(delta), delta)-DP for every delta, and (epsilon,

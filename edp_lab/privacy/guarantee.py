@@ -31,7 +31,7 @@ FLOATS = (
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a run guarantees, and where that ends.
+    """The guarantee of a run, and where it ends.
 
     Attributes:
         status: `HOLDS`; `IDEAL`, where float noise is released; `VOID`, where exact noise can be redrawn; or "none".

@@ -330,7 +330,7 @@ def _between(edges: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 class Moments(NamedTuple):
-    """Moments of all tilted losses: the sum's mean and its divergence from the untilted one; sums of squares and variances."""
+    """Mean of the sum of all tilted losses, its divergence from the untilted one, sums of squares and variances."""
 
     mean: float
     divergence: float

@@ -1,4 +1,4 @@
-"""What one training step releases: the frozen description that the step executes and the accountant judges.
+"""Mechanism of a training step: the frozen description that the step executes and the accountant judges.
 
 Write u_i for the clipped micro-batch gradient of device i: scaled by 1/alpha_k in layer k, its norm is at most C. Both
 variants release

@@ -144,7 +144,7 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
 
 @dataclass(frozen=True)
 class VoteAccount:
-    """What the labels of all queries cost together, for one training example replaced, in its place in the parts."""
+    """Cost of the labels of all queries together, for one training example replaced, in its place in the parts."""
 
     queries: int  # put to the vote
     delta: float  # of every epsilon here, except that of one Laplace query, which holds at 0

@@ -1,4 +1,4 @@
-"""What a run is built from, beside its mechanism: the model before its first step, and the optimizer.
+"""Parts of a run, beside its mechanism: the model before its first step, and the optimizer.
 
 Guarantee: an optimizer sees nothing but released gradients, so its choice costs no epsilon (post-processing).
 """

@@ -53,7 +53,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
 
 
 def option_name(field: str) -> str:
-    """What the command line calls a field of settings: "gpus"."""
+    """Name of a field of settings on the command line: "gpus"."""
     return OPTIONS.get(field, field)
 
 
@@ -221,7 +221,7 @@ class TrainConfig:
 
     @property
     def split(self) -> dict[str, bool]:
-        """What is kept together, for `edp_lab.corpora.split`."""
+        """Options for `edp_lab.corpora.corpus.split`."""
         return {"keep_duplicates_together": self.keep_duplicates_together}
 
     @property
@@ -268,7 +268,7 @@ class TrainConfig:
         return {**({} if brings_own else SIZES[self.size][self.model]), "dropout": self.dropout}
 
     def mechanism(self, examples: int | None = None) -> Mechanism | None:
-        """What one step releases; None for plain training. `examples`: n, for Poisson sampling."""
+        """Mechanism of one step; None for plain training. `examples`: n, for Poisson sampling."""
         if self.method == "sgd":
             return None
         if self.poisson and not examples:

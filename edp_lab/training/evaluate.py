@@ -1,4 +1,4 @@
-"""What a model says: its scores on annotated utterances, and, going back to a run, its answer to a sentence.
+"""Scores and predictions: a model's scores on annotated utterances, and, going back to a run, its answer to a sentence.
 
 UsageError where there is no run, or its model, corpus or ledger is damaged or has changed since.
 """

@@ -252,7 +252,7 @@ def _digest(tensor: Tensor) -> object:
 
 
 def computed_now(compute: Callable[[], Tensor]) -> Tensor:
-    """What `compute` returns; UsageError if part of it was computed before, when nobody watched the modules."""
+    """Result of `compute`; UsageError if part of it was computed before, when nobody watched the modules."""
     first = _number((torch.zeros((), requires_grad=True) + 0).grad_fn)
     losses = compute()
     left, seen = [losses.grad_fn], set()

@@ -218,7 +218,7 @@ def initial_record(
 def not_private(
     config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None, delta: float
 ) -> list[str]:
-    """What the record and the model tell of the corpus without noise."""
+    """Parts of the record and the model that reveal the corpus without noise."""
     flags = [*NOT_PRIVATE]
     if not corpus.labels_declared:
         flags.append("label sets (read off the corpus; public if listed in intents.txt and slots.txt)")

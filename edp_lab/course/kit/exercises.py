@@ -1,4 +1,4 @@
-"""What a notebook asks: exercises that it checks against the library.
+"""Exercises that a notebook checks against the library.
 
     check = Checks("02", strict=STRICT, seed=seed)
     check("clip", clip)                             # a function that the student wrote, or an answer
@@ -52,7 +52,7 @@ class Exercise:
 
 
 class Mark(NamedTuple):
-    """What became of one exercise, one of `STATUSES`, and a message for the student."""
+    """Result of one exercise, one of `STATUSES`, and a message for the student."""
 
     exercise: str
     status: str

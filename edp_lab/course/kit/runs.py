@@ -26,7 +26,7 @@ from edp_lab.training.run_files import Event, StepDone
 
 
 class Frame(widgets.VBox):
-    """What all panels have: a border, a heading that says in one line what one is looking at, and a place for errors.
+    """Frame of every panel: a border, a heading that says in one line what one is looking at, and a place for errors.
 
     A notebook's last cell calls `check`, which raises an error that a callback has met.
 
