@@ -26,7 +26,7 @@ SCALES = -1  # stands for the epoch of the release of noised layer scales, befor
 
 @dataclass(frozen=True)
 class Schedule:
-    """Releases that an accountant composes: `counts[k]` Gaussian releases of noise multiplier `noise_multipliers[k]`, adaptive.
+    """Gaussian releases that an accountant composes: `counts[k]` of noise multiplier `noise_multipliers[k]`, adaptive.
 
     The sensitivity under the adjacency in question is already divided out. Equal multipliers are merged and the rest
     sorted: a schedule does not depend on the order of its parts. UsageError: values outside these ranges.

@@ -157,7 +157,7 @@ def _moments(
 
 
 def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
-    """Everything that a step's bits may depend on beside its key, training data and parameters; all ranks call it together."""
+    """Surroundings on which the bits of a step may depend; all ranks call it together."""
     from llvmlite.binding import get_host_cpu_name  # slow to import
 
     processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
