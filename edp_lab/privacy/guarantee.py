@@ -37,13 +37,13 @@ class Guarantee:
         status: `HOLDS`; `IDEAL`, where float noise is released; `VOID`, where exact noise can be redrawn; or "none".
             `reason` says why.
         scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
-        method: the accountant or bound that proved `conditional_epsilon`; "none" without one.
+        method: the accountant or bound that proved `conditional_epsilon`, or would be asked; "none" without noise.
         adjacency: the neighbours, by dp_accounting's names.
         epochs: how many were counted, a broken one as a whole.
         mu: Gaussian-DP parameter where the account is exact, else None.
         conditional_epsilon: the epsilon at `delta` under the `condition`; None if there is no guarantee.
         claimed_epsilon: what the paper's accounting says for the same z_t; None where it says nothing.
-        epsilon_if_alpha_public: the epsilon the run would have if alpha had come from public text.
+        epsilon_if_alpha_public: as `conditional_epsilon`, with a private alpha taken to be public.
     """
 
     status: str
@@ -152,7 +152,7 @@ def guaranteed_epsilon(
 ) -> float:
     """The epsilon at `delta` after `epochs` epochs that is guaranteed if the noise is secret and exact; rounded up.
 
-    NoGuarantee: as `schedule_of`.
+    `judge` also asks whether it is, and whether floats can carry it. NoGuarantee: as `schedule_of`.
     """
     return accountant_for(mechanism, releases_by_epoch(mechanism, epochs), adjacency).epsilon(delta)
 

@@ -3,9 +3,10 @@
 Write u_i for the clipped micro-batch gradient of device i: scaled by 1/alpha_k in layer k, its norm is at most C. Both
 variants release
 
-    (1/N) (sum_i u_i + noise),        noise ~ N(0, s^2 I)
+    (1/N) (sum_i u_i + A noise),        noise ~ N(0, s^2 I)
 
-and differ in s, and in the space in which the noise is added (see `Mechanism.noise_std`):
+and differ in s (see `Mechanism.noise_std`) and in A: 1 as printed; sound, alpha_k in layer k, as the noise is added
+before scaling back:
 
 * ``as_printed``: Algorithm 1 of the paper verbatim. Every device adds y/N with std(y) = C z_t *after* the
   gradient was scaled back by alpha_k, so the sum carries s = C z_t / sqrt(N).
@@ -13,7 +14,7 @@ and differ in s, and in the space in which the noise is added (see `Mechanism.no
   accountant expects. Scaling back by alpha is post-processing and costs nothing.
 
 If a device holds several micro-batches (the ladder, `micro_batch_size`), the sum runs over all of them and is divided
-by their fixed number instead of N; neither touches the guarantee. sigma, C, N and alpha are written down here only.
+by their fixed number instead of N; neither touches the guarantee. z0, C, N and the source of alpha are written down here only.
 """
 
 from __future__ import annotations

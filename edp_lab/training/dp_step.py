@@ -4,7 +4,7 @@
     MicroGradients   the gradients of micro-batches; they promise nothing               `edp_lab.training.gradients`
     Clipped          their mean once clipped: one utterance moves it by at most its `sensitivity`
     NoiseSource      fresh standard normal noise, each step's once                      `edp_lab.training.noise`
-    Released         mean and noise: has the guarantee that `edp_lab.privacy.judge` gives
+    Released         its `layers`, mean plus noise, have the guarantee that `edp_lab.privacy.judge` gives
 
     scale     g_i,k / alpha_k                 over layers k
     clip      min(1, C / ||.||_2)             over the whole scaled gradient
@@ -56,10 +56,10 @@ class Clipped:
     layout: Layout
     alpha: Tensor | None  # (K)
     divisor: int  # the fixed number of micro-batches over which the mean is taken
-    norms: Tensor  # (M, K), float64, of the gradients before clipping. Not private
-    factors: Tensor  # (M) in [0, 1], what each gradient was multiplied by. Not private
-    layers: Sequence[Tensor]  # K vectors: the mean, or this rank's share of it. For speed some are sparse, and
-    scale: float  # must be multiplied by this when the noise is added
+    norms: Tensor  # (M, K), float64, of the gradients before clipping. No guarantee covers them: never publish
+    factors: Tensor  # (M) in [0, 1], what each gradient was multiplied by. Never publish either
+    layers: Sequence[Tensor]  # K vectors, some sparse: `scale` times them is the mean, or this rank's share of it
+    scale: float  # clip factor over divisor if that is still to be multiplied in, else 1
     memory: Tensor  # (P), where sparse layers will lie once they have noise
     ranks: int  # how many such shares make up the mean
 
@@ -73,8 +73,8 @@ class Released:
     """A step's output, the noisy mean gradient, and what the panels show of it. It lasts until the next step."""
 
     layers: Sequence[Tensor]  # K flat tensors
-    clip_factors: Tensor  # (M) in [0, 1], what each micro-batch's gradient was multiplied by. Not private
-    norms: Tensor  # (M, K) of the unclipped, unscaled gradients. Not private
+    clip_factors: Tensor  # (M) in [0, 1], what each micro-batch's gradient was multiplied by. Never publish
+    norms: Tensor  # (M, K) of the unclipped, unscaled gradients. Never publish
 
     @property
     def gradient(self) -> Tensor:
@@ -143,7 +143,8 @@ def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Re
     """The Gaussian mechanism: what was clipped, in place, plus the noise that its mechanism prescribes for this epoch.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if the noise is fresh, independent of the data
-    and secret; of `ExactNoise`, exactly that for the sum as it was computed, else up to rounding.
+    and secret: with `ExactNoise` for the sum as it was computed; with float noise in real numbers only, as its last bits
+    may give the sum away.
     """
     if not isinstance(clipped, Clipped):
         raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")

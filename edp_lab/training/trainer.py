@@ -137,9 +137,9 @@ class Trainer:
     def train(self, folder: Path, listener: Listener, stop: threading.Event) -> str:
         """Train to the end, or to the end of the step in which `stop` was set: "finished" or "interrupted"."""
         while self.progress.epoch < self.config.epochs:
-            complete = self.epoch(listener, stop, folder)
+            go_on = self.epoch(listener, stop, folder)
             self.save_state(folder)  # before record and model: no model is ever left whose epochs were not billed
-            if not complete:
+            if not go_on:
                 return "interrupted"
             self.save_model(folder, "running")
         return "finished"
@@ -147,7 +147,7 @@ class Trainer:
     def epoch(
         self, listener: Listener = lambda event: None, stop: threading.Event | None = None, folder: Path | None = None
     ) -> bool:
-        """The rest of the current epoch, scored on the validation set; False if it was interrupted.
+        """The rest of the current epoch, scored on the validation set; False once a stop was asked for.
 
         With a `folder`, a state is saved there once a minute.
         """
@@ -176,7 +176,8 @@ class Trainer:
         rank, so it is enough that this one has written it down.
 
         Raises:
-            UsageError: the ledger cannot be written; where nothing is promised, a gradient or the loss is not finite.
+            UsageError: the ledger cannot be written; unless the mechanism is sound, a gradient or the loss is not
+                finite, and no epsilon covers that refusal.
         """
         now, private = self.progress, self.private
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)

@@ -143,7 +143,7 @@ def test_run_adds_a_star_that_becomes_the_nearest_run(grid: Grid, small: TrainCo
     explorer.set(method="sgd")
     explorer.run(wait=True)
     assert [p.method for p in explorer.live] == ["dp", "sgd"]
-    assert explorer.tiles.tiles[1][1] == "no guarantee"
+    assert explorer.tiles.tiles[1][1] == "none"
 
 
 @pytest.mark.parametrize("question", PAIRS)

@@ -110,7 +110,9 @@ class Processes(RunPanel):
         self.words.value = ""
         self.progress(0, 1, "starting processes" if config.processes > 1 else "training")
         run = little_run(config, listen, self.stop_event)
-        others = [r for r in self.runs if config != r.config == replace(config, processes=r.config.processes)]
+        finished = [r for r in self.runs if r.record["status"] == "finished"]
+        others = [r for r in finished if r.config.processes != config.processes]
+        others = [r for r in others if replace(r.config, processes=config.processes) == config]
         self.runs.append(run)
         self._draw()
         self.tiles.show(*tell_run(run, others[-1] if others and run.record["status"] == "finished" else None))
