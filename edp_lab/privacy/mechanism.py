@@ -14,7 +14,7 @@ before scaling back:
   accountant expects. Scaling back by alpha is post-processing and costs nothing.
 
 If a device holds several micro-batches (the ladder, `micro_batch_size`), the sum runs over all of them and is divided
-by their fixed number instead of N; neither touches the guarantee. z0, C, N and the source of alpha are written down here only.
+by their fixed number instead of N; neither touches the guarantee. z0, C, N and alpha's source are written here only.
 """
 
 from __future__ import annotations

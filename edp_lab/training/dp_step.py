@@ -143,8 +143,8 @@ def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Re
     """The Gaussian mechanism: what was clipped, in place, plus the noise that its mechanism prescribes for this epoch.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if the noise is fresh, independent of the data
-    and secret: with `ExactNoise` for the sum as it was computed; with float noise in real numbers only, as its last bits
-    may give the sum away.
+    and secret: with `ExactNoise` for the sum as computed; with float noise in real numbers only, as its last bits may
+    give the sum away.
     """
     if not isinstance(clipped, Clipped):
         raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")

@@ -176,8 +176,7 @@ class Trainer:
         rank, so it is enough that this one has written it down.
 
         Raises:
-            UsageError: the ledger cannot be written; unless the mechanism is sound, a gradient or the loss is not
-                finite, and no epsilon covers that refusal.
+            UsageError: the ledger cannot be written; unless sound, a loss is not finite (no epsilon covers that).
         """
         now, private = self.progress, self.private
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)

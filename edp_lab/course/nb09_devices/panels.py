@@ -110,8 +110,7 @@ class Processes(RunPanel):
         self.words.value = ""
         self.progress(0, 1, "starting processes" if config.processes > 1 else "training")
         run = little_run(config, listen, self.stop_event)
-        finished = [r for r in self.runs if r.record["status"] == "finished"]
-        others = [r for r in finished if r.config.processes != config.processes]
+        others = [r for r in self.runs if r.record["status"] == "finished" and r.config.processes != config.processes]
         others = [r for r in others if replace(r.config, processes=config.processes) == config]
         self.runs.append(run)
         self._draw()
