@@ -135,7 +135,7 @@ def test_panel_of_the_contributors_page_is_a_panel() -> None:
 
     [text] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     try:
-        namespace: dict[str, Any] = {"__name__": "edp_lab.course.nb04_cost.panels"}
+        namespace: dict[str, Any] = {"__name__": "edp_lab.course.nb03_cost.panels"}
         exec(compile(text, "<CONTRIBUTING.md>", "exec", dont_inherit=True), namespace)
         panel = namespace["one_release"]()
         panel.set(mu=2.0)

@@ -59,7 +59,7 @@ def layer(name: str) -> str:
 
 
 def room(name: str) -> str:
-    """``nb03_edp_sgd`` of what lies in that room of the course; empty elsewhere."""
+    """``nb04_edp_sgd`` of what lies in that room of the course; empty elsewhere."""
     parts = name.split(".")
     return parts[2] if parts[1:2] == ["course"] and parts[2:] and parts[2].startswith("nb") else ""
 
@@ -128,8 +128,8 @@ import edp_lab.cli.compare, edp_lab.training.run_files
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS
 from edp_lab.course.nb01_coins import panels
-from edp_lab.course.nb04_cost import panels
-from edp_lab.course.nb06_tradeoff.panels import BASE, load_grid, replace
+from edp_lab.course.nb03_cost import panels
+from edp_lab.course.nb07_train.panels import BASE, load_grid, replace
 from edp_lab.course.nb10_phases import panels
 for command in ("account --z0 1 --epochs 3", "account --sampling-rate 0.01 --steps 10"):
     app(command.split(), standalone_mode=False)
@@ -137,11 +137,11 @@ base = replace(BASE, z0=0.1)
 for name, arguments in {
     "01 coin": (1.1, 300, 0.3, 0),
     "01 composition": (0.1, 1000, 1e-5),
-    "04 bill": (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
-    "04 loss": (0.5, 10, 1e-5),
-    "04 sampling": (0.01, 1.0, 1000, 1e-5),
-    "04 table1": (30,),
-    "06 Explorer": (load_grid(), base),
+    "03 bill": (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
+    "03 loss": (0.5, 10, 1e-5),
+    "03 sampling": (0.01, 1.0, 1000, 1e-5),
+    "03 table1": (30,),
+    "07 Explorer": (load_grid(), base),
     "10 pixels": (panels.Sketch(0), panels.ThreePhaseSettings()),
     "10 Pipeline": (panels.Sketch(0), panels.ThreePhaseSettings()),
 }.items():

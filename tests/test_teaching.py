@@ -20,9 +20,9 @@ from edp_lab.corpora import metrics
 from edp_lab.course.kit.text import at_least, at_most, digits, short
 from edp_lab.course.nb00_start.panels import TIMES, challenge
 from edp_lab.course.nb01_coins.panels import belief
-from edp_lab.course.nb04_cost.panels import explained
-from edp_lab.course.nb05_models.panels import look_at
-from edp_lab.course.nb06_tradeoff.panels import explore, load_grid
+from edp_lab.course.nb03_cost.panels import explained
+from edp_lab.course.nb07_train.panels import explore, load_grid
+from edp_lab.course.nb08_models.panels import look_at
 from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy import foundations as basic

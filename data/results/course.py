@@ -1,4 +1,4 @@
-"""Measures again, in a quarter of an hour on one core, what the panels of notebooks 06 and 07 show of trained models.
+"""Measures again, in a quarter of an hour on one core, what the panels of notebooks 07 and 07 show of trained models.
 
 python data/results/course.py tradeoff PATH          # tradeoff.json
 python data/results/course.py membership PATH        # course_membership.json
@@ -26,8 +26,8 @@ from edp_lab.attacks.loss import Attacked, attack_loss, equal_sides
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import split
 from edp_lab.course.nb00_start.panels import Private
-from edp_lab.course.nb06_tradeoff.panels import BASE, SCORES, configured, work
-from edp_lab.course.nb07_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config
+from edp_lab.course.nb05_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config
+from edp_lab.course.nb07_train.panels import BASE, SCORES, configured, work
 from edp_lab.files import write_whole
 from edp_lab.jobs import machine
 from edp_lab.training.config import TrainConfig
@@ -76,7 +76,7 @@ REPEATED = (("sgd", 1, 0.0), ("printed", 8, 0.01), ("sound", 1, 0.1))  # with se
 
 
 def tradeoff(path: Path) -> None:
-    """Train the 43 runs of notebook 06, score each after `MARKS` epochs, and time an epoch of each kind."""
+    """Train the 43 runs of notebook 07, score each after `MARKS` epochs, and time an epoch of each kind."""
     runs = [configured(BASE, method, m, z0, decay, BASE.epochs) for method, m, decay, z0s in GRID for z0 in z0s]
     first = [configured(BASE, method, m, z0, "none", BASE.epochs) for method, m, z0 in REPEATED]
     runs += [replace(run, seed=seed) for seed in (1, 2) for run in first]

@@ -1,6 +1,6 @@
 """Run the course's notebooks: papermill executes each with its solutions, nbconvert makes a page of it.
 
-A notebook ``notebooks/03_edp_sgd.ipynb`` has a stub for each exercise, in a code cell that is tagged ``exercise`` and
+A notebook ``notebooks/04_edp_sgd.ipynb`` has a stub for each exercise, in a code cell that is tagged ``exercise`` and
 begins with the line ``# EXERCISE name``. Its solutions are in ``notebooks/solutions/03.py``, each from such a line to
 the next one.
 
@@ -49,7 +49,7 @@ ABOUT = "*Panels are still pictures on this page. `edp-lab course lab` opens liv
 
 
 def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks of a folder in course order, or those named in `only`: "03_edp_sgd" or "03"."""
+    """The notebooks of a folder in course order, or those named in `only`: "04_edp_sgd" or "03"."""
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
         raise UsageError(f"no notebooks in {folder}: run this in a clone of the project, or give --notebooks")

@@ -1,23 +1,29 @@
-"""Solutions of the exercises in 06_train_and_trade_off.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions of the exercises in 06_audit.ipynb, each from its line ``# EXERCISE name`` to the next."""
 
-# EXERCISE smaller
-prediction = {  # "A" or "B"
-    "A: eDP-SGD sound, z0 = 0.03, no decay; B: as printed, z0 = 0.03, exponential decay": "A",
-    "A: eDP-SGD sound, z0 = 0.03, no decay; B: DP-SGD, z0 = 0.3, linear decay": "B",
-    "A: DP-SGD, disjoint batches, z0 = 0.1; B: DP-SGD, Poisson sampling, z0 = 0.1": "A",
+# For the teacher: Start with the step panel on *sound* and let the class say what the histograms show before the
+# word epsilon falls; then switch to *as printed*. Common confusions: the lower bound is no estimate of ε; “95 %
+# confidence” is about audits, not about this ε; 97 of 100 right guesses are not “ε = ln(97/3) = 3.5”, for that has
+# no confidence in it.
+
+
+# EXERCISE at_least
+def measured_epsilon(fpr, fnr, delta):
+    """Upper limits of both rates -> the lower bound on epsilon, for any mechanism."""
+    odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
+    return math.log(max(1, odds))
+
+
+# EXERCISE honest
+def honest(absent, present, delta):
+    """As above, but it proves too much in 5 of 100 audits at most."""
+    limits = [error_rate(wrong, 0.95).upper_limit for wrong in (absent > 0, present <= 0)]
+    return lower_bounds(limits[0], limits[1], delta).gaussian
+
+
+# EXERCISE verdicts
+prediction = {
+    "as printed, N = 8, z0 = 1, 100 draws": "refuted",
+    "as printed, N = 1, z0 = 1, 10,000 draws": "refuted",
+    "as printed, N = 8, z0 = 0.3, 10 draws": "no power",
+    "sound, N = 8, z0 = 1, 10,000 draws": "consistent",
 }
-
-
-# EXERCISE noise
-def noise_on_mean(z, clip_norm, micro_batch, batch):
-    """Standard deviation per weight; `micro_batch` divides `batch`."""
-    sensitivity = clip_norm if micro_batch == 1 else 2 * clip_norm
-    return z * sensitivity / (batch / micro_batch)
-
-
-# EXERCISE report
-def report(trials, delta):
-    """The error of the best of several private runs, and the ε of having tried them all."""
-    best = min(trials, key=lambda trial: trial["validation_ser"])
-    mu = sum(trial["mu"] ** 2 for trial in trials) ** 0.5
-    return best["test_ser"], gdp_epsilon(mu, delta)

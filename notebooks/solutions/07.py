@@ -1,30 +1,23 @@
-"""Solutions of the exercises in 07_membership_inference.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions of the exercises in 07_train_privately.ipynb, each from its line ``# EXERCISE name`` to the next."""
 
-# For the teacher: Let the class vote on the first prediction before the table is shown; most say 20 to 60 %. Dwell
-# on the ROC panel with the loss attack and *called members* at 1: the point sits near the diagonal while the AUC
-# reads 0.79. Common confusions: FPR is a share of the *strangers*, not of those called members; a curve below a
-# line proves nothing; the lines belong to a mechanism that this target was *not* trained with.
-
-
-# EXERCISE tpr
-def tpr_at(members, non_members, fpr):
-    """Scores of both sides -> share of members found at a share `fpr` of non-members accused."""
-    allowed = math.floor(fpr * len(non_members) + 1e-9)
-    limit = np.sort(non_members)[::-1][allowed]
-    return np.mean(members > limit)
+# EXERCISE smaller
+prediction = {  # "A" or "B"
+    "A: eDP-SGD sound, z0 = 0.03, no decay; B: as printed, z0 = 0.03, exponential decay": "A",
+    "A: eDP-SGD sound, z0 = 0.03, no decay; B: DP-SGD, z0 = 0.3, linear decay": "B",
+    "A: DP-SGD, disjoint batches, z0 = 0.1; B: DP-SGD, Poisson sampling, z0 = 0.1": "A",
+}
 
 
-# EXERCISE compare
-prediction = {"AUC": "blunt", "largest TPR - FPR": "blunt", "TPR at 1 % FPR": "sharp"}
+# EXERCISE noise
+def noise_on_mean(z, clip_norm, micro_batch, batch):
+    """Standard deviation per weight; `micro_batch` divides `batch`."""
+    sensitivity = clip_norm if micro_batch == 1 else 2 * clip_norm
+    return z * sensitivity / (batch / micro_batch)
 
 
-# EXERCISE advantage
-def advantage(scores, member, texts):
-    alone = ~np.isin(texts, np.intersect1d(texts[member], texts[~member]))
-    scores, member = scores[alone], member[alone]
-    half = np.arange(len(scores)) % 2 == 0
-
-    def gap(these, t):
-        return np.mean(scores[these & member] >= t) - np.mean(scores[these & ~member] >= t)
-
-    return gap(~half, max(scores[half], key=lambda t: gap(half, t)))
+# EXERCISE report
+def report(trials, delta):
+    """The error of the best of several private runs, and the ε of having tried them all."""
+    best = min(trials, key=lambda trial: trial["validation_ser"])
+    mu = sum(trial["mu"] ** 2 for trial in trials) ** 0.5
+    return best["test_ser"], gdp_epsilon(mu, delta)

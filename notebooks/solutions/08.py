@@ -1,29 +1,21 @@
-"""Solutions of the exercises in 08_audit_it.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions of the exercises in 08_data_and_models.ipynb, each from its line ``# EXERCISE name`` to the next."""
 
-# For the teacher: Start with the step panel on *sound* and let the class say what the histograms show before the
-# word epsilon falls; then switch to *as printed*. Common confusions: the lower bound is no estimate of ε; “95 %
-# confidence” is about audits, not about this ε; 97 of 100 right guesses are not “ε = ln(97/3) = 3.5”, for that has
-# no confidence in it.
+# EXERCISE majority
+prediction = "above 0.7"
 
 
-# EXERCISE at_least
-def measured_epsilon(fpr, fnr, delta):
-    """Upper limits of both rates -> the lower bound on epsilon, for any mechanism."""
-    odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
-    return math.log(max(1, odds))
+# EXERCISE pool
+def pool(tokens, lengths):
+    """The maximum over the words of each utterance, (B, D)."""
+    padded, mask = to_padded(tokens, lengths)
+    return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
 
 
-# EXERCISE honest
-def honest(absent, present, delta):
-    """As above, but it proves too much in 5 of 100 audits at most."""
-    limits = [error_rate(wrong, 0.95).upper_limit for wrong in (absent > 0, present <= 0)]
-    return lower_bounds(limits[0], limits[1], delta).gaussian
-
-
-# EXERCISE verdicts
-prediction = {
-    "as printed, N = 8, z0 = 1, 100 draws": "refuted",
-    "as printed, N = 1, z0 = 1, 10,000 draws": "refuted",
-    "as printed, N = 8, z0 = 0.3, 10 draws": "no power",
-    "sound, N = 8, z0 = 1, 10,000 draws": "consistent",
-}
+# EXERCISE ser
+def ser(references, predictions):
+    """The semantic error rate of all utterances together."""
+    errors = items = 0
+    for (intent, slots), (said, found) in zip(references, predictions, strict=True):
+        errors += (intent != said) + edit_distance(slots, found)
+        items += 1 + len(slots)
+    return errors / items

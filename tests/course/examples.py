@@ -23,10 +23,10 @@ from edp_lab.attacks.loss import attack_loss
 from edp_lab.cli import app
 from edp_lab.course.kit.panel import PANELS, Panel, all_panels
 from edp_lab.course.nb00_start.panels import SmallModel
-from edp_lab.course.nb03_edp_sgd.panels import GradientHistory
-from edp_lab.course.nb06_tradeoff.panels import BASE, load_grid
-from edp_lab.course.nb07_membership.panels import measured, target_config
-from edp_lab.course.nb08_audit.panels import StepNoise
+from edp_lab.course.nb04_edp_sgd.panels import GradientHistory
+from edp_lab.course.nb05_membership.panels import measured, target_config
+from edp_lab.course.nb06_audit.panels import StepNoise
+from edp_lab.course.nb07_train.panels import BASE, load_grid
 from edp_lab.course.nb10_phases.panels import Sketch
 from edp_lab.three_phase.settings import ThreePhaseSettings
 from edp_lab.training.config import TrainConfig
@@ -81,13 +81,13 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 Private": lambda: (3.0, 2_000),
     "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
     "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0),
-    "03 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
-    "04 bill": lambda: (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
-    "07 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
-    "07 canaries": lambda: (measured_attacks().canaries, "edp-sgd", 0.01, 4),
-    "08 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
-    "08 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
-    "06 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
+    "04 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
+    "03 bill": lambda: (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
+    "05 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
+    "05 canaries": lambda: (measured_attacks().canaries, "edp-sgd", 0.01, 4),
+    "06 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),
+    "06 OneRun": lambda: (True, 4.0, 8, 50, 2, 0),
+    "07 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
     "09 Processes": lambda: (TrainConfig("smart-home", size="small"),),
     "10 pixels": lambda: (phases_sketch(), THESIS),
     "10 votes": lambda: (phases_sketch(), THESIS),

@@ -24,10 +24,10 @@ from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Frame, Panel, all_panels
 from edp_lab.course.kit.runs import RunPanel, Runs
 from edp_lab.course.nb01_coins.panels import GAUSSIAN
-from edp_lab.course.nb03_edp_sgd.panels import CLAIMED_NAME, PRINTED_NAME
-from edp_lab.course.nb03_edp_sgd.panels import SOUND_NAME as SOUND_VARIANT
-from edp_lab.course.nb05_models.panels import layers
-from edp_lab.course.nb08_audit.panels import StepNoise
+from edp_lab.course.nb04_edp_sgd.panels import CLAIMED_NAME, PRINTED_NAME
+from edp_lab.course.nb04_edp_sgd.panels import SOUND_NAME as SOUND_VARIANT
+from edp_lab.course.nb06_audit.panels import StepNoise
+from edp_lab.course.nb08_models.panels import layers
 from edp_lab.errors import UsageError
 from tests.course.examples import THESIS, drawn, panel_of, phases_sketch, report_of
 
@@ -216,7 +216,7 @@ def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence(
 
 
 RUNNING = [name for name, make in PANELS.items() if issubclass(made_by(make), Runs)]
-KEPT = {"06 Explorer": "live", "08 OneRun": "audits"}
+KEPT = {"07 Explorer": "live", "06 OneRun": "audits"}
 KEPT |= {"10 Pipeline": "runs"}  # what is made by whole runs alone
 
 
@@ -297,16 +297,16 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
         "guaranteed",
         lambda r: r.guarantee.conditional_epsilon,
     ),
-    ("03 promise", [{}, {"micro_batch_size": 1}], 0, "guaranteed", lambda r: r.epsilon[PRINTED_NAME]),
-    ("03 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED_NAME]),
-    ("03 promise", [{}, {"alpha_max": 3.0}], 1, "guaranteed", lambda r: r.epsilon[SOUND_VARIANT]),
-    ("04 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.claimed_epsilon),
-    ("04 bill", [{"variant": SOUND}], 0, "guaranteed", lambda r: r.guarantee.conditional_epsilon),
-    ("04 loss", [{}], 0, "guaranteed", lambda r: r.epsilon),
-    ("04 sampling", [{}], 0, "guaranteed", lambda r: r.sampled[-1]),
-    ("04 sampling", [{}], 1, "guaranteed", lambda r: r.shuffled[-1]),
+    ("04 promise", [{}, {"micro_batch_size": 1}], 0, "guaranteed", lambda r: r.epsilon[PRINTED_NAME]),
+    ("04 promise", [{}, {"alpha_max": 3.0}], 0, "claimed", lambda r: r.epsilon[CLAIMED_NAME]),
+    ("04 promise", [{}, {"alpha_max": 3.0}], 1, "guaranteed", lambda r: r.epsilon[SOUND_VARIANT]),
+    ("03 bill", [{}, {"variant": SOUND}], 0, "claimed", lambda r: r.guarantee.claimed_epsilon),
+    ("03 bill", [{"variant": SOUND}], 0, "guaranteed", lambda r: r.guarantee.conditional_epsilon),
+    ("03 loss", [{}], 0, "guaranteed", lambda r: r.epsilon),
+    ("03 sampling", [{}], 0, "guaranteed", lambda r: r.sampled[-1]),
+    ("03 sampling", [{}], 1, "guaranteed", lambda r: r.shuffled[-1]),
     (
-        "03 stages",
+        "04 stages",
         [{}, {"as_printed": False, "alpha_large": 5.0}, {"num_devices": 2, "z": 3.0}],
         0,
         "guaranteed",
@@ -323,6 +323,6 @@ def test_command_line_gives_the_epsilon_that_is_shown(
         panel = panel_of(name, **values)
         report = report_of(panel.command.value.splitlines()[line])
         shown = report[what]["epsilon" if what == "claimed" else "epsilon_in_real_numbers"]
-        assert shown == pytest.approx(epsilon(panel.result), rel=1e-4 if name[:2] in ("01", "06") else 1e-6)
+        assert shown == pytest.approx(epsilon(panel.result), rel=1e-4 if name[:2] in ("01", "07") else 1e-6)
         held = getattr(panel.result, "guarantee", None)
         assert held is None or report["guaranteed"]["adjacency"] == held.adjacency

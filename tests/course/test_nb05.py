@@ -1,208 +1,255 @@
-"""Notebook 05: what its panels draw and say is what corpora, networks, the CRF and the scores give."""
+"""Notebook 05: what its panels draw and say of an attack is what the library's attacks and accountants give."""
 
 import json
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+import shlex
+import warnings
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
-import torch
-from torch import Tensor
 
+from edp_lab.attacks.lira import ShadowLogits, aligned, half_samples, lira_scores
+from edp_lab.attacks.loss import Attacked, equal_sides, signals
+from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.corpora.catalog import load_corpus
-from edp_lab.corpora.corpus import Utterance, split
-from edp_lab.corpora.encoding import Labels
-from edp_lab.corpora.metrics import edit_distance
-from edp_lab.course.nb05_models import panels
-from edp_lab.course.nb05_models.panels import crf_view, look_at
-from edp_lab.errors import UsageError
-from edp_lab.models.factory import build_model
-from edp_lab.models.intent_slot import Prediction, to_padded
-from tests.course.examples import Wrong
+from edp_lab.corpora.corpus import split
+from edp_lab.course.nb05_membership import panels
+from edp_lab.course.nb05_membership.panels import Moments, Shown, kept_lira, measured, show_canaries
+from tests.course.conftest import prediction, prose
+from tests.course.examples import Wrong, attacked_target, report_of
+from tests.course.test_contract import assert_readable
+
+CORPUS = "smart-home-health"
+LINES = {"as_printed": True, "z0": 4.0, "num_devices": 8, "epochs": 8}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small corpus of two patterns; each name is called twice, each song played once."""
-    call, play = (["O", "B-name"], ["O", "B-song", "O"])
-    lines = [{"tokens": ["call", f"name{k // 2}"], "tags": call, "intent": "call"} for k in range(80)]
-    lines += [{"tokens": ["play", f"song{k}", "now"], "tags": play, "intent": "play"} for k in range(40)]
-    path = tmp_path_factory.mktemp("corpus") / "home.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return str(path)
+def attacks() -> dict[str, Attacked]:
+    """The loss, and an attack that is right about everybody."""
+    return attacked_target()
 
 
-def test_a_look_counts_what_is_there_and_the_majority_misses_every_slot(home: str) -> None:
-    look, corpus = look_at(home, seed=3), load_corpus(home)
-    texts = [u.text for u in corpus.utterances]
-    assert sum(look.parts.values()) == len(texts) == len(look.lengths) == 120
-    assert look.repeated == sum(texts.count(text) > 1 for text in texts) == 80
-    assert look.leaked == len(split(corpus, 3, keep_duplicates_together=False).duplicates) > 0
-    assert (look.intents, look.slots) == ({"call": 80, "play": 40}, {"name": 80, "song": 40})
-    assert look.delta == look.parts["train"] ** -1.1 < 1 / look.parts["train"]
-    anna = Utterance(("call", "anna", "smith", "at", "home"), ("O", "B-name", "I-name", "O", "B-place"), "call")
-    assert panels.pattern(anna) == ("call", "<name>", "at", "<place>")
-    assert panels.pattern(Utterance(("hello",), None, "greet")) == ("hello",)
-    assert look.patterns == 1.0  # every song is new, "play <song> now" is not
-    train = [Utterance(("a",), ("B-x",), "often")] * 3 + [Utterance(("b",), ("O",), "rare")]
-    test = [Utterance(("c", "d"), ("B-x", "B-x"), "rare"), Utterance(("e",), ("O",), "often")]
-    scores = panels.majority_scores(train, test)
-    assert scores.ser == pytest.approx((1 + 2) / (2 + 2))
-    assert (scores.intent_accuracy, scores.slot_f1) == (0.5, 0.0)
+@pytest.fixture(scope="module")
+def loss(attacks: dict[str, Attacked]) -> Attacked:
+    return attacks["loss"]
 
 
-def test_a_corpus_without_tags_can_be_looked_at(tmp_path: Path) -> None:
-    path = tmp_path / "plain.jsonl"
-    rows = [{"tokens": [f"word{k}"], "intent": "ab"[k % 2]} for k in range(40)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    look = look_at(str(path), 0)
-    assert (look.slots, look.majority.slot_f1) == ({}, None)
-    assert re.search(r">a, 50\s%<", panels.corpora_table([look]))
+def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) -> Shown:
+    most = len(attacks["loss"].target.members)
+    return panels.show_roc(attacks, **{"attack": attack, "called": 10.0, "people": most, **LINES, **change})
 
 
-def test_corpora_without_data_are_marked_as_missing(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
-    monkeypatch.setattr("edp_lab.corpora.catalog.data_folders", list)
-    there = panels.available(home)
-    assert there == {"smart-home": True, "atis": False, "snips": False, "nlu-eval": False, home: True}
+def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowLogits:
+    """Shadow models that were never trained, on the target's pool."""
+    pool, rng = loss.target.pool, np.random.default_rng(seed)
+    inside = half_samples(pool, models, seed)
+    logits = rng.normal(0, 1.5, (models, len(pool), 2)) + rng.normal(0, 2, (1, len(pool), 2)) + inside[..., None]
+    return ShadowLogits(logits, inside)
 
 
-def test_published_corpora_are_in_the_table_where_they_are_there(real_data: Path) -> None:
-    there = [name for name, found in panels.available("smart-home").items() if found]
-    table = panels.corpora_table([look_at(name, 0) for name in there])
-    assert "atis" in there
-    assert look_at("atis", 0).leaked == 182
-    assert re.search(r"5,871.*5,?0?|atis_flight, 73%", table)
+def test_moments_of_shadow_models_give_the_very_scores_of_the_models(loss: Attacked) -> None:
+    shadows, own = drawn_shadows(loss, 10), signals(loss.target.model, loss.target.pool).logits
+    kept = Moments.of(shadows).shadows()
+    from_all = lira_scores(aligned(own, shadows), shadows)
+    assert lira_scores(aligned(own, kept), kept) == pytest.approx(from_all, rel=1e-9, abs=1e-9)
 
 
-def test_every_parameter_is_in_one_layer_of_the_picture_and_bert_has_the_papers_size() -> None:
+def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: Path) -> None:
+    target, moments = loss.target, Moments.of(drawn_shadows(loss, 6))
+    item = {
+        "corpus": CORPUS, "corpus_sha256": target.corpus.sha256, "seed": 0, "models": 6, "pool": len(target.pool),
+        "v_in": moments.v_in.tolist(), "v_out": moments.v_out.tolist(),
+        **{side: b64encode(getattr(moments, side).astype("<f2").tobytes()).decode() for side in ("inside", "outside")},
+    }  # fmt: skip
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps({"shadows": [item], "defended": [], "canaries": []}))
+    lira = kept_lira(loss, path)
+    assert lira is not None
+    wanted = lira_scores(aligned(signals(target.model, target.pool).logits, moments.shadows()), moments.shadows())
+    assert lira.scores == pytest.approx(wanted, rel=0.02, abs=0.05)  # stored in half precision
+    assert (lira.result.attack, lira.about["shadows"]) == ("lira-online", 6)
+    other = replace(loss, target=replace(target, config=replace(target.config, seed=1)))
+    assert kept_lira(other, path) is None
+    assert kept_lira(loss) is None  # the course keeps none for a single domain
+
+
+def test_what_is_kept_belongs_to_the_embedded_corpus() -> None:
     corpus = load_corpus("smart-home")
-    model = build_model("clc", Labels.of(corpus), seed=0, private=True)
-    sizes = panels.layers("clc", corpus)
-    assert sum(sizes.values()) == sum(parameter.numel() for parameter in model.parameters())
-    assert sizes["crf"] == 55 * 55 + 2 * 55
-    second = [parameter.numel() for name, parameter in model.named_parameters() if name.startswith("lstm.1")]
-    assert sizes["lstm.1"] == sum(second)
-    table = panels.network_table("CLC", sizes)
-    assert all(name in table and f"{size:,}" in table for name, size in sizes.items())
-    sizes = panels.layers("bert", corpus)
-    assert sum(sizes.values()) == pytest.approx(14.28e6, rel=1e-3)
-    assert sizes["bert.embeddings.word_embeddings"] == 30_522 * 312
+    members, non_members = equal_sides(split(corpus, 0), 0)
+    told = json.loads(panels.KEPT.read_text())
+    kept = next(item for item in told["shadows"] if item["corpus"] == "smart-home")
+    assert (kept["corpus_sha256"], kept["pool"]) == (corpus.sha256, len(members + non_members))
+    assert {"command", "machine", "versions"} <= told.keys()
+    assert_readable(panels.defence_figure(measured().defended))
 
 
-def test_predictions_show_what_is_wrong_and_escape_what_was_said() -> None:
-    truth = Utterance(("play", "<b>"), ("O", "B-song"), "play")
-    text = panels.predicted([(truth, Prediction("stop", 0.5, ("O", "O"), ()))])
-    assert [told in text for told in ("O (B-song)", "(in truth play)", "&lt;b&gt;")] == [True] * 3
+@pytest.mark.parametrize(("called", "people"), [(1.0, 500), (10.0, 500), (50.0, 60), (100.0, 200)])
+def test_threshold_calls_the_share_that_is_asked_for(
+    attacks: Mapping[str, Attacked], called: float, people: int
+) -> None:
+    result = shown(attacks, called=called, people=people)
+    inside, outside = (side[:people] for side in attacks["loss"].target.sides(attacks["loss"].scores))
+    assert result.hits.value == np.mean(inside >= result.threshold)
+    assert result.alarms.value == np.mean(outside >= result.threshold)
+    assert result.hits.value + result.alarms.value == pytest.approx(called / 50, abs=1.5 / people)
+    corners = list(zip(result.result.roc.fpr, result.result.roc.tpr, strict=True))
+    assert (result.alarms.value, result.hits.value) in corners
+    assert result.hits.interval[0] <= result.hits.value <= result.hits.interval[1]
 
 
-def test_only_careless_pooling_lets_a_neighbour_change_a_loss() -> None:
-    corpus = load_corpus("smart-home")
-    size = {"hidden": 16, "layers": 1, "word": 8, "filters": 8}
-    model = build_model("clc", Labels.of(corpus), seed=0, private=True, size=size)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= 2  # an untrained network hardly tells words apart
-    leak = panels.padding_leak(model, corpus.utterances[:200])
-    assert leak.neighbours[0] == len(leak.utterance.tokens) == min(leak.neighbours)
-    spread = {name: max(losses) - min(losses) for name, losses in leak.losses.items()}
-    assert spread.pop("masked maximum") < 1e-5
-    assert min(spread.values()) > 1e-3
-    alone = {round(losses[0], 5) for name, losses in leak.losses.items() if "mean" not in name}
-    assert len(alone) == 1  # without a neighbour there is no padding to read
-    with pytest.raises(UsageError, match="all utterances are of one length"):
-        panels.padding_leak(model, corpus.utterances[:1])
+def test_curve_lies_in_its_band_and_lines_are_bounds_of_the_guarantee(attacks: Mapping[str, Attacked]) -> None:
+    result = shown(attacks)
+    fpr, tpr, low, high = result.curve
+    assert {*zip(fpr, tpr, strict=True)} <= {*zip(result.result.roc.fpr, result.result.roc.tpr, strict=True)}
+    assert (low <= tpr).all()
+    assert (tpr <= high).all()
+    *_, fewer_low, fewer_high = shown(attacks, people=50).curve
+    assert np.max(fewer_high - fewer_low) > 2 * np.max(high - low)
+    result, rates = shown(attacks), np.array([0.001, 0.01, 0.3])
+    held = result.guarantee
+    assert held.claimed_epsilon is not None
+    assert held.mu == pytest.approx(8**0.5 * 2 * 8**0.5 / 4)  # as printed: z is too large by 2 sqrt N
+    assert (result.claimed.tpr(rates) == dp_bound(held.claimed_epsilon, held.delta).tpr(rates)).all()
+    assert (result.guaranteed.tpr(rates) == gaussian_bound(held.mu or 0).tpr(rates)).all()
+    assert (held.adjacency, held.epochs) == ("REPLACE_ONE", 8)
 
 
-def test_what_was_moved_is_not_remembered() -> None:
-    start = {"before": "B-date", "after": "I-name", "transition": -4.0, "word": "april", "tag": "B-date"}
-    crf_view(**{**start, "transition": 0.4}, emission=2.0)
-    view = crf_view(**start, emission=0.0)
-    assert (view.path, view.alone) == (
-        ("O", "B-name", "I-name", "O", "B-date"),
-        ("O", "B-date", "I-name", "O", "B-date"),
+def test_histograms_hold_everybody_in_the_order_of_their_scores(attacks: Mapping[str, Attacked]) -> None:
+    for attack in attacks:
+        result = shown(attacks, attack)
+        assert [sum(bars.y) for bars in go.Figure(panels.draw_scores(result)).data[:2]] == pytest.approx([100, 100])
+    for attack in ("loss", "shadow", "lira-online"):
+        scores = -np.geomspace(1e-5, 20, 50) if attack == "loss" else np.linspace(-30, 30, 50)[::-1]
+        assert (np.diff(panels.view(attack, scores)) <= 0).all()
+
+
+def test_canaries_are_the_measured_ones_and_words_name_the_guarantee() -> None:
+    grid = measured().canaries
+    result = show_canaries(grid, "edp-sgd", 0.03, 4)
+    assert result.chosen is grid["edp-sgd", 0.03][3]
+    assert (result.chosen.method, result.chosen.repetitions) == ("edp-sgd", 4)
+    assert result.rows["sgd"] == grid["sgd", None]
+    often, never = (show_canaries(grid, "sgd", 0.03, times) for times in (16, 0))
+    assert often.chosen.exposure > 12 > 4 > never.chosen.exposure
+    first, second, sentence = panels.tell_canaries(often)
+    assert (first.value, second.value) == ("13.3 bits", "8 of 8")
+    assert sentence == "A number that was seen 16 times typically has rank 1 of 10,000 by its loss."
+    for method, says in (("sgd", "No guarantee"), ("edp-sgd-as-printed", "No guarantee"), ("edp-sgd", "all 4 copies")):
+        assert says in panels.words.canaries(show_canaries(grid, method, 0.01, 4), method, panels.CANARIES)
+
+
+def test_command_of_canaries_measures_this_method(given_to: Any) -> None:
+    command = panels.canaries(measured().canaries, "edp-sgd", 0.01, 4).command.value
+    config, methods, repetitions, *_ = given_to("attacks.canaries.measure_memorisation", command)
+    assert config == replace(panels.CANARIES, z0=0.01)
+    assert (list(methods), tuple(repetitions)) == (["edp-sgd"], panels.REPETITIONS)
+
+
+def test_commands_of_the_curve_attack_the_run_and_account_for_the_lines(attacks: dict[str, Attacked]) -> None:
+    roc, run = panels.roc(attacks, True, 4.0, 8, 8), attacks["loss"].target.folder
+    roc.set(attack="loss")
+    training, attacking, accounting = roc.command.value.splitlines()
+    assert training.startswith(f"edp-lab train --corpus {CORPUS} --method sgd")
+    assert report_of(attacking.replace("runs/target", shlex.quote(str(run))))["auc"] == roc.result.result.auc
+    told = report_of(accounting)
+    assert told["guaranteed"]["epsilon_in_real_numbers"] == pytest.approx(
+        roc.result.guarantee.conditional_epsilon, rel=1e-4
     )
-    assert (view.transitions == panels.toy_crf().transitions.detach().double().numpy()).all()
+    assert told["claimed"]["epsilon"] == pytest.approx(roc.result.guarantee.claimed_epsilon, rel=1e-4)
 
 
-Slots = list[tuple[str, str]]
-Meanings = Sequence[tuple[str, Slots]]
+def test_numbers_that_the_notebook_states_were_measured() -> None:
+    text, kept = prose("05"), measured()
+    plain, *noised = kept.defended
+    reached = [plain["found"][attack][of] for attack in ("loss", "lira-online") for of in ("auc", "tpr")]
+    assert reached == pytest.approx([0.79, 0.04, 0.91, 0.22], abs=0.005)
+    assert "with an AUC of 0.91, finds 22 %" in text
+    counts = {row.repetitions: row.extracted for row in kept.canaries["sgd", None]}
+    assert (counts[1], counts[4], counts[16]) == (1, 5, 8)
+    assert "one is read back after one\ncopy, five after four, and eight after sixteen" in text
+    by = {(run["config"].as_printed, run["config"].z0): run for run in noised}
+    for printed, sound in (((True, 0.003), (False, 0.01)), ((True, 0.001), (False, 0.003))):
+        assert by[printed]["ser"] == pytest.approx(by[sound]["ser"], abs=0.01)
+        assert 250 < by[printed]["epsilon_if_alpha_public"] / by[sound]["epsilon_if_alpha_public"] < 400
+    assert "some 300" in text
 
 
-def rate(
-    items: Callable[[Slots, Slots], int] = lambda slots, found: 1 + len(slots),
-    errors: Callable[[Slots, Slots], int] = edit_distance,
-    intents: int = 1,
-    most: float = np.inf,
-) -> Callable[[Meanings, Meanings], float]:
-    """SER, unless something else is counted."""
-
-    def ser(references: Meanings, predictions: Meanings) -> float:
-        pairs = list(zip(references, predictions, strict=True))
-        wrong = sum(intents * (a != b) + errors(slots, found) for (a, slots), (b, found) in pairs)
-        return min(most, wrong / max(1, sum(items(slots, found) for (_, slots), (_, found) in pairs)))
-
-    return ser
+def top(scores: Any, share: float, fewer: int = 0) -> Any:
+    """The score that this share of all is above, or a few less."""
+    return np.sort(scores)[::-1][int(share * len(scores) + 1e-9) - fewer]
 
 
-def average(references: Meanings, predictions: Meanings) -> float:
-    return float(np.mean([rate()([one], [other]) for one, other in zip(references, predictions, strict=True)]))
+def gap(scores: Any, member: Any, people: Any, t: float) -> Any:
+    return np.mean(scores[people & member] >= t) - np.mean(scores[people & ~member] >= t)
 
 
-def as_bags(slots: Slots, found: Slots) -> int:
-    a, b = Counter(slots), Counter(found)
-    return max((a - b).total(), (b - a).total())
+def flattering(scores: Any, member: Any, texts: Any) -> Any:
+    return max(gap(scores, member, member | True, t) for t in scores)
 
 
-def by_place(slots: Slots, found: Slots) -> int:
-    return sum(a != b for a, b in zip(slots, found, strict=False))
+def at_the_median(scores: Any, member: Any, texts: Any) -> Any:
+    return gap(scores, member, member | True, np.median(scores))
 
 
-def masked(value: float, words: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
-    def pool(tokens: Tensor, lengths: Tensor) -> Tensor:
-        padded, mask = to_padded(tokens, lengths)
-        return padded.masked_fill((mask if words else ~mask)[..., None], value).amax(1)
+def in_halves(half: Callable[[int], Any]) -> Any:
+    """A threshold from one half of so many people, judged on the other."""
 
-    return pool
+    def advantage(scores: Any, member: Any, texts: Any) -> Any:
+        these = half(len(scores))
+        with np.errstate(invalid="ignore"), warnings.catch_warnings(action="ignore"):
+            return gap(scores, member, ~these, max(scores[these], key=lambda t: gap(scores, member, these, t)))
 
-
-def multiplied(tokens: Tensor, lengths: Tensor) -> Tensor:
-    padded, mask = to_padded(tokens, lengths)
-    return (padded * mask[..., None]).amax(1)
+    return advantage
 
 
-def mean(tokens: Tensor, lengths: Tensor) -> Tensor:
-    return to_padded(tokens, lengths)[0].sum(1) / lengths[:, None]
+def without_copies(answer: Any, members: bool = True, others: bool = True) -> Any:
+    """The answer, on people without those members, and others, whose text is on both sides."""
+
+    def advantage(scores: Any, member: Any, texts: Any) -> Any:
+        copied = np.isin(texts, np.intersect1d(texts[member], texts[~member]))
+        kept = ~copied | (member & (not members)) | (~member & (not others))
+        return answer(scores[kept], member[kept], texts[kept])
+
+    return advantage
 
 
-def words_first(tokens: Tensor, lengths: Tensor) -> Tensor:
-    return torch.stack([part.amax(1) for part in tokens.split(lengths.tolist())])
-
-
+halves, first_half = in_halves(lambda n: np.arange(n) % 2 == 0), in_halves(lambda n: np.arange(n) < n // 2)
+NEITHER = "your result is not a number: one half has no strangers"
+guess = partial(prediction, "05", "compare")
+IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 sentences yours is 0.1"
 WRONG: dict[str, dict[str, Any]] = {
-    "majority": {
-        "one in ten intents right, one in ten wrong": "below 0.3",
-        "half of what there is are intents": "0.3 to 0.7",
-        "a number instead of a range": 0.93,
+    "tpr": {
+        "lets a quantile interpolate": lambda inside, others, fpr: np.mean(inside > np.quantile(others, 1 - fpr)),
+        "asks the members for the threshold": lambda inside, others, fpr: np.mean(others > top(inside, fpr)),
+        "accuses one stranger too many": lambda inside, others, fpr: np.mean(inside >= top(others, fpr)),
+        "accuses one stranger too few": lambda inside, others, fpr: np.mean(inside > top(others, fpr, 1)),
+        "a share of everybody": lambda inside, others, fpr: np.mean(inside > top([*inside, *others], fpr)),
     },
-    "ser": {
-        "averages the rates of utterances": Wrong(average, "it should be"),
-        "forgets the intents in the denominator": rate(lambda slots, found: len(slots)),
-        "divides by the slots that were found": rate(lambda slots, found: 1 + len(found)),
-        "does not count wrong intents": Wrong(rate(intents=0), "SER of"),
-        "compares slots place by place": rate(errors=by_place),
-        "takes a rate to end at 1": rate(most=1.0),
-        "ignores the order of slots": rate(errors=as_bags),
+    "compare": {
+        "the average decides everything": Wrong(
+            guess("blunt", "blunt", "blunt"), "FPR: you said 'blunt', but it is 0.02"
+        ),
+        "certainty decides everything": Wrong(guess("sharp", "sharp", "sharp"), "for the sharp one"),
+        "the wrong way round": guess("sharp", "sharp", "blunt"),
     },
-    "pool": {
-        "a small number instead of the smallest": masked(-1.0),
-        "a large number": masked(10.0),
-        "multiplies by the mask": Wrong(multiplied, "multiplying by the mask makes padding 0"),
-        "fills the padding with what it has": masked(0.0),
-        "masks the words instead of the padding": masked(-torch.inf, words=True),
-        "the mean instead of the maximum": mean,
-        "the maximum over features (crash)": words_first,
+    "advantage": {
+        "as it was": Wrong(flattering, IN_NOISE),
+        "drops the copies, keeps the threshold": without_copies(flattering),
+        "halves, but keeps the copies": halves,
+        "drops the copies among members only": without_copies(halves, others=False),
+        "drops the copies among non-members only": without_copies(halves, members=False),
+        "halves that may lack one side": Wrong(without_copies(first_half), NEITHER),
+        "splits nobody, takes the median": without_copies(at_the_median),
+        "finds nothing, to be safe": lambda scores, member, texts: 0.0,
     },
 }
+
+
+RNG = np.random.default_rng(0)
+RIGHT = {"advantage": (without_copies(in_halves(lambda n: RNG.permutation(n) % 2 == 0)),)}

@@ -1,194 +1,176 @@
-"""Notebook 06: measured runs are real runs, what panels say of them is what mechanisms and accountants say, and what
-students get wrong is found. What holds for all panels is in `test_contract`."""
+"""Notebook 06: its panels draw what the library's audits draw, and say what these say."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import plotly.graph_objects as go
 import pytest
 
-from edp_lab.course.nb06_tradeoff import panels
-from edp_lab.course.nb06_tradeoff.exercises import EPOCHS, PAIRS
-from edp_lab.course.nb06_tradeoff.panels import BASE, Grid, Point, explore, load_grid
-from edp_lab.errors import UsageError
-from edp_lab.jobs import RESULTS
-from edp_lab.privacy import gdp_epsilon
-from edp_lab.training.config import TrainConfig
-from tests.course.conftest import prediction
-from tests.course.examples import Wrong, drawn
-from tests.training.own_corpus import write_corpus
+from edp_lab.attacks.one_run import audit_one_run
+from edp_lab.attacks.statistics import error_rate, lower_bounds, one_run_epsilon
+from edp_lab.attacks.step_audit import Finding, audit_mechanism, draw_statistics
+from edp_lab.course.kit.audits import draw_step
+from edp_lab.course.kit.text import at_least
+from edp_lab.course.nb06_audit import panels
+from edp_lab.course.nb06_audit.panels import StepNoise, audit_step
+from edp_lab.jobs import RESULTS, read_kept
+from edp_lab.privacy.csprng import key_from_seed
+from tests.course.conftest import prediction, prose
+from tests.course.examples import Wrong, drawn, report_of, step_noise
 
-DELTA = 2e-4
-KEPT = RESULTS / "tradeoff.json"
-
-
-@pytest.fixture(scope="module")
-def grid() -> Grid:
-    return load_grid()
+PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
+SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """Two epochs on a corpus of 400 short commands."""
-    path = write_corpus(tmp_path_factory.mktemp("corpus") / "commands.jsonl", 400)
-    return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
+@pytest.mark.parametrize(
+    "settings",
+    [PRINTED, SOUND, (True, 0.3, 0.5, 16, 2.0, 40), (True, 1.0, 0.3, 8, 1.0, 10), (False, 1.0, 8.0, 1, 1.0, 200)],
+)
+def test_step_audit_is_the_librarys_own_for_the_same_seed(settings: Any) -> None:
+    ours = audit_step(step_noise(), *settings).audit
+    assert ours == audit_mechanism(ours.mechanism, 1e-5, key_from_seed(3), settings[-1])
+    assert ours.epsilon_if_seed_secret == ours.epsilon_if_alpha_public
 
 
-def test_each_run_of_the_grid_is_nearest_to_itself(grid: Grid) -> None:
-    assert len({replace(point.config, epochs=8) for point in grid.points if point.method != "naive"}) == 42
-    assert {"command", "machine", "versions"} <= set(grid.about)
-    assert all(0 < p.ser < 1.2 and p.seconds > 0 for p in grid.points)
-    unproven = {p.method for p in grid.points if p.guarantee.status == "none"}
-    assert unproven == {"sgd", "printed"}
-    assert {p.guarantee.status for p in grid.points if p.method not in unproven} == {"void: seed published"}
-    for point in grid.points:
-        if point.config.seed == 0 and point.method != "naive":
-            method = "sound" if point.method == "dp" else point.method
-            config = point.config
-            found = explore(grid, method, point.micro_batch, config.z0, config.decay, config.epochs)
-            assert (found.point, found.differs) == (point, {})
-            assert point in found.others
+def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() -> None:
+    for settings in (PRINTED, SOUND):
+        ours = audit_step(step_noise(), *settings)
+        absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
+        room = 1e-4 * ours.std + 2**-11 * ours.distance  # which the sound clip leaves to what floats round
+        assert ours.absent == pytest.approx(absent, abs=room)
+        assert ours.present == pytest.approx(present, abs=room)
+    one, tenfold = audit_step(step_noise(), *PRINTED), audit_step(step_noise(), True, 10.0, *PRINTED[2:])
+    assert [sum(bars.y) for bars in go.Figure(draw_step(one)).data[:2]] == pytest.approx([100, 100])
+    assert (tenfold.distance, tenfold.std) == pytest.approx((10 * one.distance, 10 * one.std))
+    assert tenfold.audit.bounds == one.audit.bounds
 
 
-def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
-    def at(method: str, m: int = 8, z0: float = 0.03, decay: str = "none") -> Point:
-        return explore(grid, method, m, z0, decay, 8).point
-
-    printed, sound, single = at("printed"), at("sound"), at("sound", 1)
-    assert printed.ser > sound.ser > 2 * single.ser
-    assert sound.epsilon == single.epsilon
-    assert printed.guarantee.claimed_epsilon
-    assert printed.epsilon / printed.guarantee.claimed_epsilon == pytest.approx(30, rel=0.05)  # type: ignore[operator]
-    claim, _ = panels.epsilons(printed.guarantee)
-    assert f">{claim.value}\N{EM SPACE}<" in panels.points_table([printed])
-    rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]
-    assert rungs == sorted(rungs, reverse=True)
-    decayed, steady = at("sound", 1, 0.3, "exponential"), at("sound", 1, 0.1)
-    assert decayed.epsilon < steady.epsilon  # type: ignore[operator]
-    assert decayed.ser > steady.ser
-    for decay in ("linear", "exponential"):
-        assert at("sound", 1, 0.3, decay).ser < at("sound", 1, 0.3).ser
-    pace = {p.method: p.seconds / p.config.epochs for p in grid.points}
-    assert pace["dp"] < 2 * pace["sgd"] < 10 * pace["sgd"] < pace["naive"]
-    assert min(p.ser for p in grid.points if p.epsilon is not None and p.epsilon < 15) > 0.9
-    by_setting: dict[TrainConfig, list[float]] = {}
-    for point in grid.points:
-        if point.config.epochs == 8:
-            by_setting.setdefault(replace(point.config, seed=0), []).append(point.ser)
-    repeated = [errors for errors in by_setting.values() if len(errors) == 3]
-    assert len(repeated) == 3
-    assert all(max(errors) - min(errors) < 0.06 for errors in repeated)
+def test_needed_guesses_are_the_fewest_that_refute() -> None:
+    audit = audit_one_run(panels.one_run_config(True, 4.0, 8, 1, 0), 200, linear=True)
+    assert audit.verdict is Finding.REFUTED
+    least = panels.needed(audit, audit.guesses)
+    assert least is not None
+    assert least <= audit.correct
+    false_at_one = audit_one_run(panels.one_run_config(False, 0.3, 8, 1, 0), 50, linear=True)
+    assert panels.needed(false_at_one, 5) is None
 
 
-def test_a_damaged_file_is_told(tmp_path: Path) -> None:
-    for content in ('{"runs": [{"config": {"corpus": "x"}}]}', KEPT.read_text().replace('"utterances"', '"sentences"')):
-        (tmp_path / "grid.json").write_text(content)
-        with pytest.raises(UsageError, match="is damaged or of another version"):
-            load_grid(tmp_path / "grid.json")
-    with pytest.raises(UsageError, match="is missing: restore it"):
-        load_grid(tmp_path / "none.json")
+def test_commands_make_the_same_audit() -> None:
+    panel = panels.step(step_noise(), True, 1.0, 1.0, 8, 1000)
+    panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
+    assert report_of(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
+    panel.set(as_printed=False)
+    told, audit = report_of(panel.command.value), panel.result.audit
+    assert (told["verdict"], told["claimed_epsilon"]) == (audit.verdict, audit.claimed_epsilon)
 
 
-def test_what_the_nearest_run_has_instead_and_the_cheaper_run_are_named(grid: Grid) -> None:
-    found = explore(grid, "sound", 4, 0.02, "linear", 7)
-    assert found.differs == {"z0": 0.03, "decay": "none", "epochs": 8}
-    assert {p.config.epochs for p in found.others} == {8}
-    found = explore(grid, "printed", 8, 0.01, "none", 8)
-    epsilons = [p.epsilon for p in grid.points if p.epsilon is not None and p.ser <= found.point.ser]
-    assert found.cheaper.epsilon == min(epsilons) < 1e-3 * (found.point.epsilon or 0)
-    assert f"{panels.setting(found.cheaper)} does at least as well, at ε = " in panels.tell_explored(found)[2]
-    best = explore(grid, "sound", 1, found.cheaper.config.z0, found.cheaper.config.decay, found.cheaper.config.epochs)
-    assert best.cheaper is best.point
-    assert "no other run" in panels.tell_explored(best)[2]
-    useless = explore(grid, "sound", 8, 0.3, "none", 4)  # another is better by less than a seed is worth
-    assert panels.tell_explored(useless)[2].endswith("of no use, whatever its ε.")
-    assert "has to compete" in panels.tell_explored(explore(grid, "sgd", 8, 0.01, "none", 8))[2]
+def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
+    panel = panels.OneRun(True, 4.0, 8, 200, 3, seed=5)
+    panel.run(wait=True)
+    panel.check()
+    assert (list(panel.audits), panel.state.value) == ([5, 6, 7], "done")
+    told, last = report_of(panel.command.value), panel.audits[7]
+    assert told["measured_epsilon"] == last.measured_epsilon
+    assert [tally["correct"] for tally in told["tallies"]] == [tally.correct for tally in last.tallies]
+    bounds, _, claims, *_ = drawn(panel)[1].data
+    assert bounds.y == tuple(audit.measured_epsilon for audit in panel.audits.values())
+    assert claims.y[0] == pytest.approx(panel.audits[5].claimed_epsilon)
+    assert panel.tiles.tiles[1][1] == "3 of 3"
+    assert "3 of 3 audits find it out" in panel.tiles.sentence
+    assert f"the run would prove ε ≥ {at_least(last.ceiling)}." in panel.words.value
 
 
-def test_the_command_makes_the_run_of_the_ring(trained: Any, grid: Grid) -> None:
-    panel = panels.Explorer(grid, replace(BASE, epochs=4))
-    for method in ("sgd", "printed", "sound", "poisson"):
-        for micro_batch in (8, 1):
-            panel.set(method=method, micro_batch=micro_batch, decay="exponential")
-            assert trained(panel.command.value) == panel.result.point.config
+def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> None:
+    panel = panels.OneRun(True, 1e-6, 8, 200, 1, seed=5)
+    panel.run(wait=True)
+    assert panel.state.value == "done"
+    assert "No ε holds" in panel.tiles.sentence
 
 
-def test_runs_of_other_methods_fade(grid: Grid) -> None:
-    found = explore(grid, "sound", 2, 0.03, "none", 8)
-    families = {trace["name"]: trace for trace in panels.draw_runs(found)["data"]}
-    bright = [p for p in found.others if (p.method, p.micro_batch) == ("sound", 2)]
-    opacities = families["sound, m = 2 to 8"]["marker"]["opacity"]
-    assert opacities.count(1.0) == len(bright) > 0
-    assert set(opacities) == {1.0, 0.4}
-    assert set(families["as printed"]["marker"]["opacity"]) == {0.4}
+def test_numbers_that_the_notebook_states_are_computed() -> None:
+    noise, text = StepNoise(0), prose("06")
+    hundred, ten = (audit_step(noise, True, 1.0, z0, 8, 1.0, draws).audit for z0, draws in ((1.0, 100), (0.3, 10)))
+    thousand, single = (audit_step(noise, True, 1.0, 1.0, n, 1.0, 1000).audit for n in (8, 1))
+    assert {hundred.verdict, thousand.verdict} == {Finding.REFUTED}
+    assert thousand.bounds.distribution_free < thousand.claimed_epsilon
+    flawless = hundred.ceiling, hundred.bounds.distribution_free
+    for says, numbers, values in (
+        ("prove 21 if the noise is known to be Gaussian, and 3.28 if not", flawless, (21.1, 3.28)),
+        ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
+        ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
+        ("*any mechanism* alone, with 4.72, would", thousand.bounds.distribution_free, 4.72),
+        ("false even for one GPU, where 10 would hold", single.epsilon_if_seed_secret, 10.0),
+        ("all guessed right prove 5.7", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.78),
+    ):
+        assert says in text
+        assert numbers == pytest.approx(values, abs=0.05)
 
 
-def test_run_adds_a_star_that_becomes_the_nearest_run(grid: Grid, small: TrainConfig) -> None:
-    explorer = panels.Explorer(grid, replace(small, epochs=1))
-    explorer.set(micro_batch=1, z0=0.2, decay="linear")
-    explorer.run(wait=True)
-    explorer.check()
-    [point] = explorer.live
-    assert explorer.result.point is point
-    assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
-    stars = next(trace for trace in drawn(explorer)[0].data if trace.name == "yours")
-    assert (list(stars.x), list(stars.y)) == ([point.epsilon], [point.ser])
-    assert explorer.tiles.sentence.startswith(f"Your run has SER {point.ser:.2f}")
-    assert f"SER {point.ser:.3f}" in explorer.words.value
-    assert "The seed is published" in explorer.words.value
-    assert "--sampling shuffle" in explorer.command.value
-    explorer.set(method="sgd")
-    explorer.run(wait=True)
-    assert [p.method for p in explorer.live] == ["dp", "sgd"]
-    assert explorer.tiles.tiles[1][1] == "none"
+def test_what_is_said_of_the_last_model_is_what_was_measured() -> None:
+    rows = read_kept(RESULTS / "last_model.json", "rows")["rows"]
+    results = (Path(__file__).parents[2] / "data/results/README.md").read_text("utf-8")
+    for kind, seen in (("gradient", "every step"), ("gradient", "last model"), ("mislabelled", "last model")):
+        proven: dict[int, list[float]] = {2: [], 4: [], 8: []}
+        for row in rows:
+            if row["kind"] == kind:
+                proven[round(row["epsilon"])].append(row[seen][1])
+        assert all(target > bound >= 0 for target, bounds in proven.items() for bound in bounds)
+        ends = [(at_least(min(bounds)), at_least(max(bounds))) for bounds in proven.values()]
+        assert f"| {' | '.join(low if low == high else f'{low} to {high}' for low, high in ends)} |" in results, ends
+    for seen, says in (
+        ("every step", "every step proves {:.1f} to {:.1f}"),
+        ("last model", "the last model {:.1f} to {:.1f}"),
+    ):
+        own = [row[seen][1] for row in rows if row["kind"] == "gradient" and row["epsilon"] > 7]
+        assert says.format(*(math.floor(10 * end(own)) / 10 for end in (min, max))) in prose("06")
 
 
-@pytest.mark.parametrize("question", PAIRS)
-def test_the_runs_of_a_pair_were_measured_and_err_alike(question: str) -> None:
-    runs = [explore(load_grid(), *setting, EPOCHS) for setting in PAIRS[question]]
-    assert [run.differs for run in runs] == [{}, {}]
-    assert abs(runs[0].point.ser - runs[1].point.ser) < 0.03  # what seeds do
-    epsilons = sorted(run.point.epsilon or math.inf for run in runs)
-    assert epsilons[1] > 1.5 * epsilons[0]
+def odds(fpr: float, fnr: float, delta: float) -> float:
+    return max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
 
 
-chosen = partial(prediction, "06", "smaller")
+def limited(absent: Any, present: Any, delta: float, t: float = 0.0, confidence: float = 0.95) -> float:
+    limits = [error_rate(wrong, confidence).upper_limit for wrong in (absent > t, present <= t)]
+    return lower_bounds(limits[0], limits[1], delta).gaussian
 
 
-def reported(epsilon: Callable[..., float], by: str = "validation_ser", score: str = "test_ser") -> Callable[..., Any]:
-    """A score of the trial that is best by another, and the epsilon of the mu that is made of all mus and the best."""
-
-    def report(trials: Sequence[dict[str, float]], delta: float) -> tuple[float, float]:
-        best = min(trials, key=lambda trial: trial[by])
-        return best[score], epsilon([trial["mu"] for trial in trials], best["mu"], partial(gdp_epsilon, delta=delta))
-
-    return report
+def counted(absent: Any, present: Any, delta: float, t: float = 0.0) -> float:
+    fpr, fnr = float(np.mean(absent > t)), float(np.mean(present <= t))
+    return lower_bounds(max(fpr, 1e-9), max(fnr, 1e-9), delta).gaussian
 
 
+def best_of(bound: Any) -> Any:
+    """At the threshold that proves most."""
+    return lambda absent, present, delta: max(bound(absent, present, delta, t) for t in [*absent, *present])
+
+
+predict = partial(prediction, "06", "verdicts")
+NUMBERS = "but with ε = 21.6 claimed, 4.37 proven and 4.37 provable at most, it is 'no power'"
+FLATTERED = "Of 30 audits of a step whose ε is 4.38, yours proves more than that in "
 WRONG: dict[str, dict[str, Any]] = {
-    "smaller": {
-        "the printed run promises more": Wrong(chosen(*"BBA"), "you said B, but A: SER 0.58, ε 4,774; B: SER 0.61"),
-        "a larger z0 is all that counts": chosen(*"AAA"),
-        "sampling always helps": chosen(*"ABB"),
-    },
-    "noise": {
-        "C on every rung": lambda z, clip, m, batch: z * clip * m / batch,
-        "2C on every rung": lambda z, clip, m, batch: z * 2 * clip * m / batch,
-        "divides by sentences, not micro-batches": lambda z, clip, m, batch: z * (1 + (m > 1)) * clip / batch,
-        "the noise of the sum": lambda z, clip, m, batch: z * (1 + (m > 1)) * clip,
-        "independent noises average out": lambda z, clip, m, batch: z * (1 + (m > 1)) * clip * math.sqrt(m / batch),
-    },
-    "report": {
-        "pays for the winner only": reported(lambda mus, best, epsilon: epsilon(best)),
-        "still picks by the test set": reported(lambda mus, _, epsilon: epsilon(math.hypot(*mus)), by="test_ser"),
-        "adds the mus": reported(lambda mus, _, epsilon: epsilon(sum(mus))),
-        "takes the largest mu": reported(lambda mus, _, epsilon: epsilon(max(mus))),
-        "adds the epsilons": reported(lambda mus, _, epsilon: sum(map(epsilon, mus))),
-        "reports the score it chose": reported(
-            lambda mus, _, epsilon: epsilon(math.hypot(*mus)), score="validation_ser"
+    "at_least": {
+        "forgets delta": lambda fpr, fnr, delta: max(0.0, math.log(odds(fpr, fnr, 0.0))),
+        "asks one inequality only": lambda fpr, fnr, delta: math.log(max(1.0, (1 - fnr - delta) / fpr)),
+        "takes the smaller one": lambda fpr, fnr, delta: math.log(
+            max(1.0, min((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr))
         ),
+        "goes below 0": lambda fpr, fnr, delta: math.log(max(1e-9, odds(fpr, fnr, delta))),
+        "another logarithm": lambda fpr, fnr, delta: math.log10(max(1.0, odds(fpr, fnr, delta))),
+    },
+    "verdicts": {
+        "one device keeps the promise": predict("refuted", "consistent", "no power", "consistent"),
+        "false claims are always refuted": Wrong(predict("refuted", "refuted", "refuted", "consistent"), NUMBERS),
+        "few draws say nothing": predict("no power", "refuted", "no power", "consistent"),
+        "what is not refuted holds": predict("refuted", "refuted", "holds", "holds"),
+    },
+    "honest": {
+        "as it was": Wrong(best_of(counted), FLATTERED),
+        "counted rates, threshold fixed": counted,
+        "limits, but the best threshold": best_of(limited),
+        "half the confidence": lambda absent, present, delta: limited(absent, present, delta, confidence=0.5),
+        "proves nothing, to be safe": lambda absent, present, delta: 0.0,
     },
 }

@@ -1,176 +1,208 @@
-"""Notebook 08: its panels draw what the library's audits draw, and say what these say."""
+"""Notebook 08: what its panels draw and say is what corpora, networks, the CRF and the scores give."""
 
-import math
-from functools import partial
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
+import torch
+from torch import Tensor
 
-from edp_lab.attacks.one_run import audit_one_run
-from edp_lab.attacks.statistics import error_rate, lower_bounds, one_run_epsilon
-from edp_lab.attacks.step_audit import Finding, audit_mechanism, draw_statistics
-from edp_lab.course.kit.audits import draw_step
-from edp_lab.course.kit.text import at_least
-from edp_lab.course.nb08_audit import panels
-from edp_lab.course.nb08_audit.panels import StepNoise, audit_step
-from edp_lab.jobs import RESULTS, read_kept
-from edp_lab.privacy.csprng import key_from_seed
-from tests.course.conftest import prediction, prose
-from tests.course.examples import Wrong, drawn, report_of, step_noise
-
-PRINTED = (True, 1.0, 1.0, 8, 1.0, 300)
-SOUND = (False, 2.0, 0.7, 4, 1.0, 300)
+from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.corpus import Utterance, split
+from edp_lab.corpora.encoding import Labels
+from edp_lab.corpora.metrics import edit_distance
+from edp_lab.course.nb08_models import panels
+from edp_lab.course.nb08_models.panels import crf_view, look_at
+from edp_lab.errors import UsageError
+from edp_lab.models.factory import build_model
+from edp_lab.models.intent_slot import Prediction, to_padded
+from tests.course.examples import Wrong
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [PRINTED, SOUND, (True, 0.3, 0.5, 16, 2.0, 40), (True, 1.0, 0.3, 8, 1.0, 10), (False, 1.0, 8.0, 1, 1.0, 200)],
-)
-def test_step_audit_is_the_librarys_own_for_the_same_seed(settings: Any) -> None:
-    ours = audit_step(step_noise(), *settings).audit
-    assert ours == audit_mechanism(ours.mechanism, 1e-5, key_from_seed(3), settings[-1])
-    assert ours.epsilon_if_seed_secret == ours.epsilon_if_alpha_public
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small corpus of two patterns; each name is called twice, each song played once."""
+    call, play = (["O", "B-name"], ["O", "B-song", "O"])
+    lines = [{"tokens": ["call", f"name{k // 2}"], "tags": call, "intent": "call"} for k in range(80)]
+    lines += [{"tokens": ["play", f"song{k}", "now"], "tags": play, "intent": "play"} for k in range(40)]
+    path = tmp_path_factory.mktemp("corpus") / "home.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
 
 
-def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() -> None:
-    for settings in (PRINTED, SOUND):
-        ours = audit_step(step_noise(), *settings)
-        absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
-        room = 1e-4 * ours.std + 2**-11 * ours.distance  # which the sound clip leaves to what floats round
-        assert ours.absent == pytest.approx(absent, abs=room)
-        assert ours.present == pytest.approx(present, abs=room)
-    one, tenfold = audit_step(step_noise(), *PRINTED), audit_step(step_noise(), True, 10.0, *PRINTED[2:])
-    assert [sum(bars.y) for bars in go.Figure(draw_step(one)).data[:2]] == pytest.approx([100, 100])
-    assert (tenfold.distance, tenfold.std) == pytest.approx((10 * one.distance, 10 * one.std))
-    assert tenfold.audit.bounds == one.audit.bounds
+def test_a_look_counts_what_is_there_and_the_majority_misses_every_slot(home: str) -> None:
+    look, corpus = look_at(home, seed=3), load_corpus(home)
+    texts = [u.text for u in corpus.utterances]
+    assert sum(look.parts.values()) == len(texts) == len(look.lengths) == 120
+    assert look.repeated == sum(texts.count(text) > 1 for text in texts) == 80
+    assert look.leaked == len(split(corpus, 3, keep_duplicates_together=False).duplicates) > 0
+    assert (look.intents, look.slots) == ({"call": 80, "play": 40}, {"name": 80, "song": 40})
+    assert look.delta == look.parts["train"] ** -1.1 < 1 / look.parts["train"]
+    anna = Utterance(("call", "anna", "smith", "at", "home"), ("O", "B-name", "I-name", "O", "B-place"), "call")
+    assert panels.pattern(anna) == ("call", "<name>", "at", "<place>")
+    assert panels.pattern(Utterance(("hello",), None, "greet")) == ("hello",)
+    assert look.patterns == 1.0  # every song is new, "play <song> now" is not
+    train = [Utterance(("a",), ("B-x",), "often")] * 3 + [Utterance(("b",), ("O",), "rare")]
+    test = [Utterance(("c", "d"), ("B-x", "B-x"), "rare"), Utterance(("e",), ("O",), "often")]
+    scores = panels.majority_scores(train, test)
+    assert scores.ser == pytest.approx((1 + 2) / (2 + 2))
+    assert (scores.intent_accuracy, scores.slot_f1) == (0.5, 0.0)
 
 
-def test_needed_guesses_are_the_fewest_that_refute() -> None:
-    audit = audit_one_run(panels.one_run_config(True, 4.0, 8, 1, 0), 200, linear=True)
-    assert audit.verdict is Finding.REFUTED
-    least = panels.needed(audit, audit.guesses)
-    assert least is not None
-    assert least <= audit.correct
-    false_at_one = audit_one_run(panels.one_run_config(False, 0.3, 8, 1, 0), 50, linear=True)
-    assert panels.needed(false_at_one, 5) is None
+def test_a_corpus_without_tags_can_be_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "plain.jsonl"
+    rows = [{"tokens": [f"word{k}"], "intent": "ab"[k % 2]} for k in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    look = look_at(str(path), 0)
+    assert (look.slots, look.majority.slot_f1) == ({}, None)
+    assert re.search(r">a, 50\s%<", panels.corpora_table([look]))
 
 
-def test_commands_make_the_same_audit() -> None:
-    panel = panels.step(step_noise(), True, 1.0, 1.0, 8, 1000)
-    panel.set(draws=200, z0=2.5, clip_norm=0.3, num_devices=16, alpha_max=1.5)
-    assert report_of(panel.command.value)["bounds"]["gaussian"] == panel.result.audit.bounds.gaussian
-    panel.set(as_printed=False)
-    told, audit = report_of(panel.command.value), panel.result.audit
-    assert (told["verdict"], told["claimed_epsilon"]) == (audit.verdict, audit.claimed_epsilon)
+def test_corpora_without_data_are_marked_as_missing(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.setattr("edp_lab.corpora.catalog.data_folders", list)
+    there = panels.available(home)
+    assert there == {"smart-home": True, "atis": False, "snips": False, "nlu-eval": False, home: True}
 
 
-def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
-    panel = panels.OneRun(True, 4.0, 8, 200, 3, seed=5)
-    panel.run(wait=True)
-    panel.check()
-    assert (list(panel.audits), panel.state.value) == ([5, 6, 7], "done")
-    told, last = report_of(panel.command.value), panel.audits[7]
-    assert told["measured_epsilon"] == last.measured_epsilon
-    assert [tally["correct"] for tally in told["tallies"]] == [tally.correct for tally in last.tallies]
-    bounds, _, claims, *_ = drawn(panel)[1].data
-    assert bounds.y == tuple(audit.measured_epsilon for audit in panel.audits.values())
-    assert claims.y[0] == pytest.approx(panel.audits[5].claimed_epsilon)
-    assert panel.tiles.tiles[1][1] == "3 of 3"
-    assert "3 of 3 audits find it out" in panel.tiles.sentence
-    assert f"the run would prove ε ≥ {at_least(last.ceiling)}." in panel.words.value
+def test_published_corpora_are_in_the_table_where_they_are_there(real_data: Path) -> None:
+    there = [name for name, found in panels.available("smart-home").items() if found]
+    table = panels.corpora_table([look_at(name, 0) for name in there])
+    assert "atis" in there
+    assert look_at("atis", 0).leaked == 182
+    assert re.search(r"5,871.*5,?0?|atis_flight, 73%", table)
 
 
-def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> None:
-    panel = panels.OneRun(True, 1e-6, 8, 200, 1, seed=5)
-    panel.run(wait=True)
-    assert panel.state.value == "done"
-    assert "No ε holds" in panel.tiles.sentence
+def test_every_parameter_is_in_one_layer_of_the_picture_and_bert_has_the_papers_size() -> None:
+    corpus = load_corpus("smart-home")
+    model = build_model("clc", Labels.of(corpus), seed=0, private=True)
+    sizes = panels.layers("clc", corpus)
+    assert sum(sizes.values()) == sum(parameter.numel() for parameter in model.parameters())
+    assert sizes["crf"] == 55 * 55 + 2 * 55
+    second = [parameter.numel() for name, parameter in model.named_parameters() if name.startswith("lstm.1")]
+    assert sizes["lstm.1"] == sum(second)
+    table = panels.network_table("CLC", sizes)
+    assert all(name in table and f"{size:,}" in table for name, size in sizes.items())
+    sizes = panels.layers("bert", corpus)
+    assert sum(sizes.values()) == pytest.approx(14.28e6, rel=1e-3)
+    assert sizes["bert.embeddings.word_embeddings"] == 30_522 * 312
 
 
-def test_numbers_that_the_notebook_states_are_computed() -> None:
-    noise, text = StepNoise(0), prose("08")
-    hundred, ten = (audit_step(noise, True, 1.0, z0, 8, 1.0, draws).audit for z0, draws in ((1.0, 100), (0.3, 10)))
-    thousand, single = (audit_step(noise, True, 1.0, 1.0, n, 1.0, 1000).audit for n in (8, 1))
-    assert {hundred.verdict, thousand.verdict} == {Finding.REFUTED}
-    assert thousand.bounds.distribution_free < thousand.claimed_epsilon
-    flawless = hundred.ceiling, hundred.bounds.distribution_free
-    for says, numbers, values in (
-        ("prove 21 if the noise is known to be Gaussian, and 3.28 if not", flawless, (21.1, 3.28)),
-        ("Ten draws cannot prove more than ε = 4.4", ten.ceiling, 4.4),
-        ("500 right guesses out of 500 prove only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
-        ("*any mechanism* alone, with 4.72, would", thousand.bounds.distribution_free, 4.72),
-        ("false even for one GPU, where 10 would hold", single.epsilon_if_seed_secret, 10.0),
-        ("all guessed right prove 5.7", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.78),
-    ):
-        assert says in text
-        assert numbers == pytest.approx(values, abs=0.05)
+def test_predictions_show_what_is_wrong_and_escape_what_was_said() -> None:
+    truth = Utterance(("play", "<b>"), ("O", "B-song"), "play")
+    text = panels.predicted([(truth, Prediction("stop", 0.5, ("O", "O"), ()))])
+    assert [told in text for told in ("O (B-song)", "(in truth play)", "&lt;b&gt;")] == [True] * 3
 
 
-def test_what_is_said_of_the_last_model_is_what_was_measured() -> None:
-    rows = read_kept(RESULTS / "last_model.json", "rows")["rows"]
-    results = (Path(__file__).parents[2] / "data/results/README.md").read_text("utf-8")
-    for kind, seen in (("gradient", "every step"), ("gradient", "last model"), ("mislabelled", "last model")):
-        proven: dict[int, list[float]] = {2: [], 4: [], 8: []}
-        for row in rows:
-            if row["kind"] == kind:
-                proven[round(row["epsilon"])].append(row[seen][1])
-        assert all(target > bound >= 0 for target, bounds in proven.items() for bound in bounds)
-        ends = [(at_least(min(bounds)), at_least(max(bounds))) for bounds in proven.values()]
-        assert f"| {' | '.join(low if low == high else f'{low} to {high}' for low, high in ends)} |" in results, ends
-    for seen, says in (
-        ("every step", "every step proves {:.1f} to {:.1f}"),
-        ("last model", "the last model {:.1f} to {:.1f}"),
-    ):
-        own = [row[seen][1] for row in rows if row["kind"] == "gradient" and row["epsilon"] > 7]
-        assert says.format(*(math.floor(10 * end(own)) / 10 for end in (min, max))) in prose("08")
+def test_only_careless_pooling_lets_a_neighbour_change_a_loss() -> None:
+    corpus = load_corpus("smart-home")
+    size = {"hidden": 16, "layers": 1, "word": 8, "filters": 8}
+    model = build_model("clc", Labels.of(corpus), seed=0, private=True, size=size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 2  # an untrained network hardly tells words apart
+    leak = panels.padding_leak(model, corpus.utterances[:200])
+    assert leak.neighbours[0] == len(leak.utterance.tokens) == min(leak.neighbours)
+    spread = {name: max(losses) - min(losses) for name, losses in leak.losses.items()}
+    assert spread.pop("masked maximum") < 1e-5
+    assert min(spread.values()) > 1e-3
+    alone = {round(losses[0], 5) for name, losses in leak.losses.items() if "mean" not in name}
+    assert len(alone) == 1  # without a neighbour there is no padding to read
+    with pytest.raises(UsageError, match="all utterances are of one length"):
+        panels.padding_leak(model, corpus.utterances[:1])
 
 
-def odds(fpr: float, fnr: float, delta: float) -> float:
-    return max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
+def test_what_was_moved_is_not_remembered() -> None:
+    start = {"before": "B-date", "after": "I-name", "transition": -4.0, "word": "april", "tag": "B-date"}
+    crf_view(**{**start, "transition": 0.4}, emission=2.0)
+    view = crf_view(**start, emission=0.0)
+    assert (view.path, view.alone) == (
+        ("O", "B-name", "I-name", "O", "B-date"),
+        ("O", "B-date", "I-name", "O", "B-date"),
+    )
+    assert (view.transitions == panels.toy_crf().transitions.detach().double().numpy()).all()
 
 
-def limited(absent: Any, present: Any, delta: float, t: float = 0.0, confidence: float = 0.95) -> float:
-    limits = [error_rate(wrong, confidence).upper_limit for wrong in (absent > t, present <= t)]
-    return lower_bounds(limits[0], limits[1], delta).gaussian
+Slots = list[tuple[str, str]]
+Meanings = Sequence[tuple[str, Slots]]
 
 
-def counted(absent: Any, present: Any, delta: float, t: float = 0.0) -> float:
-    fpr, fnr = float(np.mean(absent > t)), float(np.mean(present <= t))
-    return lower_bounds(max(fpr, 1e-9), max(fnr, 1e-9), delta).gaussian
+def rate(
+    items: Callable[[Slots, Slots], int] = lambda slots, found: 1 + len(slots),
+    errors: Callable[[Slots, Slots], int] = edit_distance,
+    intents: int = 1,
+    most: float = np.inf,
+) -> Callable[[Meanings, Meanings], float]:
+    """SER, unless something else is counted."""
+
+    def ser(references: Meanings, predictions: Meanings) -> float:
+        pairs = list(zip(references, predictions, strict=True))
+        wrong = sum(intents * (a != b) + errors(slots, found) for (a, slots), (b, found) in pairs)
+        return min(most, wrong / max(1, sum(items(slots, found) for (_, slots), (_, found) in pairs)))
+
+    return ser
 
 
-def best_of(bound: Any) -> Any:
-    """At the threshold that proves most."""
-    return lambda absent, present, delta: max(bound(absent, present, delta, t) for t in [*absent, *present])
+def average(references: Meanings, predictions: Meanings) -> float:
+    return float(np.mean([rate()([one], [other]) for one, other in zip(references, predictions, strict=True)]))
 
 
-predict = partial(prediction, "08", "verdicts")
-NUMBERS = "but with ε = 21.6 claimed, 4.37 proven and 4.37 provable at most, it is 'no power'"
-FLATTERED = "Of 30 audits of a step whose ε is 4.38, yours proves more than that in "
+def as_bags(slots: Slots, found: Slots) -> int:
+    a, b = Counter(slots), Counter(found)
+    return max((a - b).total(), (b - a).total())
+
+
+def by_place(slots: Slots, found: Slots) -> int:
+    return sum(a != b for a, b in zip(slots, found, strict=False))
+
+
+def masked(value: float, words: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    def pool(tokens: Tensor, lengths: Tensor) -> Tensor:
+        padded, mask = to_padded(tokens, lengths)
+        return padded.masked_fill((mask if words else ~mask)[..., None], value).amax(1)
+
+    return pool
+
+
+def multiplied(tokens: Tensor, lengths: Tensor) -> Tensor:
+    padded, mask = to_padded(tokens, lengths)
+    return (padded * mask[..., None]).amax(1)
+
+
+def mean(tokens: Tensor, lengths: Tensor) -> Tensor:
+    return to_padded(tokens, lengths)[0].sum(1) / lengths[:, None]
+
+
+def words_first(tokens: Tensor, lengths: Tensor) -> Tensor:
+    return torch.stack([part.amax(1) for part in tokens.split(lengths.tolist())])
+
+
 WRONG: dict[str, dict[str, Any]] = {
-    "at_least": {
-        "forgets delta": lambda fpr, fnr, delta: max(0.0, math.log(odds(fpr, fnr, 0.0))),
-        "asks one inequality only": lambda fpr, fnr, delta: math.log(max(1.0, (1 - fnr - delta) / fpr)),
-        "takes the smaller one": lambda fpr, fnr, delta: math.log(
-            max(1.0, min((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr))
-        ),
-        "goes below 0": lambda fpr, fnr, delta: math.log(max(1e-9, odds(fpr, fnr, delta))),
-        "another logarithm": lambda fpr, fnr, delta: math.log10(max(1.0, odds(fpr, fnr, delta))),
+    "majority": {
+        "one in ten intents right, one in ten wrong": "below 0.3",
+        "half of what there is are intents": "0.3 to 0.7",
+        "a number instead of a range": 0.93,
     },
-    "verdicts": {
-        "one device keeps the promise": predict("refuted", "consistent", "no power", "consistent"),
-        "false claims are always refuted": Wrong(predict("refuted", "refuted", "refuted", "consistent"), NUMBERS),
-        "few draws say nothing": predict("no power", "refuted", "no power", "consistent"),
-        "what is not refuted holds": predict("refuted", "refuted", "holds", "holds"),
+    "ser": {
+        "averages the rates of utterances": Wrong(average, "it should be"),
+        "forgets the intents in the denominator": rate(lambda slots, found: len(slots)),
+        "divides by the slots that were found": rate(lambda slots, found: 1 + len(found)),
+        "does not count wrong intents": Wrong(rate(intents=0), "SER of"),
+        "compares slots place by place": rate(errors=by_place),
+        "takes a rate to end at 1": rate(most=1.0),
+        "ignores the order of slots": rate(errors=as_bags),
     },
-    "honest": {
-        "as it was": Wrong(best_of(counted), FLATTERED),
-        "counted rates, threshold fixed": counted,
-        "limits, but the best threshold": best_of(limited),
-        "half the confidence": lambda absent, present, delta: limited(absent, present, delta, confidence=0.5),
-        "proves nothing, to be safe": lambda absent, present, delta: 0.0,
+    "pool": {
+        "a small number instead of the smallest": masked(-1.0),
+        "a large number": masked(10.0),
+        "multiplies by the mask": Wrong(multiplied, "multiplying by the mask makes padding 0"),
+        "fills the padding with what it has": masked(0.0),
+        "masks the words instead of the padding": masked(-torch.inf, words=True),
+        "the mean instead of the maximum": mean,
+        "the maximum over features (crash)": words_first,
     },
 }

@@ -1,6 +1,6 @@
 """Sliders wired to a pure function and to what shows its result. A panel is one declaration:
 
-    @panel("03")
+    @panel("04")
     def stages(clip_norm: float, z: float) -> Panel:
         return Panel(
             "Algorithm 1, line by line",

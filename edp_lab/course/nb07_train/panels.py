@@ -1,4 +1,4 @@
-"""The panel of ``06_train_and_trade_off.ipynb``, measured runs with the reader's, and a table of runs.
+"""The panel of ``07_train_privately.ipynb``, measured runs with the reader's, and a table of runs.
 
     grid = load_grid()                       # as they ship with the course
     shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
@@ -220,7 +220,7 @@ def explore(
     )
 
 
-@panel("06")
+@panel("07")
 class Explorer(Panel, Runs):
     """The measured runs under sliders; Run trains what the sliders say, with the notebook's corpus, C, N, tau and seed.
 

@@ -1,4 +1,4 @@
-"""The panels of ``08_audit_it.ipynb``: an audit of one step, and audits of training runs.
+"""The panels of ``06_audit.ipynb``: an audit of one step, and audits of training runs.
 
     noise = StepNoise(seed=0)                               # drawn once, by the generator of training
     result = audit_step(noise, True, 1.0, 1.0, 8, 1.0, draws=1000)      # pure; `edp-lab audit mechanism` says the same
@@ -55,7 +55,7 @@ def audit_step(
     return noise.audit(mechanism, DELTA, draws, CONFIDENCE)
 
 
-@panel("08")
+@panel("06")
 def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, draws: int) -> Panel:
     """The audit of one step; `result` is a `StepAudit`."""
     counts = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000]
@@ -151,7 +151,7 @@ def needed(audit: OneRunAudit, guesses: int) -> int | None:
     return least if least <= guesses else None
 
 
-@panel("08")
+@panel("06")
 class OneRun(RunPanel):
     """Training runs of the one-layer model with canaries, each audited; only Run starts any work."""
 

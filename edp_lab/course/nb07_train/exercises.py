@@ -1,4 +1,4 @@
-"""The exercises of ``06_train_and_trade_off.ipynb``: whose epsilon is smaller, noise on the ladder, tuning."""
+"""The exercises of ``07_train_privately.ipynb``: whose epsilon is smaller, noise on the ladder, tuning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of, first_wrong, given
 from edp_lab.course.kit.text import at_most
-from edp_lab.course.nb06_tradeoff.panels import explore, load_grid
+from edp_lab.course.nb07_train.panels import explore, load_grid
 from edp_lab.privacy import Mechanism, gdp_epsilon
 
 Setting = tuple[str, int, float, str]  # method, micro-batch size, z0, decay

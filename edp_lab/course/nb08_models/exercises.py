@@ -1,4 +1,4 @@
-"""The exercises of ``05_data_and_models.ipynb``: the majority baseline, a maximum that reads padding, SER."""
+"""The exercises of ``08_data_and_models.ipynb``: the majority baseline, a maximum that reads padding, SER."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from edp_lab.corpora.metrics import Frame, evaluate
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong
-from edp_lab.course.nb05_models.panels import leaky_pool, look_at
+from edp_lab.course.nb08_models.panels import leaky_pool, look_at
 
 LABELS, VALUES = ("name", "date", "place"), ("anna", "sunday", "rome", "noon")
 MAJORITY = ("below 0.3", "0.3 to 0.7", "above 0.7")

@@ -1,4 +1,4 @@
-"""The panels of ``03_edp_sgd.ipynb``, and what they draw: claimed and guaranteed, Algorithm 1 line by line, its decay.
+"""The panels of ``04_edp_sgd.ipynb``, and what they draw: claimed and guaranteed, Algorithm 1 line by line, its decay.
 
     result = algorithm1(as_printed=True, alpha_large=1.0, alpha_small=0.1, z=1.0, num_devices=8)    # pure
     history = GradientHistory(TrainConfig("smart-home", size="small"), epochs=6)    # trains for some seconds, once
@@ -114,7 +114,7 @@ def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) 
     return Promise(printed, sound, multiplier, epsilons(num_devices), curves, held)
 
 
-@panel("03")
+@panel("04")
 def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
     """What is claimed and what is true of the same z: `result` is a `Promise`."""
 
@@ -268,7 +268,7 @@ def _device_gradients(num_devices: int, pull: float, seed: int) -> Tensor:
     return torch.from_numpy(np.stack([part.mean(0) for part in np.array_split(sentences, num_devices)]))
 
 
-@panel("03")
+@panel("04")
 def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
     """Algorithm 1 line by line on two layers of one weight: `result` is a `Stages`."""
 
@@ -486,7 +486,7 @@ def _signals(history: GradientHistory, mechanism: Mechanism, alpha: Tensor | Non
     return np.array(lengths)
 
 
-@panel("03")
+@panel("04")
 def decay(
     history: GradientHistory,
     as_printed: bool,

@@ -1,4 +1,4 @@
-"""The panels of ``04_what_does_it_cost.ipynb``, and what they draw: bills, privacy losses, sampling, Table 1.
+"""The panels of ``03_what_does_it_cost.ipynb``, and what they draw: bills, privacy losses, sampling, Table 1.
 
 result = run_bill(SOUND, z0, decay, tau, num_devices, target, epochs=30, delta=1e-5)    # pure
 print(result.guarantee.claimed_epsilon, result.guarantee.conditional_epsilon)
@@ -121,7 +121,7 @@ def releases_of(noise_multiplier: float, count: int, rate: float = 1.0) -> Sched
     return Schedule(np.array([noise_multiplier]), np.array([count]), rate)
 
 
-@panel("04")
+@panel("03")
 def bill(z0: float, decay: str, tau: float, num_devices: int, target: float, epochs: int, delta: float) -> Panel:
     """What a run costs, claimed and true, and the noise for a target: `result` is a `RunBill`."""
 
@@ -220,7 +220,7 @@ def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
     )
 
 
-@panel("04")
+@panel("03")
 def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
     """Privacy losses, and what they allow an attacker: `result` is a `Loss`."""
 
@@ -338,7 +338,7 @@ def steps_of_a_pass(rate: float) -> int:
     return math.ceil(1 / rate - 1e-9)
 
 
-@panel("04")
+@panel("03")
 def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 1000, delta: float = 1e-5) -> Panel:
     """Poisson sampling beside shuffled batches: `result` is a `Sampled`."""
 
@@ -422,7 +422,7 @@ def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
     return Behind(cell, epochs, taus, z0, fits, explained().epochs[epochs - 1].reachable)
 
 
-@panel("04")
+@panel("03")
 def table1(epochs: int = 30) -> Panel:
     """What may lie behind the printed epsilons: `result` is a `Behind`."""
     models, corpora = (list(dict.fromkeys(getattr(row, what) for row in TABLE_1)) for what in ("model", "corpus"))

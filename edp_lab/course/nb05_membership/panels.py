@@ -1,4 +1,4 @@
-"""The panels and figures of ``07_membership_inference.ipynb``: the curve of an attack, canaries, runs with noise.
+"""The panels and figures of ``05_membership_inference.ipynb``: the curve of an attack, canaries, runs with noise.
 
     attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks`
     shown = show_roc(attacks, "loss", called=10, people=2025, as_printed=True, z0=4.0, num_devices=8, epochs=8)
@@ -211,7 +211,7 @@ def view(attack: str, scores: Array) -> Array:
     return np.clip(scores, -10, 10) if attack == "lira-online" else scores
 
 
-@panel("07")
+@panel("05")
 def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs: int) -> Panel:
     """Attacks as curves, beside the bounds of a mechanism; `result` is a `Shown`."""
     most = len(next(iter(attacks.values())).target.members)
@@ -359,7 +359,7 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
     return Remembered(method, z0, counts[repetitions], rows)
 
 
-@panel("07")
+@panel("05")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
     """What models have stored of canaries; `result` is a `Remembered`."""
     return Panel(

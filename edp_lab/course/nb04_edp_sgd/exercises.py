@@ -1,4 +1,4 @@
-"""The exercises of notebook 03: the noise of the mean, what more devices do, an accountant with two bugs."""
+"""The exercises of notebook 04: the noise of the mean, what more devices do, an accountant with two bugs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exercises of notebook 04, what does it cost."""
+"""The exercises of notebook 03, what does it cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from edp_lab.course.kit.controls import BATCH
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given, predicted
-from edp_lab.course.nb04_cost.panels import releases_of
+from edp_lab.course.nb03_cost.panels import releases_of
 from edp_lab.privacy import (
     Alpha,
     Decay,

@@ -1,4 +1,4 @@
-"""The exercises of notebook 08, audits."""
+"""The exercises of notebook 06, audits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edp_lab.attacks.statistics import error_rate, lower_bounds
 from edp_lab.attacks.step_audit import Finding
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of
 from edp_lab.course.kit.text import at_least
-from edp_lab.course.nb08_audit.panels import CONFIDENCE, DELTA, StepNoise, audit_step
+from edp_lab.course.nb06_audit.panels import CONFIDENCE, DELTA, StepNoise, audit_step
 from edp_lab.privacy import gdp_epsilon
 
 AUDITS = 30  # of a step whose epsilon is known

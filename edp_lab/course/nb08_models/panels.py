@@ -1,4 +1,4 @@
-"""The panels of ``05_data_and_models.ipynb``, a CRF to bend and a score to break, and its cells' corpora and networks.
+"""The panels of ``08_data_and_models.ipynb``, a CRF to bend and a score to break, and its cells' corpora and networks.
 
     look = look_at("smart-home", seed=0)                     # sizes, label frequencies, repeated texts, majority
     score = score_errors("right", "missed", "right", "none", others=0)
@@ -248,7 +248,7 @@ def crf_view(before: str, after: str, transition: float, word: str, tag: str, em
     )
 
 
-@panel("05")
+@panel("08")
 def crf() -> Panel:
     """Move one transition and one emission; `result` is a `CrfView`."""
     scores = [k / 5 for k in range(-30, 31)]
@@ -370,7 +370,7 @@ def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> 
     return Scored(prediction[0], tags, Tally.of([right] * (1 + others), [prediction, *[right] * others]))
 
 
-@panel("05")
+@panel("08")
 def ser() -> Panel:
     """Break a prediction; `result` is a `Scored`."""
     return Panel(

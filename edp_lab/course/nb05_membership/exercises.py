@@ -1,4 +1,4 @@
-"""The exercises of notebook 07, membership inference."""
+"""The exercises of notebook 05, membership inference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from edp_lab.attacks.statistics import advantage, auc, tpr_at_fpr
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of, given
-from edp_lab.course.nb07_membership.panels import sharp_and_blunt
+from edp_lab.course.nb05_membership.panels import sharp_and_blunt
 
 AUDIENCES = 100  # made-up groups of people on which an advantage is measured
 PEOPLE = 60  # on either side of each
