@@ -14,12 +14,3 @@ def noise_found(num_devices, clip_norm, z0):
     each = clip_norm * z0 / num_devices
     together = np.sqrt(num_devices) * each  # variances add up, standard deviations do not
     return together / num_devices
-
-
-# EXERCISE predict
-prediction = {
-    "P2: noise needed over noise added, with four times as many GPUs": "rises",
-    "P22: claimed ε, with four times as many GPUs": "stays",
-    "P5: guaranteed ε, two utterances per clip instead of one": "rises",
-    "P5: guaranteed ε, eight utterances per clip instead of two": "stays",
-}

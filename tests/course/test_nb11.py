@@ -4,14 +4,13 @@ import ast
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 from nbformat import NotebookNode
 
 from edp_lab.course.run import read_notebook
-from tests.course.conftest import path_of, prediction
+from tests.course.conftest import path_of
 from tests.course.examples import Wrong
 
 NOTEBOOK = read_notebook(path_of("11"))
@@ -29,23 +28,16 @@ COUNTER: dict[str, dict[Any, Any]] = {  # by claim, numbers of its evidence; eac
     "P12": {"of four printed rows, with a better decay": 1, "of our 24 decays, with more error": 23},
     "P13": {"gains, tested together": 0, "gains, tested alone": 40},
     "P18": {"printed": 0.6, "printed (at most)": 0.4, "ours": 0.1},
-    "P32": {"better at the higher epsilon": 0},
-    "P8": {"largest factor": 1.9, "rows above 2": 0},
     "P17": {"a loop (at least)": 1.5, "ghost clipping (at most)": 8.0},
     "T1": {"guaranteed": 2.4, "for one pixel": 2.4},
     "T6": {"reached": 0.07, "theorem": 2.4},
     "T7": {"longest, as printed": 1.0, "longest, section 2.4.8": 10.0},
     "T9": {"ten": 0.1},
-    "T10": {"together": 7.0},
     "T12": {"all labels (at least)": 0.2, "all labels, delta 1e-5 (at least)": 0.2},
-    "T13": {0.2: 0.99, 2.0: 0.5},
-    "T21": {"width": 0.054, "delta": 0.06},
-    "T22": {"printed": 0.5, "theorem": 0.6},
-    "T23": {"k": 1, "patients in June": 5},
     "T24": {"copy agrees (at least)": 0.1, "recognised (at least)": 0.1},
     "T25": {"epochs saved": 3.0, "half-width of its 95 % interval": 0.5},
 }
-IMPORTS = ("imports", "versions", "thesis-imports")
+IMPORTS = ("versions", "thesis-imports")
 each_claim = pytest.mark.parametrize("name", CLAIMS)
 
 
@@ -96,9 +88,9 @@ def summary() -> str:
     return next(cell.source for cell in NOTEBOOK.cells if cell.id == "summary")
 
 
-def test_the_conclusions_are_among_the_claims_and_at_least_15_cells_call_the_library() -> None:
+def test_the_conclusions_are_among_the_claims_and_most_cells_call_the_library() -> None:
     assert CLAIMS.keys() == COUNTER.keys() >= CONCLUSIONS
-    assert len(CLAIMS) == 25
+    assert len(CLAIMS) == 18
     imports = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.id in IMPORTS)
     library = {
         name.asname or name.name
@@ -112,18 +104,18 @@ def test_the_conclusions_are_among_the_claims_and_at_least_15_cells_call_the_lib
         roots = {name.id for func in called for name in ast.walk(func) if isinstance(name, ast.Name)}
         return bool(roots & library)
 
-    assert sum(map(calls, CLAIMS.values())) >= 15
+    assert sum(map(calls, CLAIMS.values())) >= 10
 
 
 def test_the_prediction_and_the_page_of_results_count_as_the_table_does() -> None:
     lines = [line for line in summary().splitlines() if line.startswith("| ")][1:]
     holds, conditional, fails, untestable = (len(re.findall("[PT][0-9]+", line)) for line in lines)
-    questions = next(cell.source for cell in NOTEBOOK.cells if cell.id == "predict-first")
-    assert f"<summary>Answer</summary>{holds}. Eight more" in questions
-    assert conditional == 8  # "eight more hold with one sentence added"
+    questions = next(cell.source for cell in NOTEBOOK.cells if cell.id == "do")
+    assert f"<summary>Answer</summary>{holds}. Four more" in questions
+    assert conditional == 4  # "four more hold with one sentence added"
     page = (path_of("11").parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
     counts = (
-        f"{holds} hold, {conditional} hold under conditions, {fails} do not hold, and {untestable} are not testable"
+        f"{holds} holds, {conditional} hold under conditions, {fails} do not hold, and {untestable} are not testable"
     )
     assert counts in " ".join(page.split())
 
@@ -143,7 +135,6 @@ def judged(falls: Callable[[float, float], bool], partly: bool = True) -> Callab
     return verdict
 
 
-guess = partial(prediction, "11", "predict")
 WRONG: dict[str, dict[str, Any]] = {
     "verdict": {
         "takes every fall for one beyond chance": Wrong(judged(lambda mean, half: mean < 0), "counts every fall"),
@@ -161,10 +152,5 @@ WRONG: dict[str, dict[str, Any]] = {
         "forgets the mean": Wrong(lambda n, c, z: c * z / math.sqrt(n), "with N = "),
         "takes variances for deviations": lambda n, c, z: (c * z / n) ** 2 / n,
         "leaves out the clip norm": lambda n, c, z: z / n**1.5,
-    },
-    "predict": {
-        "the claim sees the GPUs": guess("rises", "rises", "rises", "stays"),
-        "larger micro-batches go on costing": guess("rises", "stays", "rises", "rises"),
-        "averages out": guess("falls", "stays", "stays", "stays"),
     },
 }

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given, predicted
-from edp_lab.privacy import Alpha, Mechanism, claimed_epsilon, guaranteed_epsilon
+from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given
+from edp_lab.privacy import Alpha, Mechanism
 
 VERDICTS = ("holds", "holds under conditions", "does not hold")
 CHANGES = {  # by kind, lists of (mean, half-width)
@@ -25,7 +25,6 @@ SLIPS = {  # wrong rules for "falls beyond chance", by the sentence that explain
     "Your rule takes a rise beyond chance for a fall.": lambda mean, half: abs(mean) > half,
     "Your rule looks at the lower end of the interval; all of it must lie below 0.": lambda mean, half: mean - half < 0,
 }
-DELTA = 1e-5
 
 
 def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
@@ -72,19 +71,4 @@ def _noise(answer: Any, cases: np.random.Generator) -> Differences:
     yield first_wrong(differences, untouched, still)
 
 
-def _predict(answer: Any, cases: np.random.Generator) -> Differences:
-    few, z0 = int(cases.integers(2, 5)), round(float(cases.uniform(0.5, 2)), 1)
-    gpus = [_printed(n, 2, z0) for n in (few, 4 * few)]
-    sizes = [guaranteed_epsilon(_printed(1, size, z0), 1, DELTA) for size in (1, 2, 8)]
-    few_times, many_times = (z0 / step.noise_std(0) for step in gpus)
-    few_claimed, many_claimed = (claimed_epsilon(step, 1, DELTA) for step in gpus)
-    measured = {
-        "P2: noise needed over noise added, with four times as many GPUs": (few_times, many_times),
-        "P22: claimed ε, with four times as many GPUs": (few_claimed, many_claimed),
-        "P5: guaranteed ε, two utterances per clip instead of one": (sizes[0], sizes[1]),
-        "P5: guaranteed ε, eight utterances per clip instead of two": (sizes[1], sizes[2]),
-    }
-    yield predicted(answer, measured, f"the number (z0 {z0}, {few} and {4 * few} GPUs)")
-
-
-EXERCISES = exercises_of(__file__, verdict=_verdict, noise=_noise, predict=_predict)
+EXERCISES = exercises_of(__file__, verdict=_verdict, noise=_noise)
