@@ -236,7 +236,7 @@ class Explorer(Panel, Runs):
         tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
         super().__init__(
             "Error against privacy",
-            "All runs of one length; the ring marks the one nearest to your sliders. Run trains one more.",
+            "All runs with equally many epochs. The ring marks the one nearest to your sliders. Run trains another.",
             lambda **values: explore(grid, **values, live=self.live),
             [(draw_runs, "1 1 auto")],
             lambda result: words.run(result.point),
@@ -276,9 +276,9 @@ def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     had = f" ({', '.join(differs)})" if differs else ""
     says = f"{whose}{had} has SER {point.ser:.2f}"
     if point.epsilon is None:
-        says += ", with which noise has to compete."
+        says += ": the error without privacy."
     elif point.ser > USELESS:
-        says += ". With so many errors it is of no use, whatever its ε."
+        says += ". With so many errors it is of no use at any ε."
     elif cheaper == point:
         says += ", and no other run does as well at a smaller ε."
     else:
