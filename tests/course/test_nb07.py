@@ -14,7 +14,7 @@ from edp_lab.course.nb07_train import panels
 from edp_lab.course.nb07_train.exercises import EPOCHS, PAIRS
 from edp_lab.course.nb07_train.panels import BASE, Grid, Point, explore, load_grid
 from edp_lab.errors import UsageError
-from edp_lab.jobs import RESULTS
+from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import gdp_epsilon
 from edp_lab.training.config import TrainConfig
 from tests.course.conftest import prediction
@@ -54,8 +54,8 @@ def test_each_run_of_the_grid_is_nearest_to_itself(grid: Grid) -> None:
 
 
 def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
-    def at(method: str, m: int = 8, z0: float = 0.03, decay: str = "none") -> Point:
-        return explore(grid, method, m, z0, decay, 8).point
+    def at(method: str, m: int = 8, z0: float = 0.03) -> Point:
+        return explore(grid, method, m, z0, "none", 8).point
 
     printed, sound, single = at("printed"), at("sound"), at("sound", 1)
     assert printed.ser > sound.ser > 2 * single.ser
@@ -66,11 +66,11 @@ def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
     assert f">{claim.value}\N{EM SPACE}<" in panels.points_table([printed])
     rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]
     assert rungs == sorted(rungs, reverse=True)
-    decayed, steady = at("sound", 1, 0.3, "exponential"), at("sound", 1, 0.1)
-    assert decayed.epsilon < steady.epsilon  # type: ignore[operator]
-    assert decayed.ser > steady.ser
-    for decay in ("linear", "exponential"):
-        assert at("sound", 1, 0.3, decay).ser < at("sound", 1, 0.3).ser
+    assert [panels.epsilon(at(method, 1, 1.0).epsilon) for method in ("poisson", "sound")] == ["2.53", "13.3"]
+    assert at("poisson", 1, 0.1).epsilon > at("sound", 1, 0.1).epsilon  # type: ignore[operator]
+    assert gdp_epsilon(math.sqrt(20 * 8), sound.guarantee.delta) > 100
+    private = read_kept(RESULTS / "course_private.json", "outcome")["outcome"]
+    assert (round(private["ser"], 2), round(private["guaranteed_epsilon"], 5)) == (0.08, 3)
     pace = {p.method: p.seconds / p.config.epochs for p in grid.points}
     assert pace["dp"] < 2 * pace["sgd"] < 10 * pace["sgd"] < pace["naive"]
     assert min(p.ser for p in grid.points if p.epsilon is not None and p.epsilon < 15) > 0.9
@@ -104,8 +104,8 @@ def test_what_the_nearest_run_has_instead_and_the_cheaper_run_are_named(grid: Gr
     assert best.cheaper is best.point
     assert "no other run" in panels.tell_explored(best)[2]
     useless = explore(grid, "sound", 8, 0.3, "none", 4)  # another is better by less than a seed is worth
-    assert panels.tell_explored(useless)[2].endswith("of no use, whatever its ε.")
-    assert "has to compete" in panels.tell_explored(explore(grid, "sgd", 8, 0.01, "none", 8))[2]
+    assert panels.tell_explored(useless)[2].endswith("of no use at any ε.")
+    assert "the error without privacy" in panels.tell_explored(explore(grid, "sgd", 8, 0.01, "none", 8))[2]
 
 
 def test_the_command_makes_the_run_of_the_ring(trained: Any, grid: Grid) -> None:

@@ -90,7 +90,7 @@ class Point:
 
 
 class Grid(NamedTuple):
-    """Measured points, and with what they were measured: "command", "machine", "versions"."""
+    """Measured points, and how they were measured: "command", "machine", "versions"."""
 
     points: tuple[Point, ...]
     about: Mapping[str, Any]
@@ -141,7 +141,7 @@ def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
 
 
 def work(config: TrainConfig) -> str:
-    """What decides how long an epoch takes."""
+    """Key of the seconds per epoch: method and micro-batch size."""
     return f"{method_of(config)}, m = {config.largest_micro_batch}"
 
 
@@ -157,12 +157,12 @@ def setting(point: Point) -> str:
 
 
 def epsilon(value: float | None, written: Callable[[float], str] = at_most) -> str:
-    """A guaranteed epsilon, rounded up, or, `written` otherwise, a claimed one."""
+    """An epsilon as text, rounded up unless `written` says otherwise; "none" without one."""
     return "none" if value is None else written(value)
 
 
 def table(*rows: Sequence[str]) -> Html:
-    """Headings and rows, with room between the columns, which a panel's narrow place would close."""
+    """Table of headings and rows, with wide gaps between the columns."""
     return html_table([[f"{cell}\N{EM SPACE}" for cell in row] for row in rows])
 
 
@@ -183,7 +183,7 @@ words = Words(__file__, epsilon=epsilon)
 
 
 class Explored(NamedTuple):
-    """The run nearest to a setting, and its place among the others."""
+    """The measured run nearest to a setting, and the runs to compare it with."""
 
     point: Point
     differs: dict[str, Any]  # settings of the point that are not those asked for
@@ -222,11 +222,11 @@ def explore(
 
 @panel("07")
 class Explorer(Panel, Runs):
-    """The measured runs under sliders; Run trains what the sliders say, with the notebook's corpus, C, N, tau and seed.
+    """The measured runs under sliders; Run trains the chosen setting with the notebook's corpus, C, N, tau and seed.
 
     Attributes:
         result: an `Explored`.
-        live: the runs that were made here.
+        live: the runs trained here.
     """
 
     def __init__(self, grid: Grid, base: TrainConfig) -> None:
@@ -236,7 +236,7 @@ class Explorer(Panel, Runs):
         tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
         super().__init__(
             "Error against privacy",
-            "All runs of one length; the ring marks the one nearest to your sliders. Run trains one more.",
+            "All runs with equally many epochs. The ring marks the one nearest to your sliders. Run trains another.",
             lambda **values: explore(grid, **values, live=self.live),
             [(draw_runs, "1 1 auto")],
             lambda result: words.run(result.point),
@@ -267,7 +267,7 @@ IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "pois
 
 
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the nearest run, its error, and the run that does as well for less."""
+    """Both epsilons of the nearest run, its error, and a run with no larger error and a smaller epsilon."""
     point, cheaper = result.point, result.cheaper
     differs = [
         f"{name} = {value if isinstance(value, str) else short(value)}" for name, value in result.differs.items()
@@ -276,9 +276,9 @@ def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     had = f" ({', '.join(differs)})" if differs else ""
     says = f"{whose}{had} has SER {point.ser:.2f}"
     if point.epsilon is None:
-        says += ", with which noise has to compete."
+        says += ": the error without privacy."
     elif point.ser > USELESS:
-        says += ". With so many errors it is of no use, whatever its ε."
+        says += ". With so many errors it is of no use at any ε."
     elif cheaper == point:
         says += ", and no other run does as well at a smaller ε."
     else:
@@ -301,7 +301,7 @@ def _places(shown: Sequence[Point]) -> dict[str, Any]:
 
 
 def draw_runs(result: Explored) -> Figure:
-    """SER against epsilon of all runs as long as the chosen one; bright if method and micro-batch size are its."""
+    """SER against epsilon of all runs with as many epochs; bright if they have the same method and micro-batch size."""
     families = []
     for method, look in FAMILIES.items():
         family = [p for p in result.others if p.method == method]
