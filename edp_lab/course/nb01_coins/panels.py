@@ -7,7 +7,7 @@ print(result.estimate[-1], result.standard_error[-1])
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,36 +51,25 @@ HIERARCHIES = (
 MONTH = basic.Hierarchy("month", (str, basic.star))
 
 
-class Linked(NamedTuple):
-    """One release of a patients' table, and the shares of patients that an attacker finds in it."""
+def linked(k: int, seed: int) -> tuple[float, float]:
+    """Shares of 600 made-up patients who are singled out in their k-anonymous table; with `k` = 1 it is the original.
 
-    rows: basic.Text  # (patients, 3), what is published of postal code, age and sex
-    identified: float  # by a voter list with names
-    disclosed: float  # whose diagnosis the voter list reveals
-    identified_by_month: float  # by someone who knows their data and the month of the visit
-
-
-def linked(ks: Sequence[int], seed: int) -> dict[int, Linked]:
-    """k-anonymise the table of 600 made-up patients for each k, and link it to a list of 3000 voters."""
+    The first is by a list of 3000 voters, the second by someone who knows their data and the month of the visit.
+    """
     rng = rng_of(seed, 0)
     columns = rng.integers(42000, 42020, 3000), rng.integers(18, 91, 3000), rng.choice(["f", "m"], 3000)
     voters = np.column_stack([column.astype(np.str_) for column in columns])
-    chosen = rng.choice(3000, 600, replace=False)
-    diagnoses = rng.choice(["asthma", "diabetes", "fracture", "migraine"], 600)
+    patients = voters[rng.choice(3000, 600, replace=False)]
     months = rng.integers(1, 13, 600).astype(np.str_)
-    patients, releases = voters[chosen], {}
-    for k in ks:
-        release = basic.anonymise(patients, HIERARCHIES, k, most_suppressed=0.05)
-        by_list = basic.link(release, voters, diagnoses)
-        with_month = release._replace(
-            rows=np.column_stack([release.rows, months]),
-            levels=(*release.levels, 0),
-            hierarchies=(*release.hierarchies, MONTH),
-        )
-        by_month = basic.link(with_month, np.column_stack([patients, months]), diagnoses).rows_per_person == 1
-        shares = by_list.identified, by_list.disclosed[chosen], by_month
-        releases[k] = Linked(release.rows, *(float(share.mean()) for share in shares))
-    return releases
+    release = basic.anonymise(patients, HIERARCHIES, k, most_suppressed=0.05)
+    with_month = release._replace(
+        rows=np.column_stack([release.rows, months]),
+        levels=(*release.levels, 0),
+        hierarchies=(*release.hierarchies, MONTH),
+    )
+    by_list = basic.link(release, voters, np.zeros(600)).identified
+    by_month = basic.link(with_month, np.column_stack([patients, months]), np.zeros(600)).rows_per_person == 1
+    return float(by_list.mean()), float(by_month.mean())
 
 
 # ---- A coin for everyone ---------------------------------------------------------------------------------------------
@@ -372,7 +361,7 @@ LOOKS = {SUM: (PLAIN, "solid"), ADVANCED: (OTHER, "dash"), ZCDP: (HOLDS, "dashdo
 
 
 def tell_composition(result: Composed) -> tuple[Tile, Tile, str]:
-    """The plain sum, and the least of the totals that hold for the same releases."""
+    """The plain sum, and the least of the valid totals of the same releases."""
     last = result.last
     best = min((SUM, ADVANCED, ZCDP), key=last.__getitem__)
     plain = Tile(SUM, f"ε = {at_most(last[SUM])}", "δ = 0")
