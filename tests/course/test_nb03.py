@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.stats import norm
 
-from edp_lab.course.nb03_cost.panels import behind, privacy_loss, run_bill, sampled
+from edp_lab.course.nb03_cost.panels import behind, privacy_loss, releases_of, run_bill, sampled
 from edp_lab.privacy import (
     GaussianDP,
     Mechanism,
     PrivacyLossDistribution,
     ReshufflingZCDP,
-    Schedule,
     gdp_epsilon,
     releases_by_epoch,
     schedule_of,
@@ -31,7 +30,7 @@ def test_bill_is_the_librarys_and_noise_meets_the_target(z: float) -> None:
     result = run_bill(z, 20, 8.0, 1e-5)
     assert result.after[-1] == 20
     for epochs, verdict in zip(result.after, result.verdicts, strict=True):
-        assert verdict.claimed_epsilon == pytest.approx(ReshufflingZCDP(Schedule(z, epochs)).epsilon(1e-5))
+        assert verdict.claimed_epsilon == pytest.approx(ReshufflingZCDP(releases_of(z, epochs)).epsilon(1e-5))
         assert verdict.conditional_epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / z, 1e-5))
     met, missed = (run_bill(z, 20, 8.0, 1e-5).guarantee for z in (result.needed_z, 0.99 * result.needed_z))
     assert met.conditional_epsilon is not None
@@ -95,7 +94,7 @@ def test_settings_that_fit_give_the_printed_value(row: tuple[str, str], digits: 
     result = behind(*row, 30)
     assert result.fits
     for z in result.fits:
-        claim = math.log10(ReshufflingZCDP(Schedule(z, 30)).epsilon(result.row.delta))
+        claim = math.log10(ReshufflingZCDP(releases_of(z, 30)).epsilon(result.row.delta))
         assert claim == pytest.approx(result.row.none.log10_epsilon, abs=0.0501)
     assert result.digits == digits
     assert behind("BERT", "Video", 93).fits is None is not behind("BERT", "Video", 92).fits
@@ -113,7 +112,7 @@ def billed(factor: float, kind: Any = GaussianDP, sampled: bool = False, steps: 
     def epsilon(noise: float, clip_norm: float, epochs: int, batch_size: int, utterances: int, delta: float) -> float:
         count = epochs * utterances // batch_size if steps else epochs
         rate = batch_size / utterances if sampled else 1.0
-        return kind(Schedule(noise / (factor * clip_norm), count, rate)).epsilon(delta)
+        return kind(releases_of(noise / (factor * clip_norm), count, rate)).epsilon(delta)
 
     return epsilon
 
@@ -132,11 +131,13 @@ WRONG: dict[str, dict[str, Any]] = {
         "mends the noise, bills a sample": Wrong(
             billed(2, PrivacyLossDistribution, sampled=True, steps=True), "but the batches were shuffled."
         ),
-        "forgets that noise has a unit": lambda *given: GaussianDP(Schedule(given[0], given[2])).epsilon(given[-1]),
+        "forgets that noise has a unit": lambda *given: GaussianDP(releases_of(given[0], given[2])).epsilon(given[-1]),
         "bills every step of an epoch": Wrong(
             billed(2, steps=True), "but an utterance is in one step of an epoch only."
         ),
-        "takes the batch for the epochs (crash)": lambda *given: GaussianDP(Schedule(given[0], -1)).epsilon(given[-1]),
+        "takes the batch for the epochs (crash)": lambda *given: GaussianDP(releases_of(given[0], -1)).epsilon(
+            given[-1]
+        ),
     },
 }
 
