@@ -137,7 +137,7 @@ base = replace(BASE, z0=0.1)
 for name, arguments in {
     "01 coin": (1.1, 300, 0.3, 0),
     "01 composition": (0.1, 1000, 1e-5),
-    "03 bill": (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
+    "03 bill": (1.0, 30, 8.0, 1e-5),
     "03 loss": (0.5, 10, 1e-5),
     "03 sampling": (0.01, 1.0, 1000, 1e-5),
     "03 table1": (30,),

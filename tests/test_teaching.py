@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +21,12 @@ from edp_lab.corpora import metrics
 from edp_lab.course.kit.text import at_least, at_most, digits, short
 from edp_lab.course.nb00_start.panels import TIMES, challenge
 from edp_lab.course.nb01_coins.panels import belief
-from edp_lab.course.nb03_cost.panels import explained
 from edp_lab.course.nb07_train.panels import explore, load_grid
 from edp_lab.course.nb08_models.panels import look_at
 from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy import foundations as basic
+from edp_lab.reproduce.printed import explain_table1
 from edp_lab.three_phase import perturbation, votes
 from tests.test_docs import check_command, code_of
 
@@ -82,7 +83,7 @@ def right(audit: MechanismAudit) -> float:
     return 1 - (audit.false_positive_rate.errors + audit.false_negative_rate.errors) / (2 * audit.draws)
 
 
-NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": explained}
+NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": cache(explain_table1)}
 NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": short}
 NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
 for module in (privacy, statistics, votes, perturbation):

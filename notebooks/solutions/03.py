@@ -7,18 +7,9 @@ def total_mu(z):
     return np.sqrt(np.sum(1 / z**2))
 
 
-# EXERCISE decay
-prediction = {  # "rises", "falls" or "stays"
-    "the noise of the first epoch": "stays",
-    "the ε that the paper claims": "rises",
-    "the ε that holds": "rises",
-    "the z0 that meets ε = 8": "rises",
-}
-
-
 # EXERCISE bill
-def epsilon(z0, num_devices, epochs, batch_size, utterances, delta):
-    """What a run of Algorithm 1 as printed costs one utterance: shuffled batches, no decay, α public."""
-    z = z0 / (2 * math.sqrt(num_devices))  # noise over what one utterance can move
+def epsilon(noise, clip_norm, epochs, batch_size, utterances, delta):
+    """Cost of a run for one utterance: shuffled batches; eight utterances share a clip."""
+    z = noise / (2 * clip_norm)  # noise over what one utterance can move
     schedule = Schedule(z, epochs)  # it takes part once in each epoch, for sure
     return GaussianDP(schedule).epsilon(delta)

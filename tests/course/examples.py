@@ -82,7 +82,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
     "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0),
     "04 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
-    "03 bill": lambda: (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
     "05 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
     "05 canaries": lambda: (measured_attacks().canaries, "edp-sgd", 0.01, 4),
     "06 step": lambda: (step_noise(), True, 1.0, 1.0, 8, 1000),

@@ -2,8 +2,6 @@
 and wrong answers are recognised. The contract of all panels is in `test_contract`."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,59 +11,44 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.stats import norm
 
-from edp_lab.course.kit.controls import AS_PRINTED, PUBLIC_ALPHA, SOUND
-from edp_lab.course.nb03_cost import panels
-from edp_lab.course.nb03_cost.panels import RunBill, behind, privacy_loss, run_bill, sampled
+from edp_lab.course.nb03_cost.panels import behind, privacy_loss, releases_of, run_bill, sampled
 from edp_lab.privacy import (
     GaussianDP,
     Mechanism,
     PrivacyLossDistribution,
     ReshufflingZCDP,
-    Schedule,
-    claimed_epsilon,
     gdp_epsilon,
-    guaranteed_epsilon,
     releases_by_epoch,
     schedule_of,
 )
-from tests.course.conftest import prediction
+from tests.course.conftest import prose
 from tests.course.examples import Wrong, panel_of, report_of
 
-RUN: dict[str, Any] = {
-    "variant": SOUND, "z0": 2.0, "decay": "linear", "tau": 0.1, "num_devices": 8, "target": 8.0, "epochs": 20,
-    "delta": 1e-5,
-}  # fmt: skip
 
-
-def bill(**change: Any) -> RunBill:
-    return run_bill(**{**RUN, **change})
-
-
-@pytest.mark.parametrize("variant", [AS_PRINTED, PUBLIC_ALPHA, SOUND])
-@pytest.mark.parametrize("decay", ["none", "linear", "exponential"])
-def test_bill_is_the_librarys_and_z0_meets_the_target(variant: str, decay: str) -> None:
-    result = bill(variant=variant, decay=decay)
-    public = result.mechanism.with_public_alpha()
+@pytest.mark.parametrize("z", [0.3, 2.0])
+def test_bill_is_the_librarys_and_noise_meets_the_target(z: float) -> None:
+    result = run_bill(z, 20, 8.0, 1e-5)
     assert result.after[-1] == 20
     for epochs, verdict in zip(result.after, result.verdicts, strict=True):
-        assert verdict.claimed_epsilon == claimed_epsilon(public, epochs, 1e-5)
-        assert verdict.epsilon_if_alpha_public == guaranteed_epsilon(public, epochs, 1e-5)
-    assert (result.guarantee.conditional_epsilon is None) == (variant == AS_PRINTED)
-    needed = result.needed_z0
-    assert needed is not None
-    met, missed = (bill(variant=variant, decay=decay, z0=z0).guarantee for z0 in (needed, 0.99 * needed))
-    assert met.epsilon_if_alpha_public == pytest.approx(8, rel=1e-5)
-    assert met.epsilon_if_alpha_public <= 8 < missed.epsilon_if_alpha_public
-    claimed = bill(variant=variant, decay=decay, z0=result.claimed_z0).guarantee
-    assert claimed.claimed_epsilon == pytest.approx(8)
+        assert verdict.claimed_epsilon == pytest.approx(ReshufflingZCDP(releases_of(z, epochs)).epsilon(1e-5))
+        assert verdict.conditional_epsilon == pytest.approx(gdp_epsilon(math.sqrt(epochs) / z, 1e-5))
+    met, missed = (run_bill(z, 20, 8.0, 1e-5).guarantee for z in (result.needed_z, 0.99 * result.needed_z))
+    assert met.conditional_epsilon is not None
+    assert missed.conditional_epsilon is not None
+    assert met.conditional_epsilon <= 8 < missed.conditional_epsilon
+    assert run_bill(result.claimed_z, 20, 8.0, 1e-5).guarantee.claimed_epsilon == pytest.approx(8)
 
 
-def test_without_noise_or_with_all_of_it_decayed_there_is_no_number() -> None:
-    assert bill(z0=0.0).guarantee.epsilon_if_alpha_public is None
-    gone = bill(decay="exponential", tau=100.0)
-    assert gone.verdicts[0].conditional_epsilon is not None
-    assert gone.guarantee.conditional_epsilon is gone.needed_z0 is None
-    assert "No z0" in str(panels.tell_bill(gone))
+def test_without_noise_there_is_no_number() -> None:
+    assert run_bill(0.0, 20, 8.0, 1e-5).guarantee.conditional_epsilon is None
+
+
+def test_numbers_of_the_folded_answers() -> None:
+    text = prose("03")
+    for mu, said in ((math.sqrt(10), "17.9"), (2, "10.0")):
+        assert f"{gdp_epsilon(mu, 1e-5):.1f}" == said
+        assert said in text
+    assert f"every ε below {sampled(0.01, 1.0, 100, 1e-5).at_least:.2f}" in text
 
 
 @settings(max_examples=25)
@@ -106,41 +89,34 @@ def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
     assert sampled(0.8, 1.0, 1, 1e-5).at_least == 0  # one batch misses a fifth of the corpus
 
 
-@pytest.mark.parametrize(
-    "cell", [("CLC", "ATIS", "exponential"), ("BERT", "Video", "linear"), ("CLC", "SNIPS", "none")]
-)
-def test_settings_that_fit_give_the_printed_value(cell: tuple[str, str, str]) -> None:
-    result = behind(*cell, 30)
-    for tau, *both in result.fits:
-        for z0 in both:
-            mechanism = Mechanism.as_printed(1.0, z0, 8, 2, cell[2], tau, "public")
-            claim = math.log10(claimed_epsilon(mechanism, 30, result.cell.delta))
-            assert claim == pytest.approx(result.cell.log10_epsilon, abs=0.0501)
+@pytest.mark.parametrize(("row", "digits"), [(("CLC", "ATIS"), 10_909), (("BERT", "Video"), 35)])
+def test_settings_that_fit_give_the_printed_value(row: tuple[str, str], digits: int) -> None:
+    result = behind(*row, 30)
     assert result.fits
+    for z in result.fits:
+        claim = math.log10(ReshufflingZCDP(releases_of(z, 30)).epsilon(result.row.delta))
+        assert claim == pytest.approx(result.row.none.log10_epsilon, abs=0.0501)
+    assert result.digits == digits
+    assert behind("BERT", "Video", 93).fits is None is not behind("BERT", "Video", 92).fits
 
 
-@pytest.mark.parametrize("change", [{}, {"variant": SOUND}, {"decay": "none", "target": 0.5}])
-def test_command_of_the_target_meets_it(change: dict[str, Any]) -> None:
-    panel = panel_of("03 bill", **change)
+def test_command_of_the_target_meets_it() -> None:
+    panel = panel_of("03 bill", target=0.5)
     report = report_of(panel.command.value.splitlines()[1])
     assert report["guaranteed"]["epsilon_in_real_numbers"] == pytest.approx(panel.result.target)
 
 
-def billed(z: Callable[[float, int], float], kind: Any = GaussianDP, sampled: bool = False, steps: bool = False) -> Any:
-    """Epsilon for this noise multiplier of z0 and N, for epochs or, sampled or not, for their steps."""
+def billed(factor: float, kind: Any = GaussianDP, sampled: bool = False, steps: bool = False) -> Any:
+    """Epsilon if the sensitivity is `factor` times C, for epochs or, sampled or not, for their steps."""
 
-    def epsilon(z0: float, num_devices: int, epochs: int, batch_size: int, utterances: int, delta: float) -> float:
+    def epsilon(noise: float, clip_norm: float, epochs: int, batch_size: int, utterances: int, delta: float) -> float:
         count = epochs * utterances // batch_size if steps else epochs
-        return kind(Schedule(z(z0, num_devices), count, batch_size / utterances if sampled else 1.0)).epsilon(delta)
+        rate = batch_size / utterances if sampled else 1.0
+        return kind(releases_of(noise / (factor * clip_norm), count, rate)).epsilon(delta)
 
     return epsilon
 
 
-def right(z0: float, num_devices: int) -> float:
-    return z0 / (2 * math.sqrt(num_devices))
-
-
-guess = partial(prediction, "03", "decay")
 WRONG: dict[str, dict[str, Any]] = {
     "compose": {
         "adds mu up": Wrong(lambda z: np.sum(1 / z), "That adds up μ itself"),
@@ -150,24 +126,20 @@ WRONG: dict[str, dict[str, Any]] = {
         "adds up the noise": lambda z: np.sqrt(np.sum(z**2)),
         "asks the array (crash)": lambda z: z.mu(),
     },
-    "decay": {
-        "decay is a better trade-off": guess("stays", "falls", "falls", "falls"),
-        "the claim does not see the decay": guess("stays", "stays", "rises", "rises"),
-        "all noise is less, the first too": guess("falls", "rises", "rises", "rises"),
-        "less z0 will do": guess("stays", "rises", "rises", "falls"),
-    },
     "bill": {
-        "mends the batches, takes z0 at face value": Wrong(billed(lambda z0, N: z0), "that takes z0 at face value."),
+        "mends the batches, takes C for the sensitivity": Wrong(billed(1), "that takes C for the sensitivity."),
         "mends the noise, bills a sample": Wrong(
-            billed(right, PrivacyLossDistribution, sampled=True, steps=True), "but the batches were shuffled."
+            billed(2, PrivacyLossDistribution, sampled=True, steps=True), "but the batches were shuffled."
         ),
-        "forgets that one utterance turns a clip around": billed(lambda z0, N: z0 / math.sqrt(N)),
+        "forgets that noise has a unit": lambda *given: GaussianDP(releases_of(given[0], given[2])).epsilon(given[-1]),
         "bills every step of an epoch": Wrong(
-            billed(right, steps=True), "but an utterance is in one step of an epoch only."
+            billed(2, steps=True), "but an utterance is in one step of an epoch only."
         ),
-        "takes the batch for the epochs (crash)": lambda *given: GaussianDP(Schedule(given[0], -1)).epsilon(given[-1]),
+        "takes the batch for the epochs (crash)": lambda *given: GaussianDP(releases_of(given[0], -1)).epsilon(
+            given[-1]
+        ),
     },
 }
 
 
-RIGHT = {"bill": (billed(right, ReshufflingZCDP),)}  # a bound that holds
+RIGHT = {"bill": (billed(2, ReshufflingZCDP),)}  # a bound that holds

@@ -20,8 +20,6 @@ Array = NDArray[np.float64]
 BATCH = 64  # utterances in a step, cut into one micro-batch per device
 DEVICES = (1, 2, 4, 8, 16, 32)  # numbers of them that are compared
 DELTA = 1e-5  # the usual one, where no corpus has its own
-AS_PRINTED, PUBLIC_ALPHA, SOUND = "as printed", "as printed, α public", "sound"
-VARIANTS = (AS_PRINTED, PUBLIC_ALPHA, SOUND)
 OPTIONS = {"choice", "list"}  # kinds whose value is one of several
 
 
@@ -181,20 +179,6 @@ def rng_of(seed: int, purpose: int) -> np.random.Generator:
     """Random numbers of a seed, others for each purpose; UsageError where the seed is negative."""
     check_seed(seed)
     return np.random.default_rng([seed, purpose])
-
-
-def mechanism_of(variant: str, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int) -> Mechanism:
-    """One of `VARIANTS` on batches of 64, one micro-batch per device.
-
-    UsageError: as `Mechanism`; 64 devices or more.
-    """
-    advice = "Algorithm 1 asks for fewer devices than utterances in a batch; lower N"
-    require(num_devices < BATCH, f"{num_devices} devices for a batch of {BATCH}: {advice}")
-    size = math.ceil(BATCH / max(1, num_devices))
-    if variant == SOUND:
-        return Mechanism.sound(clip_norm, z0, num_devices, size, decay, tau)
-    alpha = Alpha.PRIVATE if variant == AS_PRINTED else Alpha.PUBLIC
-    return Mechanism.as_printed(clip_norm, z0, num_devices, size, decay, tau, alpha)
 
 
 SHARED = 8  # utterances in a micro-batch: with more than one, replace-one costs the same as zero-out, a move by 2C

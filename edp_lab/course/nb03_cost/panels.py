@@ -1,14 +1,13 @@
 """The panels of ``03_what_does_it_cost.ipynb``, and what they draw: bills, privacy losses, sampling, Table 1.
 
-result = run_bill(SOUND, z0, decay, tau, num_devices, target, epochs=30, delta=1e-5)    # pure
+result = run_bill(noise_multiplier=1.0, epochs=30, target=8.0, delta=1e-5)    # pure
 print(result.guarantee.claimed_epsilon, result.guarantee.conditional_epsilon)
-behind("CLC", "ATIS", "exponential", epochs=30).fits    # what may lie behind one printed epsilon
+behind("CLC", "ATIS", epochs=30).fits    # what may lie behind one printed epsilon
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -18,20 +17,8 @@ from numpy.typing import NDArray
 
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import (
-    AS_PRINTED,
-    VARIANTS,
-    Array,
-    choice,
-    decades,
-    decay_of,
-    delta_of,
-    devices,
-    mechanism_of,
-    number,
-    require,
-)
-from edp_lab.course.kit.figure import Figure, Trace, axis, line, log_axis, logs, positive
+from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require
+from edp_lab.course.kit.figure import Figure, axis, line, log_axis, logs, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import (
     Tile,
@@ -49,8 +36,8 @@ from edp_lab.course.kit.text import (
     short,
 )
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN, PRINTED
-from edp_lab.errors import UsageError, check_whole
-from edp_lab.privacy import Alpha, Decay
+from edp_lab.errors import check_whole
+from edp_lab.privacy import Decay
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.foreign_claim import shuffled_at_least
 from edp_lab.privacy.foundations import gaussian_loss_density
@@ -59,19 +46,10 @@ from edp_lab.privacy.guarantee import Guarantee, judge
 from edp_lab.privacy.mechanism import Mechanism
 from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.schedule import Schedule
-from edp_lab.reproduce.printed import (
-    MAX_EPOCHS,
-    TABLE_1,
-    TAUS,
-    Z0_RANGE,
-    ExplainedEpsilon,
-    explain_table1,
-    log_rho,
-    search,
-)
+from edp_lab.reproduce.printed import MAX_EPOCHS, TABLE_1, Z0_RANGE, Table1Row, log_rho, search
 
-explained = cache(explain_table1)  # the search behind Table 1, made once
-words = Words(__file__, z0_range=Z0_RANGE, table1=explained)
+EPOCHS = [*range(1, 41), 50, 60, 80, 100, 120]  # stops of a slider
+words = Words(__file__, z0_range=Z0_RANGE)
 figure = partial(fig.figure, height=360)
 _account = partial(command, "account")
 
@@ -82,17 +60,17 @@ JUDGED = 16  # numbers of epochs: a verdict takes a millisecond
 
 
 class RunBill(NamedTuple):
-    """What a run costs after some of its epochs, and the noise with which it would meet a target.
+    """Cost of a run after some of its epochs, and the noise with which it would meet a target.
 
-    For one utterance, disjoint batches and secret randomness.
+    For one utterance, clipped alone, disjoint batches and secret randomness.
     """
 
     mechanism: Mechanism
     target: float  # epsilon
     after: list[int]  # numbers of epochs; the last is that of the whole run
     verdicts: list[Guarantee]  # after so many
-    claimed_z0: float  # that meets the target by the paper's accounting
-    needed_z0: float | None  # that meets it with a public alpha; None if none up to a billion does
+    claimed_z: float  # noise multiplier that meets the target by zCDP
+    needed_z: float  # noise multiplier that meets it by Gaussian DP
 
     @property
     def guarantee(self) -> Guarantee:
@@ -100,20 +78,14 @@ class RunBill(NamedTuple):
         return self.verdicts[-1]
 
 
-def run_bill(
-    variant: str, z0: float, decay: str, tau: float, num_devices: int, target: float, epochs: int, delta: float
-) -> RunBill:
-    """The bill of `epochs` epochs. UsageError: as `mechanism_of`, `judge` and `Budget`."""
-    mechanism, budget = mechanism_of(variant, 1.0, z0, decay, tau, num_devices), Budget(target, delta)
+def run_bill(noise_multiplier: float, epochs: int, target: float, delta: float) -> RunBill:
+    """The bill of `epochs` epochs of DP-SGD. UsageError: as `Mechanism`, `judge` and `Budget`."""
+    check_whole("the number of epochs", epochs, 1, 10**6)
+    mechanism, budget = Mechanism.sound(1.0, noise_multiplier, 1, 1), Budget(target, delta)
     after = np.unique(np.linspace(1, epochs, JUDGED).round().astype(int)).tolist()
     verdicts = [judge(mechanism, t, delta, seed_published=False) for t in after]
-    with np.errstate(divide="ignore", over="ignore"):
-        spent = np.sum(mechanism.decay.factors(np.arange(epochs), mechanism.tau) ** -2.0)  # 2 rho at z0 = 1
-    claimed = math.sqrt(spent / 2) * math.exp(-log_rho(math.log10(target), delta) / 2)
-    needed = None
-    with suppress(UsageError):
-        needed = calibrate_z0(mechanism.with_public_alpha(), epochs, budget)
-    return RunBill(mechanism, target, after, verdicts, claimed, needed)
+    claimed = math.sqrt(epochs / 2) * math.exp(-log_rho(math.log10(target), delta) / 2)
+    return RunBill(mechanism, target, after, verdicts, claimed, calibrate_z0(mechanism, epochs, budget))
 
 
 def releases_of(noise_multiplier: float, count: int, rate: float = 1.0) -> Schedule:
@@ -122,60 +94,49 @@ def releases_of(noise_multiplier: float, count: int, rate: float = 1.0) -> Sched
 
 
 @panel("03")
-def bill(z0: float, decay: str, tau: float, num_devices: int, target: float, epochs: int, delta: float) -> Panel:
-    """What a run costs, claimed and true, and the noise for a target: `result` is a `RunBill`."""
+def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, delta: float = 1e-5) -> Panel:
+    """Claimed and guaranteed epsilon of a run, and the noise for a target: `result` is a `RunBill`."""
 
     def command(result: RunBill, **_: Any) -> str:
-        """The calls of `edp-lab account` for the bill, and at the z0 that meets the target with a public alpha."""
-        m, run = result.mechanism, {"epochs": epochs, "delta": delta}
-        calls = [account_of(m, **run)]
-        if result.needed_z0 is not None:
-            calls.append(account_of(replace(m.with_public_alpha(), z0=result.needed_z0), **run))
-        return "\n".join(calls)
+        """The calls of `edp-lab account` for the bill, and at the noise that meets the target."""
+        run = {"epochs": result.after[-1], "delta": delta}
+        return "\n".join(
+            account_of(replace(result.mechanism, z0=z), **run) for z in (result.mechanism.z0, result.needed_z)
+        )
 
     return Panel(
         "The bill of a run",
-        "The ε of a run after each epoch, claimed and true, and the z0 that would meet a target.",
-        partial(run_bill, epochs=epochs, delta=delta),
+        "Claimed and guaranteed ε after each epoch, and the noise that would meet a target.",
+        partial(run_bill, delta=delta),
         [draw_bill],
         words.bill,
         command,
         tiles=tell_bill,
-        idle=lambda result: ["tau"] if result.mechanism.decay is Decay.NONE else [],
-        variant=choice("variant", AS_PRINTED, VARIANTS),
-        z0=number("noise multiplier z0", z0, decades(-6, 2)),
-        num_devices=devices(num_devices),
-        decay=decay_of(decay),
-        tau=number("decay rate τ", tau, [k / 100 for k in range(101)], unit="per epoch"),
+        noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-3, 2)),
+        epochs=number("epochs", epochs, EPOCHS, unit="epochs"),
         target=number("target ε", target, decades(-1, 3), unit="nats"),
     )
 
 
 def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
-    """Both epsilons, and the z0 that meets the target."""
-    target = f"ε = {digits(result.target)}"
-    if result.needed_z0 is None:
-        return *epsilons(result.guarantee), f"No z0 up to a billion meets the target {target}."
-    if_public = ", if α were public" if result.mechanism.alpha is Alpha.PRIVATE else ""
-    claim = f"The claim asks for {digits(result.claimed_z0)}."
-    return *epsilons(
-        result.guarantee
-    ), f"The target {target} needs z0 = {at_most(result.needed_z0)}{if_public}. {claim}"
+    """Both epsilons, and the noise that meets the target."""
+    asked = f"the claim asks for {digits(result.claimed_z)}"
+    target = f"The target ε = {digits(result.target)} needs z = {at_most(result.needed_z)}; {asked}."
+    return *epsilons(result.guarantee), target
 
 
 def draw_bill(result: RunBill) -> Figure:
-    """Epsilon by epochs trained, claimed and true; log scale."""
+    """Claimed and guaranteed epsilon by epochs trained; log scale."""
     as_claimed = positive(verdict.claimed_epsilon for verdict in result.verdicts)
-    true = positive(verdict.epsilon_if_alpha_public for verdict in result.verdicts)
-    name, dash = ("if α were public", "dot") if result.mechanism.alpha is Alpha.PRIVATE else ("holds", "solid")
+    guaranteed = positive(verdict.conditional_epsilon for verdict in result.verdicts)
     return figure(
         "Privacy spent, by epoch",
         line("claimed", CLAIMED, "dash", symbol="square-open", x=result.after, y=as_claimed),
-        line(name, HOLDS, dash, symbol="circle", size=7, x=result.after, y=true),
+        line("guaranteed", HOLDS, symbol="circle", size=7, x=result.after, y=guaranteed),
         line("target", INK, "longdash", width=1.5, x=[1, result.after[-1]], y=[result.target] * 2),
         hover="after %{x} epochs: ε ≈ %{y:.3g}",
         xaxis=axis("epochs trained", [0.5, result.after[-1] + 0.5]),
-        yaxis=log_axis("ε (nats)", [*as_claimed, *true, result.target], margin=0.05, labels=6),
+        yaxis=log_axis("ε (nats)", [*as_claimed, *guaranteed, result.target], margin=0.05, labels=6),
     )
 
 
@@ -237,7 +198,7 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
         command,
         tiles=tell_loss,
         mu=number("μ of one epoch", mu, decades(-2, 1)),
-        releases=number("epochs", epochs, [*range(1, 41), 50, 60, 80, 100, 120], unit="epochs"),
+        releases=number("epochs", epochs, EPOCHS, unit="epochs"),
         delta=number("δ", delta, decades(-12, -1), unit="probability"),
     )
 
@@ -396,39 +357,39 @@ def draw_sampled(result: Sampled) -> Figure:
 
 
 class Behind(NamedTuple):
-    """What may lie behind one printed epsilon of Table 1."""
+    """Settings that may lie behind one epsilon that Table 1 prints for training without decay."""
 
-    cell: ExplainedEpsilon  # the printed value, and the guaranteed one
+    row: Table1Row
     epochs: int  # T
-    taus: tuple[float, ...]  # of the paper's grid; (0,) without decay
-    z0: Array  # (taus, 120), the z0 that gives the printed value exactly, for T = 1 ... 120
-    fits: list[tuple[float, float, float]]  # tau, least and largest z0 of the paper's that give it within rounding
-    reachable: int  # how many of the 36 printed values T explains
+    z0: Array  # (120,), the z0 that gives the printed value exactly, for T = 1 ... 120
+    fits: tuple[float, float] | None  # least and largest z0 of the paper's range that give it within rounding
+
+    @property
+    def digits(self) -> int:
+        """Number of digits of e^epsilon."""
+        return math.floor(10**self.row.none.log10_epsilon / math.log(10)) + 1
 
 
-def behind(model: str, corpus: str, decay: str, epochs: int) -> Behind:
-    """The settings that a cell of Table 1 may stand for with T = `epochs`.
+def behind(model: str, corpus: str, epochs: int) -> Behind:
+    """The settings that a row of Table 1 may stand for with T = `epochs`.
 
-    UsageError: no such cell, epochs no whole number from 1 to 120.
+    UsageError: no such row, epochs no whole number from 1 to 120.
     """
     check_whole("the number of epochs T", epochs, 1, MAX_EPOCHS)
-    cells = [c for c in explained().rows if (c.model, c.corpus, c.decay) == (model, corpus, decay)]
-    require(cells, f"Table 1 has no cell for {model}, {corpus} and {decay} decay")
-    [cell] = cells
-    [row] = [row for row in TABLE_1 if (row.model, row.corpus) == (model, corpus)]
-    taus, (low, z0, high) = TAUS.get(cell.decay, (0.0,)), (10**log for log in search(row, cell.decay))
-    here = zip(taus, low[:, epochs - 1].tolist(), high[:, epochs - 1].tolist(), strict=True)
-    fits = [(tau, least, most) for tau, least, most in here if least <= most]
-    return Behind(cell, epochs, taus, z0, fits, explained().epochs[epochs - 1].reachable)
+    rows = [row for row in TABLE_1 if (row.model, row.corpus) == (model, corpus)]
+    require(rows, f"Table 1 has no row for {model} and {corpus}")
+    low, z0, high = (10 ** log[0] for log in search(rows[0], Decay.NONE))
+    least, most = float(low[epochs - 1]), float(high[epochs - 1])
+    return Behind(rows[0], epochs, z0, (least, most) if least <= most else None)
 
 
 @panel("03")
 def table1(epochs: int = 30) -> Panel:
-    """What may lie behind the printed epsilons: `result` is a `Behind`."""
+    """Settings that may lie behind the printed epsilons: `result` is a `Behind`."""
     models, corpora = (list(dict.fromkeys(getattr(row, what) for row in TABLE_1)) for what in ("model", "corpus"))
     return Panel(
         "Table 1, decoded",
-        "Which z0 gives the printed ε of a cell, by the number of epochs T.",
+        "Which z gives the printed ε, by the number of epochs T.",
         behind,
         [draw_settings],
         words.behind,
@@ -436,41 +397,30 @@ def table1(epochs: int = 30) -> Panel:
         tiles=tell_behind,
         model=choice("model", models[0], models),
         corpus=choice("corpus", corpora[0], corpora),
-        decay=choice("decay", Decay.EXPONENTIAL, {str(kind): kind for kind in Decay}),
-        epochs=number("epochs T", epochs, range(1, 121), unit="epochs"),
+        epochs=number("epochs T", epochs, range(1, MAX_EPOCHS + 1), unit="epochs"),
     )
 
 
 def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
-    """What is printed and what is guaranteed, in powers of ten, and how many cells T explains."""
-    cell, epochs = result.cell, count(result.epochs, "epoch")
-    here = "this one too" if result.fits else "but not this one"
-    bound = f"{math.ceil(10 * cell.log10_guaranteed_if_alpha_public - 1e-9) / 10:g}"
+    """The printed epsilon, how long the factor is that it allows, and the noise that gives it."""
+    z0, printed = min(result.z0[result.epochs - 1], Z0_RANGE[1]), result.row.none.log10_epsilon
+    fits = f"z = {digits(z0)} gives it" if result.fits else "no z of the paper's range gives it"
     return (
-        claimed(f"log₁₀ ε = {cell.log10_epsilon:g}", f"printed, δ = {short(cell.delta)}"),
-        Tile("guaranteed", "none", f"with a public α: log₁₀ ε = {bound}", "printed"),
-        f"{epochs[0].upper()}{epochs[1:]} can explain {result.reachable} of 36 printed ε, {here}.",
+        claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
+        Tile("factor e^ε", f"about {short(result.digits)} digits", "how much likelier an outcome may be", "printed"),
+        f"At T = {result.epochs} {fits}.",
     )
 
 
-DASHES = ("solid", "dash", "dot", "dashdot")
-
-
 def draw_settings(result: Behind) -> Figure:
-    """The z0 that gives the cell's printed epsilon, by T, a line for each tau of the paper's grid."""
-    decays = result.cell.decay is not Decay.NONE
-    lines: list[Trace] = []
-    for k, tau in enumerate(result.taus):
-        name, color, dash = f"{tau:g}" if decays else "no decay", PLAIN if k < 4 else "#777", DASHES[k % 4]
-        hover = f"{name}, T = %{{x}}: z0 = %{{y:.3g}}" + fig.ALONE
-        on = {"x": np.arange(1, result.z0.shape[1] + 1), "y": positive(result.z0[k]), "hovertemplate": hover}
-        lines.append(line(name, color, dash, width=2 if k < 4 else 3, **on))
+    """The noise multiplier that gives the printed epsilon, by T."""
+    x, z0 = np.arange(1, MAX_EPOCHS + 1), positive(result.z0)
     band = {"y0": Z0_RANGE[0], "y1": Z0_RANGE[1], "fillcolor": OTHER, "opacity": 0.15, "line": {"width": 0}}
     return figure(
-        "Which z0 fits, for each τ?" if decays else "Which z0 fits?",
-        *lines,
+        "Which z fits?",
+        line("z", PLAIN, x=x, y=z0, hovertemplate="T = %{x}: z = %{y:.3g}" + fig.ALONE),
         {**fig.hline(0), "type": "rect", **band},
         fig.vline(result.epochs),
-        xaxis=axis("epochs T", [0, 121]),
-        yaxis=logs("z0 (band: the paper's range)", [-7, 1]),
+        xaxis=axis("epochs T", [0, MAX_EPOCHS + 1]),
+        yaxis=logs("z (band: the paper's range)", [-7, 1]),
     )
