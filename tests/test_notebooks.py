@@ -19,7 +19,14 @@ NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 PARTS = ["Goal", "Predict", "Do", "Slide", "Check", "What this does *not* show", "Further reading"]
 # Of 00, which begins with a secret.
-FIRST = ["Goal", "Read", "Hide", "Predict", "Slide", "Test a claim", "A private model that works", *PARTS[4:]]
+FIRST = [
+    "Goal",
+    "A model that labels commands",
+    "Read a number out of the model",
+    "Hide it with noise",
+    "Test the claim",
+]
+FIRST += ["A private model that works", "Next", *PARTS[5:]]
 MAX_WORDS = 2500  # of prose, of all cells
 MAX_LINES = 12  # of a code cell without its imports; the median at most half of it
 MAX_SECONDS = 180  # three times its budget, two at a time on a machine with much else to do
