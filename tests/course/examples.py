@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from edp_lab.attacks.loss import attack_loss
 from edp_lab.cli import app
-from edp_lab.course.kit.panel import PANELS, Panel, all_panels
+from edp_lab.course.kit.panel import Panel, all_panels
 from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.course.nb04_edp_sgd.panels import GradientHistory
 from edp_lab.course.nb05_membership.panels import measured, target_config
@@ -40,7 +40,7 @@ class Wrong(NamedTuple):
     says: str
 
 
-SMALL = TrainConfig("smart-home", as_printed=True, size="small", lr=0.02)
+SMALL = TrainConfig("smart-home", as_printed=True, alpha="none", size="small", lr=0.02, epochs=1)
 
 
 def once(make: Callable[[], Any]) -> Callable[[], Any]:
@@ -77,9 +77,8 @@ THESIS = ThreePhaseSettings(epochs=1)
 
 ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 read": lambda: (small_model(),),
-    "00 step": lambda: (small_model(), SMALL),
+    "00 Step": lambda: (small_model(), SMALL),
     "00 Private": lambda: (3.0, 2_000),
-    "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
     "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0),
     "04 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "05 roc": lambda: (attacked_target(), True, 4.0, 8, 8),

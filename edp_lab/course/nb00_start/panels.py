@@ -1,5 +1,5 @@
-"""The panels of ``00_start.ipynb``: a number read out of a model, one step under the sliders, training with its noise,
-and a claim put to the test.
+"""The panels of ``00_start.ipynb``: a number read out of a model, a step under sliders and training with its noise, a
+claim put to the test, and a private model.
 
     model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
     read = model.secrets[16]                           # a number that it saw 16 times
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -29,35 +28,21 @@ from edp_lab.corpora.corpus import split
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.course.kit import audits, theme
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import DELTA, attacked_mechanism, choice, decades, decay_of, devices, number, variant
+from edp_lab.course.kit.controls import DELTA, attacked_mechanism, choice, decades, devices, number, variant
 from edp_lab.course.kit.figure import Figure, axis, bar, line, log_range, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
-from edp_lab.course.kit.runs import RunPanel
-from edp_lab.course.kit.text import (
-    Html,
-    Tile,
-    Words,
-    at_most,
-    command,
-    count,
-    epsilons,
-    holds,
-    plain,
-    short,
-    train_command,
-)
+from edp_lab.course.kit.runs import RunPanel, Runs
+from edp_lab.course.kit.text import Html, Tile, Words, at_most, command, epsilons, holds, plain, short, train_command
 from edp_lab.course.kit.theme import NOISE, OTHER, PLAIN, PRINTED
 from edp_lab.errors import UsageError
 from edp_lab.jobs import RESULTS, read_kept
-from edp_lab.models.intent_slot import IntentSlotModel
-from edp_lab.privacy import Alpha, Decay, Guarantee, Mechanism, judge
+from edp_lab.privacy import Guarantee, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, dropout_key, stream
 from edp_lab.training.certificate import check_certificate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import noise_stds, release
 from edp_lab.training.gradients import StackedGradients, stacked_gradients
 from edp_lab.training.noise import float_noise
-from edp_lab.training.private_step import layer_scales
 from edp_lab.training.recipe import Plan, plan
 from edp_lab.training.run_files import EpochDone, Event
 from edp_lab.training.session import train
@@ -90,7 +75,8 @@ class StepResult(NamedTuple):
     signal: tuple[float, ...]  # of the mean clipped gradient
     noise: tuple[float, ...]  # expected on it: standard deviation times square root of the layer's size
     draw: tuple[float, ...]  # of one draw of that noise
-    guarantee: Guarantee  # of the whole run
+    guarantee: Guarantee  # of the whole run, for one sentence
+    together: float | None  # guaranteed epsilon for all sentences with the number that is hidden most often
 
     @property
     def ratio(self) -> float:
@@ -101,7 +87,8 @@ class StepResult(NamedTuple):
 class SmallModel:
     """A small model, trained without noise by the course's own loop, and the batch that it would meet next.
 
-    The same model and batch stand behind every setting of the sliders, so that only the mechanism differs.
+    The same model and batch stand behind every setting of the sliders, so that only the mechanism differs. All layer
+    scales are 1.
 
     Args:
         config: what the panels start with; `plain` makes the model's own run of it.
@@ -109,8 +96,7 @@ class SmallModel:
 
     Attributes:
         secrets: by how often the training set holds a number, what the model gives away of it.
-        on: from a number of devices N, the mean gradient of each device's micro-batch (N, P), and layer scales from
-            the first batch of training (K), as in the paper; computed once for each N.
+        on: from a number of devices N, the mean gradient of each device's micro-batch (N, P); computed once for each N.
         noise: (P) standard normal draws of the step.
         epochs: the rows of its run record.
     """
@@ -119,7 +105,6 @@ class SmallModel:
         self.config = plain(config, epochs)
         self._run = self.trainer(self.config)
         self.layout, self.delta = self._run.layout, self._run.delta
-        self._untrained = deepcopy(self._run.model)
         for _ in range(epochs):
             self._run.epoch()
         self.epochs: list[dict[str, Any]] = self._run.record["epochs"]
@@ -146,17 +131,12 @@ class SmallModel:
             secrets[times] = Secret(times, _digits(utterance.tokens), float(true_loss), loss, rank)
         return secrets
 
-    def _on(self, num_devices: int) -> tuple[Tensor, Tensor]:
-        def gradients(model: IntentSlotModel, epoch: int, step: int) -> Tensor:
-            """(N, P), of the first batch of an epoch."""
-            run, data = self._run, self._run.train_data
-            examples = stream(run.key, Purpose.SHUFFLE, epoch).permutation(len(data))[: self.config.batch_size]
-            masks = dropout_key(run.key, step, False)
-            parts = np.array_split(examples, num_devices)
-            return stacked_gradients(model, data, parts, masks, self.layout).gradients.cpu()
-
-        alpha = layer_scales(gradients(self._untrained, 0, 0).mean(0), self.layout)
-        return gradients(self._run.model, self.config.epochs, self._run.progress.step), alpha
+    def _on(self, num_devices: int) -> Tensor:
+        run, data = self._run, self._run.train_data
+        examples = stream(run.key, Purpose.SHUFFLE, self.config.epochs).permutation(len(data))[: self.config.batch_size]
+        masks = dropout_key(run.key, run.progress.step, False)
+        parts = np.array_split(examples, num_devices)
+        return stacked_gradients(run.model, data, parts, masks, self.layout).gradients.cpu()
 
     def step(self, config: TrainConfig) -> StepResult:
         """The step of the first epoch of `config` that this model would take next, and the guarantee of the whole run.
@@ -166,11 +146,10 @@ class SmallModel:
         mechanism = config.mechanism()
         if mechanism is None:
             raise UsageError("plain SGD adds no noise: choose method 'edp-sgd'")
-        layout, (gradients, scales) = self.layout, self.on(mechanism.num_devices)
-        alpha = None if mechanism.alpha is Alpha.NONE else scales
-        rows = [StackedGradients(gradients, layout)]
-        signal = release(mechanism, 0, rows, layout, alpha, torch.zeros_like(self.noise)).gradient
-        stds = noise_stds(mechanism, 0, alpha, mechanism.num_devices, len(layout.names))
+        layout = self.layout
+        rows = [StackedGradients(self.on(mechanism.num_devices), layout)]
+        signal = release(mechanism, 0, rows, layout, None, torch.zeros_like(self.noise)).gradient
+        stds = noise_stds(mechanism, 0, None, mechanism.num_devices, len(layout.names))
         sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])
         spread = torch.tensor(stds).repeat_interleave(sizes)  # (P), of the noise on every weight
 
@@ -179,7 +158,9 @@ class SmallModel:
             return tuple(norm.item() for norm in each)
 
         lengths = norms(signal), norms(spread), norms(spread * self.noise)
-        return StepResult(config, mechanism, layout.names, *lengths, judge(mechanism, config.epochs, self.delta))
+        bill = partial(judge, mechanism, config.epochs, self.delta)
+        together = bill(utterances_per_person=max(TIMES)).conditional_epsilon
+        return StepResult(config, mechanism, layout.names, *lengths, bill(), together)
 
 
 def _digits(tokens: Sequence[str]) -> str:
@@ -188,35 +169,67 @@ def _digits(tokens: Sequence[str]) -> str:
     return f"{number[:3]} {number[3:]}"
 
 
-# ---- One step ------------------------------------------------------------------------------------------------------
+# ---- One step, and training with its noise -------------------------------------------------------------------------
 
 
 @panel("00")
-def step(model: SmallModel, start: TrainConfig) -> Panel:
-    """One step under the sliders, which begin with the values of `start`: `result` is a `StepResult`."""
+class Step(Panel, Runs):
+    """One step under sliders that begin with the values of `start`; Run trains with them and reads the number again.
 
-    return Panel(
-        "One step of eDP-SGD",
-        "How far one batch pulls each layer of a small model, how far the noise pushes it, and what the run costs.",
-        lambda **values: model.step(replace(start, **values)),
-        [(draw_layers, "1 1 auto")],
-        words.step,
-        lambda result, **_: train_command(result.config),
-        tiles=tell_step,
-        idle=lambda result: ("tau",) if result.config.decay == Decay.NONE else (),
-        as_printed=variant(start.as_printed),
-        clip_norm=number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
-        z0=number("noise multiplier z0", start.z0, decades(-6, 1)),
-        decay=decay_of(start.decay, rare=True),
-        tau=number("decay rate τ", start.tau, [k / 100 for k in range(101)], unit="per epoch", rare=True),
-        num_devices=devices(start.num_devices),
-    )
+    Attributes:
+        result: a `StepResult`.
+        rows: by method, the rows of the run record so far.
+        trained: the configuration of the last run that came to its end.
+        secret: what the last trained model gives away of the number that it saw most often.
+    """
 
+    def __init__(self, model: SmallModel, start: TrainConfig) -> None:
+        self._model, self._start = model, start
+        self.rows: dict[str, list[dict[str, Any]]] = {"sgd": list(model.epochs), "edp-sgd": []}
+        self.trained: TrainConfig | None = None
+        self.secret = model.secrets[max(TIMES)]
+        super().__init__(
+            "One step, and training with its noise",
+            "Signal and noise of one step of eDP-SGD, by layer. Run trains with these values and repeats the attack.",
+            lambda **values: model.step(replace(start, **values)),
+            [draw_layers, lambda _: draw_errors(self.rows)],
+            words.step,
+            lambda result, **_: train_command(result.config),
+            tiles=self._tell,
+            as_printed=variant(start.as_printed),
+            clip_norm=number("clip norm C", start.clip_norm, decades(-2, 2), unit="gradient norm"),
+            z0=number("noise multiplier z0", start.z0, decades(-3, 1)),
+            num_devices=devices(start.num_devices),
+        )
 
-def tell_step(result: StepResult) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the run, and how much noise this step has."""
-    noise = f"The noise of this step is {short(result.ratio)} times as long as the signal, over all weights."
-    return *epsilons(result.guarantee), noise
+    def _tell(self, result: StepResult) -> tuple[Tile, Tile, str]:
+        """Both epsilons of the run, how much noise the step has, and what the last run came to."""
+        before, run = self._model.secrets[max(TIMES)].rank, "Press Run to train with these values."
+        if self.trained is not None:
+            c, kind = self.trained, "as printed" if self.trained.as_printed else "sound"
+            run = (
+                f"Last run ({kind}, C = {short(c.clip_norm)}, z0 = {short(c.z0)}, N = {c.num_devices}): "
+                f"SER {self.rows['edp-sgd'][-1]['ser']:.2f}, rank of the number {self.secret.rank:,}; "
+                f"without noise {self.rows['sgd'][-1]['ser']:.2f} and {before:,}."
+            )
+        return *epsilons(result.guarantee), f"The noise has {short(result.ratio)} times the norm of the signal. {run}"
+
+    def prepare(self) -> TrainConfig:
+        return replace(self._start, **self.values)
+
+    def work(self, config: TrainConfig) -> None:
+        run = self._model.trainer(config)
+        self.trained, self.rows["edp-sgd"] = None, run.record["epochs"]
+
+        def listen(event: Event) -> None:
+            self.heed_stop()
+            self.progress_of(event)
+
+        while run.progress.epoch < config.epochs:
+            run.epoch(listen)
+            self.figures[1].show(draw_errors(self.rows))
+        self.secret, self.trained = self._model.read(run)[self.secret.times], config
+        self.set()
 
 
 TOTAL = Html("<b>all layers</b>")
@@ -294,71 +307,6 @@ def draw_secret(result: Secret) -> Figure:
     )
 
 
-# ---- A short run ---------------------------------------------------------------------------------------------------
-
-
-@panel("00")
-class Training(RunPanel):
-    """Trains with the step panel's values on the data with the hidden numbers; only Run starts any work.
-
-    Attributes:
-        rows: by method, the rows of the run record so far.
-        secret: what the trained model gives away of the number that it saw most often.
-        guarantee: of the run, for one sentence.
-        together: the same for all sentences with that number.
-    """
-
-    def __init__(self, model: SmallModel, sliders: Panel) -> None:
-        self._model, self._sliders = model, sliders
-        self.rows: dict[str, list[dict[str, Any]]] = {"sgd": list(model.epochs), "edp-sgd": []}
-        self.secret = model.secrets[max(model.secrets)]
-        self.guarantee: Guarantee | None = None
-        self.together: Guarantee | None = None
-        super().__init__(
-            "Train with this noise, and read again",
-            "The same training with the values of “One step of eDP-SGD”: what it learns, and what it gives away.",
-            figures=[draw_errors(self.rows), draw_secret(self.secret)],
-        )
-        self._say()
-
-    def prepare(self) -> TrainConfig:
-        return replace(self._sliders.result.config, **self._sliders.values, epochs=self._model.config.epochs)
-
-    def work(self, config: TrainConfig) -> None:
-        run = self._model.trainer(config)
-        self.rows["edp-sgd"] = run.record["epochs"]
-
-        def listen(event: Event) -> None:
-            self.heed_stop("Stopped: nothing was read.")
-            self.progress_of(event)
-
-        while run.progress.epoch < config.epochs:
-            run.epoch(listen)
-            self.figures[0].show(draw_errors(self.rows))
-        bill = partial(judge, run.mechanism, config.epochs, run.delta)
-        self.guarantee, self.together = bill(), bill(utterances_per_person=self.secret.times)
-        self.secret = self._model.read(run)[self.secret.times]
-        self.figures[1].show(draw_secret(self.secret))
-        self.command.value = train_command(config)
-        self._say()
-
-    def _say(self) -> None:
-        held, before = self.guarantee, self._model.secrets[self.secret.times].rank
-        last = (self.rows["edp-sgd"] or self.rows["sgd"])[-1]["ser"]
-        errors = Tile("errors (SER)", f"{last:.2f}", f"{self.rows['sgd'][-1]['ser']:.2f} without privacy")
-        rank = Tile("rank of the number", f"{self.secret.rank:,}", f"{before:,} without privacy")
-        sentence = "This is the model without privacy. Press Run to train it with noise."
-        if held is not None:
-            sentence = "This attack no longer finds the number. The price is in the errors."
-            if 20 * self.secret.rank <= len(self.secret.losses):
-                needed = count(self.secret.rank, "guess", "guesses")
-                sentence = (
-                    f"The noise does not hide the number: an attacker needs {needed}. More noise costs more errors."
-                )
-            self.words.value = words.trained(held, self.together, self.secret.times, self._model.config.epochs)
-        self.tiles.show(errors, rank, sentence)
-
-
 # ---- A private model by the recipe -----------------------------------------------------------------------------------
 
 SEED = 45  # of the commands
@@ -381,10 +329,10 @@ class Private(RunPanel):
         self._kept = {"kept": kept["rows"]} if known else {}
         self.rows: list[dict[str, Any]] = []
         super().__init__(
-            "A private model in one step",
-            "Run finds the noise that keeps this epsilon, trains by the recipe, and writes a certificate.",
+            "A private model by the recipe",
+            "Run computes the noise for this epsilon, trains by the recipe, and writes a certificate.",
             [draw_errors(self._kept or {"edp-sgd": []})],
-            epsilon=number("ε that must hold", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
+            epsilon=number("guaranteed ε", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
         )
         if known:
             self._tell(**kept["outcome"])
@@ -403,9 +351,9 @@ class Private(RunPanel):
         self.rows.clear()
         commands, file = self.settings["commands"], "commands.jsonl"
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            self.progress(0, 1, f"{commands:,} commands are made")
+            self.progress(0, 1, f"generates {commands:,} commands")
             write_jsonl(generate(int(commands), SEED), Path(folder) / file)
-            self.progress(0, 1, "the noise is sought")
+            self.progress(0, 1, "the noise is computed")
             made = plan(f"{folder}/{file}", epsilon)
             self.words.value = words.planned(made)
             make = command("data make smart-home", {"utterances": commands, "seed": SEED, "out": file})
