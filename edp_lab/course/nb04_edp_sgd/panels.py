@@ -193,7 +193,7 @@ def draw_by_devices(result: Promise) -> Figure:
     axes = (
         (
             axis("", matches="x2", showticklabels=False, **gpus),
-            log_axis("noise on the mean ÷ C", [*needed, *result.pull, *result.noise], labels=4),
+            log_axis("noise, pull (C = 1)", [*needed, *result.pull, *result.noise], labels=4),
         ),
         (
             axis("GPUs N, at equal micro-batches", **gpus),
