@@ -43,7 +43,6 @@ from edp_lab.course.kit.text import (
     Words,
     account_of,
     at_least,
-    at_most,
     claimed,
     epsilons,
     percent,
@@ -77,7 +76,7 @@ MANY = (1, 2, 4, 8, 16, 32, 64, 128)
 class Promise(NamedTuple):
     """What the same z stands for: in the paper's accounting, as printed, and in the sound variant.
 
-    One epoch, alpha public.
+    One epoch, alpha public except in `guarantee`.
     """
 
     printed: Mechanism  # Algorithm 1
@@ -87,7 +86,7 @@ class Promise(NamedTuple):
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
     pull: Array  # over `MANY` devices, how far one sentence can move the mean (C is 1)
     noise: Array  # and the standard deviation of the printed noise on it
-    guarantee: Guarantee  # of Algorithm 1 as printed, alpha public
+    guarantee: Guarantee  # of Algorithm 1 as printed, alpha private
 
     def right(self, name: str) -> float:
         """The best chance to tell from one step whether a sentence was there (worst case, even odds)."""
@@ -115,7 +114,8 @@ def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) 
     curves = {name: [epsilon[name] for epsilon in others] for name in multiplier}
     sums = [(step.sensitivity(), step.noise_std(0)) for step, _ in map(mechanisms, MANY)]
     pull, noise = np.array(sums).T / MANY
-    return Promise(printed, sound, multiplier, epsilons(num_devices), curves, pull, noise, judge(printed, 1, DELTA))
+    held = judge(replace(printed, alpha=Alpha.PRIVATE), 1, DELTA)
+    return Promise(printed, sound, multiplier, epsilons(num_devices), curves, pull, noise, held)
 
 
 @panel("04")
@@ -144,11 +144,9 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     """Both epsilons, and what an attacker makes of one step."""
-    claim_tile, public = epsilons(result.guarantee)[0], at_most(result.epsilon[PRINTED_NAME])
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z0 allows {claim}."
-    held = Tile("guaranteed", "none", f"with a public α: ε = {public}", "printed")
-    return claim_tile, held, sentence
+    return *epsilons(result.guarantee), sentence
 
 
 def draw_bells(result: Promise) -> Figure:
@@ -178,28 +176,21 @@ def draw_by_devices(result: Promise) -> Figure:
     """Noise on the mean and epsilon by the number of devices, at the same z0."""
     as_claimed, printed, sound = map(positive, result.curves.values())
     needed = result.multiplier[CLAIMED_NAME] * result.pull
-    above, below = fig.at(1), fig.at(2)
-    claim, of_printed = (CLAIMED_NAME, CLAIMED, "dash"), ("as printed, α public", PRINTED)
+    claim = partial(line, CLAIMED_NAME, CLAIMED, "dash", symbol="square-open", x=MANY)
+    as_printed = partial(line, "as printed, α public", PRINTED, symbol="diamond", x=MANY)
     marks = [
-        line("pull of one sentence", PLAIN, width=5, x=MANY, y=result.pull, **above),
-        line(*claim, symbol="square-open", x=MANY, y=needed, showlegend=False, **above),
-        line(*of_printed, symbol="diamond", x=MANY, y=result.noise, showlegend=False, **above),
-        line(*claim, symbol="square-open", x=MANY, y=as_claimed, **below),
-        line(*of_printed, symbol="diamond", x=MANY, y=printed, **below),
-        line(SOUND_NAME, HOLDS, "dot", symbol="circle", x=MANY, y=sound, **below),
-        *(fig.vline(result.printed.num_devices, place) for place in ("x", "x2")),
+        line("pull of one sentence", PLAIN, width=5, x=MANY, y=result.pull),
+        claim(y=needed, showlegend=False),
+        as_printed(y=result.noise, showlegend=False),
+        claim(y=as_claimed, **fig.at(2)),
+        as_printed(y=printed, **fig.at(2)),
+        line(SOUND_NAME, HOLDS, "dot", symbol="circle", x=MANY, y=sound, **fig.at(2)),
+        fig.vline(result.printed.num_devices, "x2", yref="paper"),
     ]
-    gpus = {"type": "log", "tickvals": MANY}
-    axes = (
-        (
-            axis("", matches="x2", showticklabels=False, **gpus),
-            log_axis("noise, pull (C = 1)", [*needed, *result.pull, *result.noise], labels=4),
-        ),
-        (
-            axis("GPUs N, at equal micro-batches", **gpus),
-            log_axis(f"ε (at δ = {short(DELTA)})", [*as_claimed, *printed, *sound], labels=4),
-        ),
-    )
+    lengths = log_axis("noise, pull (C = 1)", [*needed, *result.pull, *result.noise], labels=4)
+    epsilon = log_axis(f"ε (at δ = {short(DELTA)})", [*as_claimed, *printed, *sound], labels=4)
+    gpus = axis("GPUs N, at equal micro-batches", type="log", tickvals=MANY)
+    axes = ({**gpus, "title": "", "matches": "x2", "showticklabels": False}, lengths), (gpus, epsilon)
     layout = fig.plots(2, 1, axes=axes, vertical_spacing=0.08)
     title = "Noise on the mean, and ε, by the number of GPUs"
     return figure(title, *marks, height=TALL, hover="N = %{x}: %{y:.3g}", **layout)
@@ -509,13 +500,7 @@ def _signals(history: GradientHistory, mechanism: Mechanism, alpha: Tensor | Non
 
 @panel("04")
 def decay(
-    history: GradientHistory,
-    as_printed: bool,
-    clip_norm: float,
-    z0: float,
-    decay: str,
-    tau: float,
-    num_devices: int,
+    history: GradientHistory, as_printed: bool, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int
 ) -> Panel:
     """Noise against the gradients of a short run: `result` is a `Decayed`."""
 
