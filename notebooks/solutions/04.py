@@ -8,7 +8,7 @@ def noise_std(C, z, N):
 
 
 # EXERCISE devices
-prediction = {"the ε that is claimed": "stays", "the ε that holds": "rises"}
+prediction = {"claimed ε": "stays", "ε if α were public": "rises"}
 
 
 # EXERCISE accountant

@@ -142,6 +142,8 @@ def test_promises_are_the_judges_and_the_formula_holds(z: float, devices: int, a
     assert result.epsilon[SOUND_NAME] == pytest.approx(gdp_epsilon(1 / z, 1e-5))
     assert result.right(CLAIMED_NAME) == pytest.approx(norm.cdf(0.5 / z))  # half a deviation on either side
     assert len(set(result.curves[CLAIMED_NAME])) == len(set(result.curves[SOUND_NAME])) == 1
+    assert result.pull == pytest.approx(times * alpha_max / np.array(panels.MANY))
+    assert result.noise == pytest.approx(z / np.array(panels.MANY) ** 1.5)
 
 
 def test_command_of_a_decay_is_that_of_its_values(history: GradientHistory, trained: Any) -> None:
@@ -160,8 +162,8 @@ WRONG: dict[str, dict[str, Any]] = {
         "takes the variance": Wrong(lambda C, z, N: (C * z) ** 2 / N**3, "That is the variance"),
     },
     "devices": {
-        "believes the paper": Wrong(guess("stays", "stays"), "the ε that holds: you said 'stays', but it "),
-        "more noise sources hide more": Wrong(guess("falls", "falls"), "the ε that is claimed: you said 'falls'"),
+        "believes the paper": Wrong(guess("stays", "stays"), "ε if α were public: you said 'stays', but it "),
+        "more noise sources hide more": Wrong(guess("falls", "falls"), "claimed ε: you said 'falls'"),
         "the share of a sentence falls": guess("stays", "falls"),
         "claim and truth move together": guess("rises", "rises"),
     },

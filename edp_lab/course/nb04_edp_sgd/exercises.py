@@ -32,10 +32,10 @@ def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generato
 def _devices(answer: Any, rng: np.random.Generator) -> Differences:
     z = float(rng.uniform(0.3, 3))
     printed = [_printed(z, devices, 1.0) for devices in (8, 32)]
-    claimed, true = (
+    claimed, public = (
         [epsilon(mechanism, 1, DELTA) for mechanism in printed] for epsilon in (claimed_epsilon, guaranteed_epsilon)
     )
-    measured = {"the ε that is claimed": (claimed[0], claimed[1]), "the ε that holds": (true[0], true[1])}
+    measured = {"claimed ε": (claimed[0], claimed[1]), "ε if α were public": (public[0], public[1])}
     yield predicted(answer, measured, f"it (as printed, z = {z:.2g}, 8 and 32 GPUs, a public α)")
 
 

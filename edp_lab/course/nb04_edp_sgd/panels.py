@@ -43,7 +43,6 @@ from edp_lab.course.kit.text import (
     Words,
     account_of,
     at_least,
-    at_most,
     claimed,
     epsilons,
     percent,
@@ -65,6 +64,7 @@ from edp_lab.training.trainer import Trainer
 words = Words(__file__)
 figure = partial(fig.figure, height=380)
 ALPHAS = decades(-2, 1)
+TALL = 440  # height of two plots above each other
 
 
 # ---- Sound or printed ------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ MANY = (1, 2, 4, 8, 16, 32, 64, 128)
 class Promise(NamedTuple):
     """What the same z stands for: in the paper's accounting, as printed, and in the sound variant.
 
-    One epoch, alpha public.
+    One epoch, alpha public except in `guarantee`.
     """
 
     printed: Mechanism  # Algorithm 1
@@ -84,7 +84,9 @@ class Promise(NamedTuple):
     multiplier: Mapping[str, float]  # by name, noise over sensitivity of what one step releases
     epsilon: Mapping[str, float | None]  # by name; None where it overflows
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
-    guarantee: Guarantee  # of Algorithm 1 as printed, alpha public
+    pull: Array  # over `MANY` devices, how far one sentence can move the mean (C is 1)
+    noise: Array  # and the standard deviation of the printed noise on it
+    guarantee: Guarantee  # of Algorithm 1 as printed, alpha private
 
     def right(self, name: str) -> float:
         """The best chance to tell from one step whether a sentence was there (worst case, even odds)."""
@@ -110,13 +112,15 @@ def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) 
     multiplier = {CLAIMED_NAME: z, PRINTED_NAME: printed.noise_multiplier(0), SOUND_NAME: sound.noise_multiplier(0)}
     others = [epsilons(devices) for devices in MANY]
     curves = {name: [epsilon[name] for epsilon in others] for name in multiplier}
-    held = judge(printed, 1, DELTA)
-    return Promise(printed, sound, multiplier, epsilons(num_devices), curves, held)
+    sums = [(step.sensitivity(), step.noise_std(0)) for step, _ in map(mechanisms, MANY)]
+    pull, noise = np.array(sums).T / MANY
+    held = judge(replace(printed, alpha=Alpha.PRIVATE), 1, DELTA)
+    return Promise(printed, sound, multiplier, epsilons(num_devices), curves, pull, noise, held)
 
 
 @panel("04")
 def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
-    """What is claimed and what is true of the same z: `result` is a `Promise`."""
+    """Claimed and guaranteed privacy of the same z0: `result` is a `Promise`."""
 
     def command(result: Promise, **_: Any) -> str:
         """Two calls of `edp-lab account`: as printed, with what is claimed, and sound."""
@@ -125,13 +129,13 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
     return Panel(
         "Sound or printed?",
-        "How well one step hides a sentence, as claimed and as printed, and the ε that follows.",
+        "How well one step hides a sentence, as claimed and as printed; its noise and ε by the number of GPUs.",
         same_z,
         [draw_bells, draw_by_devices],
         words.promise,
         command,
         tiles=tell_promise,
-        z=number("noise multiplier z", z, decades(-2, 1)),
+        z=number("noise multiplier z0", z, decades(-2, 1)),
         num_devices=devices(num_devices, MANY),
         alpha_max=number("largest scale α", 1.0, ALPHAS),
         micro_batch_size=number("micro-batch size", 8, [1, 2, 4, 8, 16, 32, 64], unit="sentences", rare=True),
@@ -140,11 +144,9 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     """Both epsilons, and what an attacker makes of one step."""
-    claim_tile, public = epsilons(result.guarantee)[0], at_most(result.epsilon[PRINTED_NAME])
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
-    sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z allows {claim}."
-    held = Tile("guaranteed", "none", f"with a public α: ε = {public}", "printed")
-    return claim_tile, held, sentence
+    sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z0 allows {claim}."
+    return *epsilons(result.guarantee), sentence
 
 
 def draw_bells(result: Promise) -> Figure:
@@ -166,22 +168,32 @@ def draw_bells(result: Promise) -> Figure:
     layout = fig.plots(2, 1, titles, axes=axes, vertical_spacing=0.14)
     for heading in layout["annotations"]:
         heading["font"] = {"size": 13}
-    return figure("One step, with and without a sentence", *lines, hover="%{x:.3g}: %{y:.3g}", **layout)
+    title = "One step, with and without a sentence"
+    return figure(title, *lines, height=TALL, hover="%{x:.3g}: %{y:.3g}", **layout)
 
 
 def draw_by_devices(result: Promise) -> Figure:
-    """Epsilon by the number of devices, at the same z."""
+    """Noise on the mean and epsilon by the number of devices, at the same z0."""
     as_claimed, printed, sound = map(positive, result.curves.values())
-    return figure(
-        "ε by the number of GPUs",
-        line("claimed", CLAIMED, "dash", symbol="square-open", x=MANY, y=as_claimed),
-        line("as printed, α public", PRINTED, symbol="diamond", x=MANY, y=printed),
-        line("sound", HOLDS, "dot", symbol="circle", x=MANY, y=sound),
-        fig.vline(result.printed.num_devices),
-        hover="N = %{x}: %{y:.3g}",
-        xaxis=axis("GPUs N, at equal micro-batches", type="log", tickvals=MANY),
-        yaxis=log_axis(f"ε (at δ = {short(DELTA)})", [*as_claimed, *printed, *sound], labels=6),
-    )
+    needed = result.multiplier[CLAIMED_NAME] * result.pull
+    claim = partial(line, CLAIMED_NAME, CLAIMED, "dash", symbol="square-open", x=MANY)
+    as_printed = partial(line, "as printed, α public", PRINTED, symbol="diamond", x=MANY)
+    marks = [
+        line("pull of one sentence", PLAIN, width=5, x=MANY, y=result.pull),
+        claim(y=needed, showlegend=False),
+        as_printed(y=result.noise, showlegend=False),
+        claim(y=as_claimed, **fig.at(2)),
+        as_printed(y=printed, **fig.at(2)),
+        line(SOUND_NAME, HOLDS, "dot", symbol="circle", x=MANY, y=sound, **fig.at(2)),
+        fig.vline(result.printed.num_devices, "x2", yref="paper"),
+    ]
+    lengths = log_axis("noise, pull (C = 1)", [*needed, *result.pull, *result.noise], labels=4)
+    epsilon = log_axis(f"ε (at δ = {short(DELTA)})", [*as_claimed, *printed, *sound], labels=4)
+    gpus = axis("GPUs N, at equal micro-batches", type="log", tickvals=MANY)
+    axes = ({**gpus, "title": "", "matches": "x2", "showticklabels": False}, lengths), (gpus, epsilon)
+    layout = fig.plots(2, 1, axes=axes, vertical_spacing=0.08)
+    title = "Noise on the mean, and ε, by the number of GPUs"
+    return figure(title, *marks, height=TALL, hover="N = %{x}: %{y:.3g}", **layout)
 
 
 # ---- Algorithm 1, line by line ---------------------------------------------------------------------------------------
@@ -285,7 +297,7 @@ def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
         pull=number("pull of sentence 1", 0.0, pulls, unit="mean gradients"),
         alpha_large=number("α of the large layer", 1.0, ALPHAS),
         alpha_small=number("α of the small layer", 0.2, ALPHAS),
-        z=number("noise multiplier z", z, [0.0, *decades(-2, 1)]),
+        z=number("noise multiplier z0", z, [0.0, *decades(-2, 1)]),
         num_devices=devices(num_devices),
     )
 
@@ -298,7 +310,7 @@ def tell_stages(result: Stages) -> tuple[Tile, Tile, str]:
     spread = large if large == small else f"{large} on the large layer and {small} on the small one"
     return (
         claimed(short(mechanism.z0), f"{meant}, by the claim", "z claimed"),
-        Tile("z that holds", at_least(mechanism.noise_multiplier(0)), f"{meant}, in truth", role),
+        Tile("z in effect", at_least(mechanism.noise_multiplier(0)), f"{meant}, of what is released", role),
         f"One sentence can move the mean by {short(2 * result.half_axes.max())}. The noise on the mean is {spread}.",
     )
 
@@ -488,13 +500,7 @@ def _signals(history: GradientHistory, mechanism: Mechanism, alpha: Tensor | Non
 
 @panel("04")
 def decay(
-    history: GradientHistory,
-    as_printed: bool,
-    clip_norm: float,
-    z0: float,
-    decay: str,
-    tau: float,
-    num_devices: int,
+    history: GradientHistory, as_printed: bool, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int
 ) -> Panel:
     """Noise against the gradients of a short run: `result` is a `Decayed`."""
 
@@ -516,15 +522,15 @@ def decay(
         tau=number("decay rate τ", tau, [k / 50 for k in range(51)], unit="per epoch"),
         z0=number("noise multiplier z0", z0, [0.0, *decades(-6, 1)]),
         num_devices=devices(num_devices),
-        clip_norm=number("clip norm C", clip_norm, decades(-2, 1), unit="gradient ÷ α", rare=True),
+        clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient ÷ α"),
     )
 
 
 def tell_decay(result: Decayed) -> tuple[Tile, Tile, str]:
     """Both epsilons of the run, and noise over signal at its ends."""
     first, last = (short(over) for over in (result.noise / result.signal.clip(1e-300))[[0, -1]])
-    beginning = f"Over all weights, the noise is {first} times as long as the signal in the first epoch"
-    return *epsilons(result.guarantee), f"{beginning} and {last} times in the last."
+    sentence = f"Over all weights, the noise has {first} times the signal's norm in the first epoch and {last} times"
+    return *epsilons(result.guarantee), f"{sentence} in the last."
 
 
 def draw_decay(result: Decayed) -> Figure:
