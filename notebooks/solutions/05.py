@@ -1,9 +1,9 @@
 """Solutions of the exercises in 05_membership_inference.ipynb, each from its line ``# EXERCISE name`` to the next."""
 
-# For the teacher: Let the class vote on the first prediction before the table is shown; most say 20 to 60 %. Dwell
-# on the ROC panel with the loss attack and *called members* at 1: the point sits near the diagonal while the AUC
-# reads 0.79. Common confusions: FPR is a share of the *strangers*, not of those called members; a curve below a
-# line proves nothing; the lines belong to a mechanism that this target was *not* trained with.
+# For the teacher: Let the class vote on what ε = 3.14 allows before the second curve is shown. Dwell on the first
+# with the loss attack and *called members* at 1: the point sits near the diagonal while the AUC reads 0.79.
+# Common confusions: FPR is a share of the *strangers*, not of those called members; a curve below a line proves
+# nothing; the lines belong to a mechanism that this target was *not* trained with.
 
 
 # EXERCISE tpr

@@ -15,7 +15,7 @@ def measured_epsilon(fpr, fnr, delta):
 
 # EXERCISE honest
 def honest(absent, present, delta):
-    """As above, but it proves too much in 5 of 100 audits at most."""
+    """As above, but it shows too much in 5 of 100 audits at most."""
     limits = [error_rate(wrong, 0.95).upper_limit for wrong in (absent > 0, present <= 0)]
     return lower_bounds(limits[0], limits[1], delta).gaussian
 

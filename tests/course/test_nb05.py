@@ -169,10 +169,10 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
     plain, *noised = kept.defended
     reached = [plain["found"][attack][of] for attack in ("loss", "lira-online") for of in ("auc", "tpr")]
     assert reached == pytest.approx([0.79, 0.04, 0.91, 0.22], abs=0.005)
-    assert "with an AUC of 0.91, finds 22 %" in text
+    assert "With an AUC of 0.91, it finds 22 %" in text
     counts = {row.repetitions: row.extracted for row in kept.canaries["sgd", None]}
     assert (counts[1], counts[4], counts[16]) == (1, 5, 8)
-    assert "one is read back after one\ncopy, five after four, and eight after sixteen" in text
+    assert "one is read back after one copy, five after four, and eight after sixteen" in text
     by = {(run["config"].as_printed, run["config"].z0): run for run in noised}
     for printed, sound in (((True, 0.003), (False, 0.01)), ((True, 0.001), (False, 0.003))):
         assert by[printed]["ser"] == pytest.approx(by[sound]["ser"], abs=0.01)

@@ -435,33 +435,36 @@ def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     }
 
 
-RUNS = (("as printed", True, PRINTED, "square"), ("sound", False, HOLDS, "circle"))
+RUNS = (("as printed", True, PRINTED, "square", "bottom left"), ("sound", False, HOLDS, "circle", "top right"))
 
 
 def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
-    """LiRA's AUC on runs with noise: left by the epsilon guaranteed if alpha were public, right by the error rate."""
+    """LiRA's AUC on runs with noise by their error rate; beside each its guaranteed epsilon, if alpha is public."""
     plain, *noised = runs
     traces: list[Trace] = []
-    for name, as_printed, color, symbol in RUNS:
+    for name, as_printed, color, symbol, side in RUNS:
         kind = [run for run in noised if run["config"].as_printed == as_printed]
         outcomes = [run["found"]["lira-online"] for run in kind]
-        areas, settings = (
-            [outcome["auc"] for outcome in outcomes],
-            [f"z0 = {run['config'].z0:g}, SER {run['ser']:.2f}" for run in kind],
-        )
+        areas = [outcome["auc"] for outcome in outcomes]
         reach = fig.error_bars(areas, [outcome["auc_interval"] for outcome in outcomes], width=4, color=color)
-        for plot, across in ((1, "epsilon_if_alpha_public"), (2, "ser")):
-            at: Trace = {"x": [run[across] for run in kind], "showlegend": plot == 1, **fig.at(plot)}
-            hover = "%{text}: AUC %{y:.3g}"
-            traces.append(points(name, color, symbol, 10, y=areas, error_y=reach, text=settings, hover=hover, **at))
-    for plot in (1, 2):
-        level, of = plain["found"]["lira-online"]["auc"], fig.at(plot)["yaxis"]
-        traces += [fig.hline(level, of), fig.hline(0.5, of, line=DOTTED)]
-    auc = fig.axis("AUC of LiRA", [0.45, 1])
-    axes = [(fig.logs("ε, if α were public"), auc), (fig.axis("errors on other sentences (SER)", [0, 1.25]), auc)]
+        epsilons = [f"ε = {at_most(run['epsilon_if_alpha_public'])}" for run in kind]
+        label: Trace = {"mode": "markers+text", "text": epsilons, "textposition": side}
+        on: Trace = {"x": [run["ser"] for run in kind], "y": areas, "error_y": reach, **label}
+        traces.append(points(name, color, symbol, 10, hover="%{text}: SER %{x:.2f}, AUC %{y:.3g}", **on))
+    level = plain["found"]["lira-online"]["auc"]
     caption = (
-        f"{plain['config'].corpus}, {plain['config'].epochs} epochs; upper line: no noise, lower: guessing; bars: 95 %;"
-        f"\nε: one sentence replaced, δ = {short(plain['delta'])}, seed published, so every ε is void"
+        f"{plain['config'].corpus}, {plain['config'].epochs} epochs; bars: 95 %; ε: one sentence replaced, "
+        f"δ = {short(plain['delta'])},\npublic α; the seed is published, so every ε is void"
     )
-    layout = fig.plots(1, 2, axes=axes, horizontal_spacing=0.14)
-    return fig.still("Error, attack and ε", *traces, caption=caption, height=420, **layout)
+    return fig.still(
+        "Error, attack and ε",
+        *traces,
+        fig.hline(level),
+        fig.over("no noise", level),
+        fig.hline(0.5, line=DOTTED),
+        fig.over("guessing", 0.5, x=0, xanchor="left"),
+        caption=caption,
+        height=460,
+        xaxis=fig.axis("errors on other sentences (SER)", [-0.08, 1.1]),
+        yaxis=fig.axis("AUC of LiRA", [0.45, 1]),
+    )

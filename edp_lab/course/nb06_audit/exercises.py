@@ -15,7 +15,7 @@ from edp_lab.course.nb06_audit.panels import CONFIDENCE, DELTA, StepNoise, audit
 from edp_lab.privacy import gdp_epsilon
 
 AUDITS = 30  # of a step whose epsilon is known
-# Variant, N, z0, draws per side; C and alpha are 1.
+# Variant, N, z0, draws per side; C is 1.
 QUESTIONS = {
     "as printed, N = 8, z0 = 1, 100 draws": (True, 8, 1.0, 100),
     "as printed, N = 1, z0 = 1, 10,000 draws": (True, 1, 1.0, 10_000),
@@ -46,17 +46,17 @@ def _audited() -> dict[str, tuple[str, str]]:
     """Each question's verdict, and what is said to another."""
     noise, right = StepNoise(0), {}
     for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
-        audit = audit_step(noise, printed, 1.0, z0, num_devices, 1.0, draws).audit
+        audit = audit_step(noise, printed, 1.0, z0, num_devices, draws).audit
         correction = (
             f"you said {{!r}}, but with ε = {audit.claimed_epsilon:.3g} claimed, {at_least(audit.bounds.gaussian)} "
-            f"proven and {at_least(audit.ceiling)} provable at most, it is {str(audit.verdict)!r}"
+            f"measured and {at_least(audit.ceiling)} measurable at most, it is {str(audit.verdict)!r}"
         )
         right[question] = str(audit.verdict), correction
     return right
 
 
 def _honest(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library on Gaussian steps; a wrong one is told how often it proves more than the truth."""
+    """Against the library on Gaussian steps; a wrong one is told how often it measures more than is guaranteed."""
 
     def drawn(mu: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
         return cases.normal(-mu / 2, 1, draws), cases.normal(mu / 2, 1, draws)
@@ -66,12 +66,12 @@ def _honest(answer: Any, cases: np.random.Generator) -> Differences:
         absent, present = drawn(mu, draws)
         limits = [error_rate(wrong, CONFIDENCE).upper_limit for wrong in (absent > 0, present <= 0)]
         wanted = lower_bounds(limits[0], limits[1], DELTA).gaussian
-        quantity = f"{draws} draws per side of a step with true ε = {gdp_epsilon(mu, DELTA):.3g}; what they prove"
+        quantity = f"{draws} draws per side at a guaranteed ε = {gdp_epsilon(mu, DELTA):.3g}; what they measure"
         differs = differs or close(answer(absent.copy(), present.copy(), DELTA), wanted, quantity, atol=1e-6)
     if differs:
         true = gdp_epsilon(1.0, DELTA)
         more = sum(answer(*drawn(1.0, 100), DELTA) > true for _ in range(AUDITS))
-        how_often = f"Of {AUDITS} audits of a step whose ε is {true:.3g}, yours proves more than that in {more}."
+        how_often = f"Of {AUDITS} audits of a step whose ε is {true:.3g}, yours measures more than that in {more}."
         yield f"{differs}\n   {how_often}"
 
 

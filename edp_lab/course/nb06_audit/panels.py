@@ -1,7 +1,7 @@
 """The panels of ``06_audit.ipynb``: an audit of one step, and audits of training runs.
 
     noise = StepNoise(seed=0)                               # drawn once, by the generator of training
-    result = audit_step(noise, True, 1.0, 1.0, 8, 1.0, draws=1000)      # pure; `edp-lab audit mechanism` says the same
+    result = audit_step(noise, True, 1.0, 1.0, 8, draws=1000)      # pure; `edp-lab audit mechanism` says the same
 
 Limits of error rates, lower bounds, claims and guarantees come from `edp_lab.attacks` and `edp_lab.privacy`. Values
 that make no sense are refused by `UsageError`, and so is a step without a finite claim.
@@ -27,7 +27,6 @@ from edp_lab.course.kit.text import Tile, Words, at_least, at_most, columns, com
 from edp_lab.course.kit.text import digits as d
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, OTHER, PLAIN
 from edp_lab.errors import check_whole
-from edp_lab.privacy import Variant
 from edp_lab.training.config import TrainConfig
 
 MOST_DRAWS = 10_000  # a side
@@ -39,19 +38,15 @@ figure = partial(fig.figure, height=390)
 
 
 def audit_step(
-    noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float, draws: int
+    noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, draws: int
 ) -> StepAudit:
-    """Test the claimed epsilon of one step; layer scales alpha are public (as printed) or 1 (sound).
-
-    Args:
-        alpha_max: largest layer scale; matters only as printed, where noise comes after scaling back.
-        draws: a side.
+    """Test the claimed epsilon of one step with that many draws a side; no layer is scaled.
 
     Guarantee: as `StepNoise.audit`, epsilon is at least `measured_epsilon` with probability 95 % if the noise is as
     good as random.
     """
     check_whole("the number of draws", draws, 1, MOST_DRAWS)
-    mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices, alpha_max)
+    mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices)
     return noise.audit(mechanism, DELTA, draws, CONFIDENCE)
 
 
@@ -67,13 +62,11 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         lambda result: words.step(result, SURE),
         step_command,
         tiles=tell_step,
-        idle=lambda result: ("alpha_max",) if result.audit.mechanism.variant is Variant.SOUND else (),
         as_printed=variant(as_printed),
         num_devices=devices(num_devices, [*DEVICES, 64]),
         z0=number("noise multiplier z0", z0, decades(-2, 1)),
         draws=number("draws per side", draws, counts),
         clip_norm=number("clip norm C", clip_norm, decades(-2, 2), unit="gradient norm"),
-        alpha_max=number("largest α", 1.0, decades(-1, 1), unit="of a layer, as printed", rare=True),
     )
 
 
@@ -82,7 +75,7 @@ FLOOR = 0.05  # a lower bound of 0 has no place on a log axis
 
 
 def draw_scale(result: StepAudit) -> Figure:
-    """The epsilon that is claimed, the one that holds, and those that the draws leave possible."""
+    """The epsilon that is claimed, the guaranteed one, and those that the draws leave possible."""
     claim, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
     assert audit.epsilon_if_seed_secret is not None  # see `StepNoise.audit`
@@ -160,7 +153,7 @@ class OneRun(RunPanel):
         self._seed = seed
         super().__init__(
             "Audit a run",
-            "How many guesses about canaries were right, and which ε each training run proves. No layer is scaled.",
+            "How many guesses about canaries were right, and which ε each training run shows. No layer is scaled.",
             [draw_tallies({}), draw_runs({})],
             as_printed=variant(as_printed),
             z0=number("z0", float(z0)),
@@ -200,20 +193,20 @@ class OneRun(RunPanel):
 
 
 def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
-    """What is claimed, how many audits of one setting refute it, and whether they are right."""
+    """What is claimed, how many audits of one setting refute it, and what is guaranteed."""
     last, of = audits[-1], count(len(audits), "audit")
     refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
     if last.epsilon_if_seed_secret is None:
-        sentence = "No ε holds: float32 arithmetic swallows noise this small."
+        sentence = "Nothing is guaranteed: float32 arithmetic swallows noise this small."
     elif last.claimed_epsilon < last.epsilon_if_seed_secret:
         true, finds = at_most(last.epsilon_if_seed_secret), "finds" if 1 in (refuted, len(audits)) else "find"
         sentence = (
-            f"The claim is false: ε = {true} holds, not {d(last.claimed_epsilon)}; {refuted} of {of} {finds} it out."
+            f"The guaranteed ε is {true}, the claimed one {d(last.claimed_epsilon)}; {refuted} of {of} {finds} it out."
         )
     elif refuted:
-        sentence = "The claim is true and yet refuted, which happens in 5 % of audits at most."
+        sentence = "The ε is guaranteed and yet refuted, which happens in 5 % of audits at most."
     else:
-        sentence = f"The claim is true, and {'the audit does' if len(audits) == 1 else 'the audits do'} not refute it."
+        sentence = f"The ε is guaranteed, and {'the audit does' if len(audits) == 1 else 'audits do'} not refute it."
     refutations = Tile("audits that refute it", f"{refuted} of {len(audits)}", f"each at {SURE} confidence")
     return trial(last, "the run"), refutations, sentence
 
@@ -238,7 +231,7 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
 
 
 def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
-    """What each audit proves, beside the epsilon that is claimed and the one that holds; of one setting, by seed."""
+    """What each audit measures, beside the claimed and the guaranteed epsilon; of one setting, by seed."""
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
     gaussian, free = [audit.measured_epsilon for audit in rows], [audit.bounds.distribution_free for audit in rows]
@@ -246,11 +239,11 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
         [getattr(audit, name) for audit in rows[:1]] * 2 for name in ("claimed_epsilon", "epsilon_if_seed_secret")
     )
     return figure(
-        "What each audit proves",
-        points("proven", PLAIN, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
-        points("proven, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
+        "What each audit measures",
+        points("measured", PLAIN, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
+        points("measured, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
         line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=as_claimed),
-        line("holds", HOLDS, width=2.5, x=ends, y=true),
+        line("guaranteed", HOLDS, width=2.5, x=ends, y=true),
         hover="audit %{x}: ε ≈ %{y:.3g}",
         xaxis=fig.axis("audit (one training run each)", ends or None, tickformat="d"),
         yaxis=fig.axis("ε of the run", rangemode="tozero"),
