@@ -1,15 +1,5 @@
 """Solutions of the exercises in 08_data_and_models.ipynb, each from its line ``# EXERCISE name`` to the next."""
 
-# EXERCISE majority
-prediction = "above 0.7"
-
-
-# EXERCISE pool
-def pool(tokens, lengths):
-    """The maximum over the words of each utterance, (B, D)."""
-    padded, mask = to_padded(tokens, lengths)
-    return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)
-
 
 # EXERCISE ser
 def ser(references, predictions):
@@ -19,3 +9,14 @@ def ser(references, predictions):
         errors += (intent != said) + edit_distance(slots, found)
         items += 1 + len(slots)
     return errors / items
+
+
+# EXERCISE majority
+prediction = "above 0.7"
+
+
+# EXERCISE pool
+def pool(tokens, lengths):
+    """The maximum over the words of each utterance, (B, D)."""
+    padded, mask = to_padded(tokens, lengths)
+    return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)

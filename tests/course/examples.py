@@ -88,7 +88,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "07 Explorer": lambda: (load_grid(), replace(BASE, z0=0.03, epochs=4)),
     "09 Processes": lambda: (TrainConfig("smart-home", size="small"),),
     "10 pixels": lambda: (phases_sketch(), THESIS),
-    "10 votes": lambda: (phases_sketch(), THESIS),
     "10 Pipeline": lambda: (phases_sketch(), THESIS),
 }
 

@@ -275,7 +275,10 @@ def compute_of(name: str, **values: Any) -> Any:
     [
         (lambda: layers("gpt", None), "unknown model 'gpt': choose clc, bert"),  # type: ignore[arg-type]
         (lambda: StepNoise(-1), "seed is -1"),
-        (lambda: PANELS["10 votes"](phases_sketch(), replace(THESIS, vote="hard")), "a hard vote has no noise to look"),
+        (
+            lambda: PANELS["10 Pipeline"](phases_sketch(), replace(THESIS, vote="hard")),
+            "a hard vote has no noise",
+        ),
     ],
 )
 def test_what_only_code_can_ask_for_is_refused(call: Callable[[], Any], says: str) -> None:

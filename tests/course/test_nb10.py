@@ -9,14 +9,17 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
+from edp_lab.course.kit.controls import rng_of
 from edp_lab.course.kit.text import at_most
 from edp_lab.course.nb10_phases import panels
-from edp_lab.course.nb10_phases.panels import Sketch, noise_images, spend_labels, take_vote
+from edp_lab.course.nb10_phases.panels import Sketch, noise_images, spend_labels
 from edp_lab.three_phase import phases as pipeline
 from edp_lab.three_phase.perturbation import image_guarantee
 from edp_lab.three_phase.phases import run_three_phase
 from edp_lab.three_phase.settings import ThreePhaseSettings
+from edp_lab.training.build import BETAS, make_optimizer
 from tests.course.conftest import prediction
 from tests.course.examples import Wrong, drawn, phases_sketch
 
@@ -71,9 +74,8 @@ def test_linear_model_is_scikit_learns_ridge(sketch: Sketch) -> None:
 
 
 def test_many_instructors_are_better_than_one_and_one_label_gives_an_understudy(sketch: Sketch) -> None:
-    ballot = take_vote(sketch, replace(THESIS, sigma=0.0, instructors=100))
-    assert ballot.alone < 0.6 < 0.8 < ballot.right
     bill = spend_labels(sketch, replace(CLEAR, instructors=100))
+    assert bill.alone < 0.6 < 0.8 < bill.silent
     assert bill.accuracy > 0.8
     bill = spend_labels(sketch, replace(THESIS, vote="gaussian", vote_epsilon=100.0, labels=1))
     assert bill.account.queries == 1
@@ -91,16 +93,7 @@ def test_phase_one_has_the_known_epsilon(sketch: Sketch) -> None:
 
 
 def test_unanimous_label_survives_as_often_as_in_the_thesis(sketch: Sketch) -> None:
-    assert take_vote(sketch, THESIS).unanimous == pytest.approx(0.2573, abs=1e-4)
-
-
-@pytest.mark.parametrize(("vote", "spread"), [("laplace", math.sqrt(2)), ("gaussian", 1.0)])
-def test_noise_that_is_shown_is_that_of_the_vote(sketch: Sketch, vote: str, spread: float) -> None:
-    settings = replace(THESIS, vote=vote)
-    results = [take_vote(sketch, settings, draw=draw) for draw in range(150)]
-    noise = np.array([result.noisy - result.counts for result in results])
-    assert noise.std() == pytest.approx(spread * settings.aggregator().noise, rel=0.1)
-    assert len({result.noisy[0] for result in results}) == len(results)
+    assert spend_labels(sketch, THESIS).unanimous == pytest.approx(0.2573, abs=1e-4)
 
 
 def test_labels_cost_their_composed_epsilon_whatever_the_votes(sketch: Sketch) -> None:
@@ -140,6 +133,20 @@ def test_sliders_move_the_bill_and_a_run_is_paid_for(sketch: Sketch) -> None:
     _, runs = drawn(panel)
     assert (list(runs.data[1].x), panel.command.value) == ([record.privacy.epsilon], panels.command(start))
     assert panel.tiles.tiles[1][1] == at_most(record.privacy.epsilon)
+
+
+def test_adam_divides_by_the_noise_where_it_is_larger_than_the_gradient() -> None:
+    silent, noisy = (panels.adam_divisors(sigma, 30) for sigma in (0.0, 0.1))
+    assert silent.divisors == pytest.approx(silent.sizes)
+    assert noisy.divisors[noisy.sizes < 0.01] == pytest.approx(0.1, rel=0.5)
+    assert noisy.divisors[-1] == pytest.approx(1.0, rel=0.1)
+    weight = torch.nn.Parameter(torch.zeros(120, dtype=torch.float64))
+    adam = make_optimizer("adam", [weight], 1e-3)
+    for draw in rng_of(0, 2).standard_normal((30, 120)):
+        weight.grad = torch.from_numpy(noisy.sizes + 0.1 * draw)
+        adam.step()
+    divisor = (adam.state[weight]["exp_avg_sq"] / (1 - BETAS[1] ** 30)).sqrt()
+    assert divisor.numpy() == pytest.approx(noisy.divisors)
 
 
 def noisy(noise: Callable[[np.random.Generator, float, int], Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The exercises of ``08_data_and_models.ipynb``: the majority baseline, a maximum that reads padding, SER."""
+"""The exercises of ``08_data_and_models.ipynb``: SER, the majority baseline, a maximum that reads padding."""
 
 from __future__ import annotations
 
@@ -88,4 +88,4 @@ def _frames(reference: Meaning, prediction: Meaning) -> tuple[Frame, Frame]:
     return (intent, words, true), (predicted_intent, words, mine)
 
 
-EXERCISES = exercises_of(__file__, majority=_majority, pool=_pool, ser=_ser)
+EXERCISES = exercises_of(__file__, ser=_ser, majority=_majority, pool=_pool)

@@ -1,5 +1,5 @@
-"""The panels of ``10_three_phases.ipynb``: noised pixels, noisy votes, and what labels cost; the last also runs the
-pipeline.
+"""The panels of ``10_three_phases.ipynb``: noised pixels, what noisy votes cost and teach, and Adam under noise.
+The second also runs the pipeline.
 
     result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
     print(command(result.settings))                                 # the same with networks, on the command line
@@ -24,14 +24,14 @@ from edp_lab.attacks.statistics import rate_of
 from edp_lab.corpora.images import load_images
 from edp_lab.course.kit import figure as fig
 from edp_lab.course.kit import text
-from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require
-from edp_lab.course.kit.figure import Figure, axis, bar, line, log_axis, logs, points, positive
+from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require, rng_of
+from edp_lab.course.kit.figure import Figure, axis, line, log_axis, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.runs import Runs
 from edp_lab.course.kit.text import Tile, at_least, at_most, claimed, count, digits, holds, percent, short
 from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, NOISE, OTHER, PLAIN
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.privacy.foundations import analytic_gaussian_sigma, gaussian_release, laplace_release
+from edp_lab.privacy.foundations import analytic_gaussian_sigma
 from edp_lab.three_phase import perturbation
 from edp_lab.three_phase.perturbation import (
     CLAIMED_EPSILON,
@@ -44,14 +44,11 @@ from edp_lab.three_phase.perturbation import (
 from edp_lab.three_phase.settings import NOT_PRIVATE, PUBLIC_SHARE, THESIS_ACCURACY, UNDERSTUDY, ThreePhaseSettings
 from edp_lab.three_phase.settings import PLAIN as PLAIN_MODEL
 from edp_lab.three_phase.votes import (
-    L1_SENSITIVITY,
     PRIVATE,
-    Vote,
     VoteAccount,
     account_votes,
     composed_epsilons,
     label_probabilities,
-    query_epsilon,
     vote_counts,
 )
 
@@ -161,9 +158,9 @@ def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> te
     head = ("", "unanimous labels survive", "labels true", "understudy right", "ε of one label", "ε of all labels")
     table: list[tuple[str, ...]] = [head]
     for name, settings in rows.items():
-        ballot, bill = take_vote(sketch, settings), spend_labels(sketch, settings)
-        shares = map(percent, (ballot.unanimous, bill.right, bill.accuracy))
-        table.append((name, *shares, *map(at_most, (ballot.query_epsilon, bill.account.epsilon))))
+        bill = spend_labels(sketch, settings)
+        shares = map(percent, (bill.unanimous, bill.right, bill.accuracy))
+        table.append((name, *shares, *map(at_most, (bill.account.query_epsilon, bill.account.epsilon))))
     return text.html_table(table)
 
 
@@ -287,106 +284,16 @@ def draw_epsilon(result: NoisedImages) -> Figure:
     )
 
 
-# ---- Phase II ------------------------------------------------------------------------------------------------------
-
-
-class Ballot(NamedTuple):
-    """Phase II: a vote on one public image, and what noise does to all of them."""
-
-    settings: ThreePhaseSettings
-    truth: int  # the image's digit
-    picture: Array  # (8, 8), as the instructors see it
-    counts: NDArray[np.int64]  # (K), votes
-    noisy: Array  # (K), with one draw of noise
-    chances: Array  # (K), of each label to come out
-    unanimous: float  # chance that a label on which all N agree comes out
-    query_epsilon: float  # of one label; for Laplace noise at delta 0
-    right: float  # share of all public images whose label is true, if the votes are counted without noise
-    alone: float  # the same by one instructor on average
-
-
-def take_vote(sketch: Sketch, settings: ThreePhaseSettings, image: int = 0, draw: int = 0) -> Ballot:
-    """Put the public images to the vote of linear instructors, and look at one of them."""
-    require(0 <= image < sketch.public, f"there is no public image {image}: choose 0 to {sketch.public - 1}")
-    require(draw >= 0, f"the number of the draw is {draw}: it must be 0 or more")
-    aggregator, votes, voters = settings.aggregator(), sketch.counts(settings), settings.instructors
-    predictions = sketch.predictions(settings.sigma, voters)[:, : sketch.public]
-    truth, counts = sketch.images.test_labels[: sketch.public], votes[image]
-    agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
-    chances = label_probabilities(counts, aggregator)  # refuses a vote without noise
-    rng = stream(sketch.key, Purpose.NOISE, 3 + image, draw)
-    if aggregator.vote is Vote.LAPLACE:
-        noisy = laplace_release(counts, L1_SENSITIVITY, L1_SENSITIVITY / aggregator.noise, rng)
-    else:
-        noisy = gaussian_release(counts, aggregator.noise, rng)
-    return Ballot(
-        settings,
-        truth=int(truth[image]),
-        picture=sketch.noised(settings.sigma)[1][image, 0].astype(np.float64),
-        counts=counts,
-        noisy=noisy,
-        chances=chances,
-        unanimous=float(label_probabilities(agreed, aggregator)[0]),
-        query_epsilon=query_epsilon(aggregator, settings.delta),
-        right=float((votes.argmax(1) == truth).mean()),
-        alone=float((predictions == truth).mean()),
-    )
-
-
-@panel("10")
-def votes(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
-    """Noisy votes of linear instructors; `result` is a `Ballot`."""
-
-    def take(image: int, draw: int, **values: Any) -> Ballot:
-        return take_vote(sketch, replace(start, **values), image, draw)
-
-    return Panel(
-        "Phase II: instructors vote",
-        "The votes on one public image, without and with noise, and under each label its chance to come out.",
-        take,
-        [(draw_ballot, "1 1 30rem")],
-        words.votes,
-        lambda result, **_: command(result.settings, (1, 2)),
-        tiles=tell_votes,
-        **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
-        image=number("public image", 0, range(sketch.public), unit="number", rare=True),
-        draw=number("draw of the noise", 0, range(21), unit="number"),
-    )
-
-
-def tell_votes(result: Ballot) -> tuple[Tile, Tile, str]:
-    """How often a label survives on which all agree, said and true, and what became of this vote."""
-    survive = "of unanimous labels survive the noise"
-    held = holds(percent(result.unanimous), survive)
-    most = f"Label {result.counts.argmax()} has the most votes, {result.counts.max()} of {result.settings.instructors}"
-    return claimed("100 %", survive), held, f"{most}; in this draw of the noise {result.noisy.argmax()} leads."
-
-
-def draw_ballot(result: Ballot) -> Figure:
-    """One public image, the votes on it, with noise, and the chance of each label to come out."""
-    places = list(range(len(result.counts)))
-    names = [text.Html("<b>{}</b><br>{:.0f} %").format(k, 100 * chance) for k, chance in enumerate(result.chances)]
-    bare: dict[str, Any] = {**BARE, "showticklabels": False}
-    seen = {**bare, "title": {"text": f"a {result.truth}, as seen", "font": {"size": 12}}}
-    by_label = axis("label, and its chance to come out", [-0.5, places[-1] + 0.5], tickvals=places, ticktext=names)
-    axes = [(seen, {**bare, "autorange": "reversed", "scaleanchor": "x"}), (by_label, axis("votes"))]
-    return figure(
-        "One vote",
-        {**PICTURE, "hoverinfo": "skip", "z": result.picture.tolist()},
-        bar("votes", PLAIN, x=places, y=result.counts, hover="%{y} say %{x}", **fig.at(2)),
-        points("with noise", NOISE, "diamond", 11, x=places, y=result.noisy, hover="%{x}: %{y:.1f}", **fig.at(2)),
-        bargap=0.3,
-        **fig.plots(1, 2, axes=axes, column_widths=(0.2, 0.8), horizontal_spacing=0.14),
-    )
-
-
-# ---- Phase III -----------------------------------------------------------------------------------------------------
+# ---- Phases II and III ----------------------------------------------------------------------------------------------
 
 
 class LabelBill(NamedTuple):
-    """Phase III: what labels cost, and what an understudy learns from them."""
+    """What noisy votes cost, and what an understudy learns from their labels."""
 
     settings: ThreePhaseSettings
+    unanimous: float  # chance that a label on which all N agree survives the noise
+    silent: float  # share of all public images whose label is true if the votes are counted without noise
+    alone: float  # the same by one instructor on average
     account: VoteAccount  # of the labels put to the vote
     accountant: str  # the way of adding up that gives the least epsilon
     composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant
@@ -406,9 +313,14 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     account = account_votes(aggregator, spent, settings.delta)
     scores = np.mean([_understudy(sketch, settings, spent, draw) for draw in range(DRAWS)], axis=0)
     accuracy, low, high, right = scores.tolist()
+    truth, votes, voters = sketch.images.test_labels[: sketch.public], sketch.counts(settings), settings.instructors
+    agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
     return LabelBill(
         settings,
-        account,
+        unanimous=float(label_probabilities(agreed, aggregator)[0]),  # refuses a vote without noise
+        silent=float((votes.argmax(1) == truth).mean()),
+        alone=float((sketch.predictions(settings.sigma, voters)[:, : sketch.public] == truth).mean()),
+        account=account,
         accountant=min(account.composed, key=lambda way: account.composed[way]),
         composed={way: [bill[way] for bill in bills] for way in bills[0]},
         accuracy=accuracy,
@@ -443,8 +355,8 @@ class Pipeline(Panel, Runs):
         self.runs: list[ThreePhaseRecord] = []
         spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
         super().__init__(
-            "Phase III: an understudy learns from labels",
-            "What all labels cost together, and how well a model does that learns from nothing else.",
+            "Phases II and III: instructors vote, an understudy learns",
+            "What all noisy labels cost together, and how well a model does that learns from nothing else.",
             lambda **values: spend_labels(sketch, replace(start, **values)),
             [draw_bill, lambda bill: draw_runs(self.runs, bill)],
             lambda bill: words.pipeline(bill, self._run_of(bill)),
@@ -480,8 +392,9 @@ class Pipeline(Panel, Runs):
 
 def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
     """The thesis' epsilon of all labels, the true one, and what the understudy has learnt."""
-    taught = f"A linear understudy is right on {percent(result.accuracy)} of new images"
-    return *_epsilons(result.account, result.settings), f"{taught}; {percent(result.right)} of its labels are true."
+    kept = f"The noise keeps {percent(result.unanimous)} of unanimous labels; {percent(result.right)} of all are true"
+    taught = f"a linear understudy is right on {percent(result.accuracy)} of new images"
+    return *_epsilons(result.account, result.settings), f"{kept}, and {taught}."
 
 
 def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
@@ -533,4 +446,65 @@ def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
         points("your runs", HOLDS, "circle", 12, **on),
         xaxis=cost,
         yaxis=axis("accuracy of the understudy (95 %)", [0, 1.08], tickformat=".0%"),
+    )
+
+
+# ---- What Adam divides by ------------------------------------------------------------------------------------------
+
+
+class Divisors(NamedTuple):
+    """What Adam divides each weight's average gradient by, under noise of one standard deviation."""
+
+    noise_std: float
+    sizes: Array  # (120) each weight's gradient, the same in every step
+    divisors: Array  # (120) after all steps
+
+
+def adam_divisors(noise_std: float, steps: int) -> Divisors:
+    """Adam's second moment, after `steps`, of 120 weights whose gradients get noise of the same standard deviation."""
+    from edp_lab.training.build import BETAS  # brings torch, which only networks need
+
+    require(0 <= noise_std <= 100, f"noise of deviation {noise_std}: take 0 to 100")
+    require(1 <= steps <= 10_000, f"{steps} steps: take 1 to 10,000")
+    sizes = np.logspace(-3, 0, 120)
+    squares = (sizes + noise_std * rng_of(0, 2).standard_normal((steps, len(sizes)))) ** 2
+    weights = BETAS[1] ** np.arange(steps - 1, -1, -1.0)
+    return Divisors(noise_std, sizes, np.sqrt(weights @ squares / weights.sum()))
+
+
+@panel("10")
+def adam() -> Panel:
+    """Adam under noise; `result` is a `Divisors`."""
+    return Panel(
+        "What Adam divides by",
+        "One mark for each of 120 weights, whose made-up gradients lie between 0.001 and 1.",
+        adam_divisors,
+        [draw_divisors],
+        lambda r: f"By theory, the divisor of a gradient g is about the root of g² + {short(r.noise_std)}².",
+        tiles=tell_divisors,
+        noise_std=number("noise on each gradient σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1"),
+        steps=number("steps", 30, [1, 3, 10, 30, 100, 300, 1000], unit="of Adam"),
+    )
+
+
+def tell_divisors(result: Divisors) -> tuple[Tile, Tile, str]:
+    """How far Adam moves the weights with the smallest and the largest gradient on average, and why."""
+    low, high = (result.sizes / result.divisors)[[0, -1]]
+    below = int((result.sizes <= result.noise_std).sum())
+    sentence = "No gradient is below σ, so Adam moves every weight by about one learning rate."
+    if below:
+        sentence = f"{below} of 120 gradients are below σ; Adam divides them all by about the same number, as SGD does."
+    unit = "learning rates a step"
+    return Tile("smallest gradient", short(low), unit), Tile("largest gradient", short(high), unit), sentence
+
+
+def draw_divisors(result: Divisors) -> Figure:
+    """The divisor by the size of the gradient, with and without noise."""
+    x, hover = result.sizes, "gradient %{x:.2g}: divided by %{y:.2g}"
+    return figure(
+        "What Adam divides the average gradient by",
+        line("without noise", PLAIN, "dot", x=x, y=x),
+        points("with noise", NOISE, "square", 6, x=x, y=result.divisors, hover=hover),
+        xaxis=logs("size of the weight's gradient"),
+        yaxis=logs("divided by"),
     )
