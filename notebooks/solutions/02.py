@@ -2,20 +2,47 @@
 
 
 # EXERCISE clip
-def clip(gradients, C):
-    """Every row clipped to length C: a tensor (B, P) -> a tensor (B, P). A row may be all zeros."""
+def clipped_gradients(weights, features, labels, C):
+    """One gradient for each person, clipped to length C: (B, 2). B may be 0."""
+    errors = torch.sigmoid(features @ weights) - labels
+    gradients = errors[:, None] * features
     lengths = gradients.norm(dim=1, keepdim=True)
     return gradients * (C / lengths.clamp(min=1e-12)).clamp(max=1)
 
 
-# EXERCISE noise
-def noise_std(C, z, batch_size):
-    """Standard deviation of the noise on each coordinate of the released mean."""
-    return z * C / batch_size
+# EXERCISE sample
+def poisson_batch(n, q, rng):
+    """The numbers of those who take part: each of n people with chance q, independently."""
+    return np.flatnonzero(rng.random(n) < q)
 
 
-# EXERCISE bug
-def mended(gradients, C, z, noise):
-    """The released mean of gradients (B, P), with one standard normal draw, noise (P)."""
-    mean = by_norm(gradients, C).mean(0)
-    return mean + C * z / len(gradients) * noise
+# EXERCISE step
+def private_step(weights, clipped, C, z, B, lr, noise):
+    """The weights after a step: clipped gradients (any number, 2), one standard normal draw, noise (2)."""
+    noisy = clipped.sum(0) + z * C * noise
+    return weights - lr * noisy / B
+
+
+# EXERCISE loop
+def account(z, q, steps, delta):
+    """An ε of `steps` Poisson steps: the smallest over the orders 2 to 32."""
+    best = math.inf
+    for order in range(2, 33):
+        moment = 0.0
+        for j in range(order + 1):
+            drawn = math.comb(order, j) * (1 - q) ** (order - j) * q**j
+            moment += drawn * math.exp(j * (j - 1) / (2 * z**2))
+        exponent = (steps * math.log(moment) - math.log(order * delta)) / (order - 1)
+        best = min(best, math.log(1 - 1 / order) + exponent)
+    return best
+
+
+def train(features, labels, weights, C, z, B, lr, steps, delta, rng):
+    """DP-SGD: the weights after `steps` steps, and ε. Each step draws its batch, then rng.standard_normal(2)."""
+    q = B / len(features)
+    for _ in range(steps):
+        batch = poisson_batch(len(features), q, rng)
+        clipped = clipped_gradients(weights, features[batch], labels[batch], C)
+        noise = torch.from_numpy(rng.standard_normal(2))
+        weights = private_step(weights, clipped, C, z, B, lr, noise)
+    return weights, account(z, q, steps, delta)

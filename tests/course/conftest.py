@@ -106,14 +106,11 @@ def answer(number: str, name: str, version: str) -> Any:
     notebook, space, checked = read_notebook(path_of(number)), {"__name__": "__main__"}, None
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     place = next(k for k, cell in enumerate(cells) if cell.source.startswith(f"# EXERCISE {name}\n"))
-    for cell in cells[:place]:  # imports and parameters are all that an answer may use
-        parameters = "parameters" in cell.metadata.get("tags", ())
-        wanted = [
-            node
-            for node in ast.parse(cell.source).body
-            if "exercise" not in cell.metadata.get("tags", ())
-            and (parameters or isinstance(node, ast.Import | ast.ImportFrom))
-        ]
+    before = [cell for cell in source(number).cells if cell.cell_type == "code"][:place]
+    for cell in before:  # imports, parameters and the functions of earlier solutions are all that an answer may use
+        tags = cell.metadata.get("tags", ())
+        kinds = ast.FunctionDef if "exercise" in tags else ast.Import | ast.ImportFrom
+        wanted = [node for node in ast.parse(cell.source).body if "parameters" in tags or isinstance(node, kinds)]
         exec(compile(ast.Module(wanted, []), "<notebook>", "exec"), space)
     for cell in cells:
         for node in ast.walk(ast.parse(cell.source)):

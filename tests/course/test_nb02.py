@@ -13,13 +13,15 @@ from torch.nn import functional as F
 
 from edp_lab.course.nb02_dp_sgd import panels
 from edp_lab.course.nb02_dp_sgd.panels import CLIPS, DELTA, clip_batch, per_example, train
-from edp_lab.privacy import Mechanism, gdp_epsilon
-from edp_lab.privacy.csprng import key_from_seed
+from edp_lab.privacy import Mechanism, gdp_epsilon, judge, releases_by_epoch
+from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.three_phase.classifier import as_printed, by_norm, by_value, clipped_mean, normalising
+from edp_lab.training.batches import Batches
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
-from edp_lab.training.gradients import Layout, StackedGradients
+from edp_lab.training.gradients import Layout, StackedGradients, headroom
 from edp_lab.training.noise import float_noise
+from tests.course.conftest import answer
 from tests.course.examples import Wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,7 +82,7 @@ def test_first_step_of_sgd_is_the_learning_rate_times_what_is_released() -> None
 
 def test_loss_is_the_cross_entropy_of_all_people() -> None:
     weights = np.array([[0.3, -1.0], [1.0, 2.0]])
-    people, labels = panels._people()
+    people, labels = panels.people()
     for row, loss in zip(weights, panels.loss(weights), strict=True):
         assert loss == pytest.approx(F.binary_cross_entropy_with_logits(people @ torch.from_numpy(row), labels).item())
     assert panels.loss(panels.TRUTH) < 0.5 < panels.loss(panels.START)
@@ -100,62 +102,166 @@ def test_shuffled_batches_cost_one_release_for_each_pass() -> None:
     assert trained(sampling="shuffle", batch_size=40).billed == sampled.billed
 
 
-def test_adam_divides_by_the_noise_where_it_is_larger_than_the_gradient() -> None:
-    gradient, silent = panels.adam_divisors(0.0, 30, seed=0)
-    _, noisy = panels.adam_divisors(0.1, 30, seed=0)
-    assert silent == pytest.approx(gradient)
-    assert noisy[gradient < 0.01] == pytest.approx(0.1, rel=0.5)
-    assert noisy[-1] == pytest.approx(1.0, rel=0.1)
+SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
-def step(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A released mean, from gradients, C and the noise that is due on it."""
-    return lambda gradients, C, z, noise: of(gradients, C, C * z / len(gradients) * noise)
+def solution(name: str) -> Any:
+    return answer("02", name, "solution")
+
+
+@SEEDS
+def test_the_solutions_step_is_the_librarys_on_the_same_noise(seed: int) -> None:
+    """The library clips by `headroom` more, so it gets a C that is as much longer, with the same noise."""
+    drawn, c, z, lr, start = (
+        Batches(seed, panels.PEOPLE, 20, 1, 1, "poisson", False),
+        0.7,
+        1.3,
+        0.5,
+        torch.ones(2).double(),
+    )
+    part = solution("sample")(panels.PEOPLE, 20 / panels.PEOPLE, stream(seed, Purpose.SAMPLE, 0))
+    assert part.tolist() == drawn.devices(0, 0, 0)[0][0].tolist()
+    features, labels = (column[part] for column in panels.people())
+    noise = float_noise(key_from_seed(seed), 0, 2, dtype=torch.float64)
+    clipped = solution("clip")(start, features, labels, c)
+    mine = solution("step")(start, clipped, c, z, 20, lr, noise)
+
+    score = features @ start.requires_grad_()
+    losses = F.binary_cross_entropy_with_logits(score, labels, reduction="none")
+    rows = [torch.autograd.grad(one, start, retain_graph=True)[0] for one in losses]
+    room, layout = headroom(20), Layout(("w",), (slice(0, 2),))
+    longer = Mechanism.sound(c / (1 - room), z * (1 - room), 1, 1)
+    released = release(longer, 0, [StackedGradients(torch.stack(rows), layout)], layout, None, noise, divisor=20)
+    assert mine.numpy() == pytest.approx((start - lr * released.gradient).detach().numpy(), abs=1e-6)
+
+
+@SEEDS
+def test_the_solutions_loop_follows_its_parts_and_its_account_is_no_less_than_the_librarys(seed: int) -> None:
+    people, start = panels.people(), torch.from_numpy(panels.START)
+    run = (1.0, 2.0, 20, 1.0, panels.STEPS, DELTA, np.random.default_rng(seed))
+    weights, epsilon = solution("loop")(*people, start, *run)
+    assert panels.loss(weights.numpy()) < 0.8 * panels.loss(panels.START)
+    tight = trained(seed=seed).guarantee.conditional_epsilon
+    assert tight is not None
+    assert tight < epsilon < 1.3 * tight
+
+
+SOLUTIONS = {name: solution(name) for name in ("clip", "sample", "step", "loop")}
+
+
+def clipping(by: Callable[[Tensor, float], Tensor]) -> Callable[..., Tensor]:
+    """An answer to the first exercise with another clip."""
+    return lambda weights, features, labels, C: by(panels.gradients(features, labels, weights), C)
+
+
+def stepping(down: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An answer to the third, from what is subtracted: of the clipped gradients, the noise due on their sum, and B."""
+    return lambda weights, g, C, z, B, lr, noise: weights - lr * down(g, z * C * noise, B)
+
+
+def billing(bill: Callable[..., float]) -> Callable[..., Any]:
+    """An answer to the fourth with another account."""
+
+    def train(features: Tensor, labels: Tensor, weights: Tensor, *rest: Any) -> Any:
+        C, z, B, _, steps, delta, _ = rest
+        return SOLUTIONS["loop"](features, labels, weights, *rest)[0], bill(C, z, B / len(features), steps, delta)
+
+    return train
+
+
+def judged(C: float, z: float, q: float, steps: int) -> Any:
+    mechanism = Mechanism.sound(C, z, 1, 1, sampling_rate=q)
+    return judge(mechanism, releases_by_epoch(mechanism, steps=steps), DELTA).conditional_epsilon
+
+
+def account(z: float, q: float, steps: int, delta: float) -> float:
+    return float(SOLUTIONS["loop"].__globals__["account"](z, q, steps, delta))
+
+
+def without(part: str) -> Callable[..., Any]:
+    """An answer to the fourth that draws its noise, or its batch, once for all steps."""
+
+    def train(features: Tensor, labels: Tensor, weights: Tensor, *rest: Any) -> Any:
+        C, z, B, lr, steps, delta, rng = rest
+        once: dict[str, Any] = {}
+        for _ in range(steps):
+            now = {"batch": SOLUTIONS["sample"](len(features), B / len(features), rng), "noise": rng.standard_normal(2)}
+            now[part] = once.setdefault(part, now[part])
+            clipped = SOLUTIONS["clip"](weights, features[now["batch"]], labels[now["batch"]], C)
+            weights = SOLUTIONS["step"](weights, clipped, C, z, B, lr, torch.from_numpy(now["noise"]))
+        return weights, account(z, B / len(features), steps, delta)
+
+    return train
 
 
 WRONG: dict[str, dict[str, Any]] = {
     "clip": {
-        "clips every coordinate": Wrong(by_value, "With C = "),
-        "clips the mean": Wrong(clipped_mean, "yours has shape ("),
-        "lengthens short gradients, as Algorithm 8 of the thesis": Wrong(as_printed, "longer than C"),
-        "makes all gradients equally long": Wrong(normalising, "was short enough"),
-        "one factor for the whole batch": Wrong(lambda g, C: g * min(1.0, C / g.norm().item()), "was short enough"),
+        "clips every coordinate": Wrong(clipping(by_value), "With C = "),
+        "clips the mean": Wrong(clipping(clipped_mean), "yours has shape ("),
+        "lengthens short gradients, as Algorithm 8 of the thesis": Wrong(clipping(as_printed), "longer than C"),
+        "makes all gradients equally long": Wrong(clipping(normalising), "was short enough"),
+        "one factor for the whole batch": Wrong(
+            clipping(lambda g, C: g * min(1.0, C / max(g.norm().item(), 1e-9))), "was short enough"
+        ),
         "divides a row of zeros by its length": Wrong(
-            lambda gradients, C: C * gradients / gradients.norm(dim=1, keepdim=True), "length 0, has become nan"
+            clipping(lambda g, C: C * g / g.norm(dim=1, keepdim=True)), "length 0, has become nan"
         ),
-        "takes numpy for torch (crash)": lambda gradients, C: gradients * (C / gradients.length()),
+        "label minus prediction": Wrong(clipping(lambda g, C: by_norm(-g, C)), "wrong sign"),
+        "divides by B": Wrong(clipping(lambda g, C: by_norm(g / max(len(g), 1), C)), "comes later"),
+        "forgets the sigmoid": Wrong(lambda w, x, y, C: by_norm((x @ w - y)[:, None] * x, C), "apply the sigmoid"),
+        "stacks nothing (crash)": lambda w, x, y, C: by_norm(
+            torch.stack([panels.gradients(x[i : i + 1], y[i : i + 1], w)[0] for i in range(len(x))]), C
+        ),
     },
-    "noise": {
-        "forgets the division": lambda C, z, batch_size: C * z,
-        "divides twice": Wrong(lambda C, z, batch_size: C * z / batch_size**2, "divides by B twice"),
-        "noise for every example": Wrong(
-            lambda C, z, batch_size: C * z / batch_size**0.5, "as if every example had noise of its own"
+    "sample": {
+        "a batch of fixed size": Wrong(lambda n, q, rng: rng.choice(n, int(q * n), replace=False), "Poisson batch"),
+        "with replacement": Wrong(lambda n, q, rng: rng.integers(0, n, rng.binomial(n, q)), "with replacement"),
+        "a mask": Wrong(lambda n, q, rng: rng.random(n) < q, "is a mask"),
+        "one draw for everybody": Wrong(lambda n, q, rng: np.arange(n if rng.random() < q else 0), "theirs alone"),
+        "the others": Wrong(lambda n, q, rng: np.flatnonzero(rng.random(n) > q), "on average"),
+        "counts from 1": Wrong(lambda n, q, rng: 1 + np.flatnonzero(rng.random(n) < q), "numbered from 0"),
+        "a generator of its own": Wrong(
+            lambda n, q, rng: np.flatnonzero(np.random.default_rng().random(n) < q), "from `rng`"
         ),
-        "forgets C": lambda C, z, batch_size: z / batch_size,
-        "doubles the sensitivity": lambda C, z, batch_size: 2 * C * z / batch_size,
-        "takes the variance": lambda C, z, batch_size: (C * z / batch_size) ** 2,
+        "the first ones": Wrong(lambda n, q, rng: np.arange(rng.binomial(n, q)), "of the batches"),
     },
-    "bug": {
-        "leaves the noise before the clip": Wrong(
-            step(lambda g, C, noise: by_norm(g + noise, C).mean(0)), "Noise still goes in before the clip"
+    "step": {
+        "divides by those drawn": Wrong(stepping(lambda g, y, B: (g.sum(0) + y) / max(len(g), 1)), "betrays"),
+        "noise for every example": Wrong(stepping(lambda g, y, B: (g + y).sum(0) / B), "once for each example"),
+        "noise on the mean": Wrong(stepping(lambda g, y, B: g.sum(0) / B + y), "before the division"),
+        "never divides": Wrong(stepping(lambda g, y, B: g.sum(0) + y), "never divides"),
+        "goes uphill": Wrong(stepping(lambda g, y, B: -(g.sum(0) + y) / B), "uphill"),
+        "no noise": Wrong(stepping(lambda g, y, B: g.sum(0) / B), "no noise"),
+        "forgets C": Wrong(lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * y) / B, "no C in it"),
+        "forgets the learning rate": Wrong(
+            lambda w, g, C, z, B, lr, y: w - (g.sum(0) + z * C * y) / B, "learning rate"
         ),
-        "clips the mean": Wrong(step(lambda g, C, noise: clipped_mean(g, C) + noise), "clips the mean"),
-        "clips once more": Wrong(
-            step(lambda g, C, noise: by_norm((by_norm(g, C).mean(0) + noise)[None], C)[0]), "clips once more"
+        "skips an empty batch": Wrong(
+            lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * C * y) / B if len(g) else w, "needs it too"
         ),
-        "forgets to divide the noise": step(lambda g, C, noise: by_norm(g, C).mean(0) + len(g) * noise),
+    },
+    "loop": {
+        "the same noise in every step": Wrong(without("noise"), "The weights after 12 steps"),
+        "the same batch in every step": Wrong(without("batch"), "The weights after 12 steps"),
+        "returns the weights alone": Wrong(lambda *all: SOLUTIONS["loop"](*all)[0], "two things"),
+        "bills without sampling": Wrong(billing(lambda C, z, q, steps, d: account(z, 1.0, steps, d)), "are sampled"),
+        "bills one step": Wrong(billing(lambda C, z, q, steps, d: account(z, q, 1, d)), "bills one step"),
+        "adds up ε": Wrong(billing(lambda C, z, q, steps, d: steps * account(z, q, 1, d)), "adds up the ε"),
+        "bills z C": Wrong(billing(lambda C, z, q, steps, d: account(z * C, q, steps, d)), "takes z C"),
     },
 }
 
 
-def in_numpy(gradients: Tensor, C: float) -> Any:
-    rows = gradients.numpy()
+def in_numpy(weights: Tensor, features: Tensor, labels: Tensor, C: float) -> Any:
+    rows = panels.gradients(features, labels, weights).numpy()
     return rows / ((rows**2).sum(1, keepdims=True) ** 0.5 / C).clip(1)
 
 
-def in_place(gradients: Tensor, C: float) -> Tensor:
-    gradients *= (C / gradients.norm(dim=1, keepdim=True)).clamp(max=1)
-    return torch.nan_to_num(gradients)
-
-
-RIGHT = {"clip": (in_numpy, in_place)}
+RIGHT = {
+    "clip": (in_numpy,),
+    "sample": (
+        lambda n, q, rng: [person for person in range(n) if rng.random() < q],
+        lambda n, q, rng: rng.permutation(n)[: rng.binomial(n, q)],
+    ),
+    "loop": (billing(lambda C, z, q, steps, d: judged(C, z, q, steps)),),
+}

@@ -1,93 +1,152 @@
-"""The exercises of notebook 02: clip every example, scale the noise, mend a step."""
+"""The exercises of notebook 02: DP-SGD in four parts, clip, batch, step, and the loop with its account."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.course.kit.controls import Array
-from edp_lab.course.kit.exercises import Differences, close, exercises_of
-from edp_lab.privacy import Mechanism
-from edp_lab.three_phase.classifier import by_norm, clipped_mean
+from edp_lab.course.kit.controls import DELTA, Array
+from edp_lab.course.kit.exercises import Differences, close, exercises_of, given
+from edp_lab.course.nb02_dp_sgd.panels import gradients, people
+from edp_lab.privacy import Mechanism, judge, releases_by_epoch
+from edp_lab.privacy.pld import ORDERS, log_moments, rdp_epsilon
+from edp_lab.three_phase.classifier import by_norm
 
-ROUNDING = 5e-4  # the library clips a little below C, so that float32 cannot exceed it
+CLOSE = 1e-6
 
 
-def _clip(answer: Callable[[Tensor, float], Tensor], rng: np.random.Generator) -> Differences:
+def _clip(answer: Callable[..., Tensor], rng: np.random.Generator) -> Differences:
     for _ in range(4):
-        clip_norm, gradients = float(rng.uniform(0.5, 3)), _gradients(rng)
-        got, wanted = answer(gradients.clone(), clip_norm), by_norm(gradients, clip_norm)
-        wrong = close(got, wanted, f"clip(gradients, C={clip_norm:.2f})", rtol=ROUNDING)
+        weights, c = torch.from_numpy(rng.standard_normal(2)), float(rng.uniform(0.5, 1.5))
+        x = torch.from_numpy(rng.standard_normal((8, 2)) * np.array([0, 0.1, 0.3, 20, 40, 1, 5, 5])[:, None])
+        y = torch.from_numpy(np.array([0.0, 1, 0, 1, 0, 1, 0, 1]))
+        long = gradients(x, y, weights)
+        slips = {
+            "Your gradients have the wrong sign: it is prediction minus label.": by_norm(-long, c),
+            "A prediction is a probability: apply the sigmoid to x · w.": by_norm((x @ weights - y)[:, None] * x, c),
+            "The division by B comes later, after the noise: clip whole gradients.": by_norm(long / len(x), c),
+        }
+        got, wanted = answer(weights.clone(), x.clone(), y.clone(), c), by_norm(long, c)
+        wrong = close(got, wanted, f"clipped_gradients(..., C={c:.2f})", slips=slips)
         if wrong is not None:
             mine = np.asarray(got, dtype=float)
-            yield wrong if mine.shape != wanted.shape else _clipped_wrong(mine, gradients.numpy(), clip_norm) or wrong
+            unnamed = mine.shape == wanted.shape and wrong not in slips
+            yield (_clipped_wrong(mine, long.numpy(), c) if unnamed else None) or wrong
+    yield close(answer(weights, x[:0], y[:0], c), np.zeros((0, 2)), "An empty batch")
 
 
-def _clipped_wrong(mine: Array, gradients: Array, clip_norm: float) -> str | None:
+def _clipped_wrong(mine: Array, long: Array, c: float) -> str | None:
     """What is wrong with gradients that should have been clipped."""
-    before, after = (np.linalg.norm(rows, axis=1) for rows in (gradients, mine))
-    rows = list(enumerate(zip(before, after, strict=True)))
-    at = f"With C = {clip_norm:.2f}, row"
+    rows = list(enumerate(zip(np.linalg.norm(long, axis=1), np.linalg.norm(mine, axis=1), strict=True)))
+    at = f"With C = {c:.2f}, row"
     for row, (old, new) in rows:
         if not math.isfinite(new):
             return f"{at} {row}, of length {old:.3g}, has become {new}: do not divide by a length that may be 0."
-        if not new <= clip_norm * (1 + ROUNDING):
+        if not new <= c * (1 + CLOSE):
             return f"{at} {row} of your result has length {new:.3g}: longer than C."
     for row, (old, new) in rows:
-        if old <= clip_norm and abs(new - old) > ROUNDING * max(old, 1):
+        if old <= c and abs(new - old) > CLOSE:
             return f"{at} {row} was short enough ({old:.3g}), and has become {new:.3g} long."
-        if abs(float(mine[row] @ gradients[row]) - old * new) > ROUNDING * old * max(new, 1e-9):
+        if abs(float(mine[row] @ long[row]) - old * new) > CLOSE * old * max(new, 1e-9):
             return f"{at} {row} has turned: a clip keeps the direction of a gradient."
     return None
 
 
-def _gradients(rng: np.random.Generator) -> Tensor:
-    """(B, P), float64: a row of zeros, short rows and long ones."""
-    examples, size = int(rng.integers(5, 10)), int(rng.integers(2, 6))
-    lengths = np.array([0.0, 0.2, 0.3, 9.0, 30.0, *rng.uniform(0.1, 20, examples - 5)])
-    rows = rng.standard_normal((examples, size))
-    return torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True) * lengths[:, None])
+def _sample(answer: Callable[..., Any], rng: np.random.Generator) -> Differences:
+    n, q, draws = 40, float(rng.uniform(0.2, 0.4)), 400
+    seed = int(rng.integers(2**32))
+    one, again = (np.asarray(given(answer(n, q, np.random.default_rng(seed)))) for _ in range(2))
+    if one.dtype == bool or (one.shape == (n,) and set(one.tolist()) <= {0, 1}):
+        yield f"That is a mask of n = {n} entries: return the places where it is true."
+    if not np.array_equal(one, again):
+        yield "Two generators with the same seed give different batches: take all randomness from `rng`."
+    batches = [np.asarray(answer(n, q, rng)).astype(int) for _ in range(draws)]
+    counts, drawn = np.array([len(batch) for batch in batches]), np.concatenate(batches)
+    if len(drawn) and (drawn.min() < 0 or drawn.max() >= n):
+        yield f"Your batches name people from {drawn.min()} to {drawn.max()}: n = {n} people are numbered from 0."
+    if any(len(np.unique(batch)) < len(batch) for batch in batches):
+        yield "Somebody is in one batch twice: that is drawing with replacement."
+    if np.ptp(counts) == 0 and len({tuple(batch) for batch in batches}) > 1:
+        yield f"All your batches have {counts[0]} people. In a Poisson batch the size is random: everyone draws alone."
+    if abs(counts.mean() - q * n) > 6 * math.sqrt(n * q * (1 - q) / draws):
+        yield f"Batches have {counts.mean():.3g} people on average: q n = {q * n:.3g} are due."
+    if not 0.5 < counts.var() / (n * q * (1 - q)) < 2:
+        yield f"Sizes have variance {counts.var():.3g}, not n q (1 - q): everyone needs a draw that is theirs alone."
+    share = np.bincount(drawn, minlength=n)[:n] / draws
+    far = int(np.argmax(abs(share - q)))
+    if abs(share[far] - q) > 6 * math.sqrt(q * (1 - q) / draws):
+        yield f"Person {far} is in {share[far]:.0%} of the batches: everyone has chance q = {q:.0%}."
 
 
-def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generator) -> Differences:
-    alone = "an example alone in its clip moves the sum from its share to nothing, by C at most."
-    for _ in range(4):
-        c, z, batch = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(5, 500))
-        slips = {
-            "That is the noise on the sum: the mean is the sum over B, noise included.": c * z,
-            "That divides by B twice: the noise is drawn once, on the sum.": c * z / batch**2,
-            "That divides by the root of B, as if every example had noise of its own.": c * z / batch**0.5,
-            "That has no C in it: the noise must grow with what one example can do.": z / batch,
-            f"That has 2 C: {alone}": 2 * c * z / batch,
+def _step(answer: Callable[..., Tensor], rng: np.random.Generator) -> Differences:
+    for drawn in (4, 7, 0):
+        c, z, lr, batch = (*(float(rng.uniform(*ends)) for ends in ((1.5, 3), (4, 9), (0.1, 0.9))), 5)
+        weights, noise = (torch.from_numpy(rng.uniform(1, 2, 2)) for _ in range(2))
+        rows = by_norm(torch.from_numpy(rng.standard_normal((drawn, 2))), c)
+        total, due = rows.sum(0), z * c * noise
+        downs = {
+            "That adds no noise: a step that draws nobody needs it too.": total / batch,
+            "That divides by how many were drawn, which betrays who is there: divide by the fixed B.": (
+                (total + due) / max(drawn, 1)
+            ),
+            "That adds noise once for each example: the sum gets one draw.": (total + drawn * due) / batch,
+            "The noise belongs on the sum, before the division by B.": total / batch + due,
+            "That never divides by B.": total + due,
+            "That has no C in it: noise must grow with what one example can do.": (total + z * noise) / batch,
+            "That goes uphill: subtract.": -(total + due) / batch,
+            "That forgets the learning rate.": (total + due) / batch / lr,
         }
-        wanted = Mechanism.sound(c, z, 1, 1).noise_std(0) / batch
-        yield close(answer(c, z, batch), wanted, f"noise_std({c:.3g}, {z:.3g}, {batch})", slips=slips)
+        got = answer(weights.clone(), rows.clone(), c, z, batch, lr, noise.clone())
+        slips, wanted = {s: weights - lr * down for s, down in downs.items()}, weights - lr * (total + due) / batch
+        yield close(got, wanted, f"The weights after a step on {drawn} people", slips=slips)
 
 
-def _bug(answer: Callable[[Tensor, float, float, Tensor], Tensor], rng: np.random.Generator) -> Differences:
-    for _ in range(4):
-        c, z, gradients = float(rng.uniform(0.5, 2)), float(rng.uniform(8, 20)), _gradients(rng)
-        batch, size = gradients.shape
-        noise = torch.from_numpy(rng.standard_normal(size))
-        due, mean = c * z / batch * noise, by_norm(gradients, c).mean(0)  # the library clips by 2^-11 of C more
-        slips = {
-            "Noise still goes in before the clip, which shrinks it with the gradients: less noise than z says.": (
-                by_norm(gradients + due, c).mean(0)
-            ),
-            "That clips the mean: one example can turn all of it, and the noise is far too small.": (
-                clipped_mean(gradients, c) + due
-            ),
-            "That clips once more after the noise: no harm to privacy, but it bends what was safe already.": (
-                by_norm((mean + due)[None], c)[0]
-            ),
-            "The noise belongs on the sum, before the division by B.": mean + c * z * noise,
-        }
-        got, what = answer(gradients.clone(), c, z, noise.clone()), f"(C = {c:.2f}, z = {z:.2f}, B = {batch})"
-        yield close(got, mean + due, f"the released mean {what}", slips=slips, rtol=ROUNDING)
+def _loop(answer: Callable[..., Any], rng: np.random.Generator) -> Differences:
+    x, y = people()
+    for steps in (1, 12, 30):
+        c, z, lr = (float(rng.uniform(*ends)) for ends in ((0.75, 0.9), (1.25, 2), (0.5, 1.5)))
+        batch, seed = (int(number) for number in rng.integers(20, 60, 2))
+        start = torch.from_numpy(rng.standard_normal(2))
+        got = given(answer(x, y, start.clone(), c, z, batch, lr, steps, DELTA, np.random.default_rng(seed)))
+        if not isinstance(got, tuple) or len(got) != 2:
+            yield "Return two things: the weights and ε."
+        yield close(got[0], _trained(start, c, z, batch, lr, steps, seed), f"The weights after {steps} steps")
+        yield _billed(float(given(got[1])), c, z, batch / len(x), steps)
 
 
-EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise, bug=_bug)
+def _trained(start: Tensor, c: float, z: float, batch: int, lr: float, steps: int, seed: int) -> Tensor:
+    (x, y), weights, rng = people(), start, np.random.default_rng(seed)
+    for _ in range(steps):
+        part = np.flatnonzero(rng.random(len(x)) < batch / len(x))
+        noise = torch.from_numpy(rng.standard_normal(2))
+        weights = weights - lr * (by_norm(gradients(x[part], y[part], weights), c).sum(0) + z * c * noise) / batch
+    return weights
+
+
+def _billed(mine: float, c: float, z: float, q: float, steps: int) -> str | None:
+    """What is wrong with a student's epsilon; nothing between privacy loss distributions and 3 % above Rényi DP."""
+    mechanism = Mechanism.sound(c, z, 1, 1, sampling_rate=q)
+    least = judge(mechanism, releases_by_epoch(mechanism, steps=steps), DELTA).conditional_epsilon or math.inf
+    due = _epsilon(z, q, steps)
+    if least * (1 - 1e-4) <= mine <= 1.03 * due:
+        return None
+    slips = {
+        "leaves out that batches are sampled": _epsilon(z, 1.0, steps),
+        "bills one step": _epsilon(z, q, 1),
+        "adds up the ε of single steps; add up the moments, and turn them into an ε once": steps * _epsilon(z, q, 1),
+        "takes z C for the noise multiplier": _epsilon(z * c, q, steps),
+    }
+    named = [f" That {slip}." for slip, value in slips.items() if math.isclose(mine, value, rel_tol=0.03)]
+    return f"ε of {steps} steps: yours is {mine:.4g}, {due:.4g} is due.{''.join(named[:1])}"
+
+
+def _epsilon(z: float, q: float, steps: int) -> float:
+    return rdp_epsilon(steps * log_moments(np.array([z]), q)[:, 0] / (ORDERS - 1), DELTA)
+
+
+EXERCISES = exercises_of(__file__, clip=_clip, sample=_sample, step=_step, loop=_loop)

@@ -1,4 +1,4 @@
-"""The panels of ``02_dp_sgd.ipynb``, a clip and a training of two weights; per-example gradients, Adam under noise.
+"""The panels of ``02_dp_sgd.ipynb``, a clip and a training of two weights; per-example gradients.
 
     result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # pure
     run = train(clip_norm=1.0, z=2.0, batch_size=20, optimizer="sgd", lr=1.0, sampling="poisson")
@@ -47,7 +47,7 @@ from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.three_phase.classifier import RULES
 from edp_lab.training.batches import Batches
-from edp_lab.training.build import BETAS, make_optimizer
+from edp_lab.training.build import make_optimizer
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients, model_gradients, plain_gradient
@@ -348,13 +348,13 @@ def _passes(batch_size: int) -> int:
 
 def loss(weights: Array) -> Array:
     """Mean logistic loss over all people: (..., 2) -> (...), in nats."""
-    people, labels = _people()
-    scores = torch.from_numpy(np.ascontiguousarray(weights)) @ people.T
+    features, labels = people()
+    scores = torch.from_numpy(np.ascontiguousarray(weights)) @ features.T
     return np.asarray((nn.functional.softplus(scores) - labels * scores).mean(-1))
 
 
 @lru_cache(maxsize=1)
-def _people() -> tuple[Tensor, Tensor]:
+def people() -> tuple[Tensor, Tensor]:
     """Features (n, 2) and labels (n), 0 or 1; the same for every seed, so that the loss surface stands still."""
     rng = rng_of(0, 2)
     features = rng.standard_normal((PEOPLE, 2)) * SCALES
@@ -362,10 +362,15 @@ def _people() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(features), torch.from_numpy(labels.astype(np.float64))
 
 
+def gradients(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of each person's loss: (B, 2)."""
+    return (torch.sigmoid(features @ weights) - labels)[:, None] * features
+
+
 @lru_cache(maxsize=64)
 def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Examples of each step, features (B, 2) and labels (B), and the standard normal draws of its noise (2)."""
-    (features, labels), key = _people(), key_from_seed(seed)
+    (features, labels), key = people(), key_from_seed(seed)
     drawn, steps = Batches(key, PEOPLE, batch_size, 1, 1, sampling, per_example=False), []
     for step in range(STEPS):
         part = drawn.devices(*divmod(step, drawn.steps_per_epoch), step)[0][0]
@@ -383,7 +388,7 @@ def _path(mechanism: Mechanism | None, batch_size: int, optimizer: str, lr: floa
         updates = make_optimizer("adam", [weight], lr)
     for features, labels, noise in _steps(batch_size, sampling, seed):
         now = weight.detach()
-        each = (torch.sigmoid(features @ now) - labels)[:, None] * features  # (B, 2), of the loss of each
+        each = gradients(features, labels, now)
         if mechanism is None:
             weight.grad = each.sum(0) / batch_size
         else:
@@ -456,22 +461,3 @@ def draw_path(result: Training) -> Figure:
 def _losses() -> dict[str, Array]:
     x, y = (np.linspace(*side, 49) for side in WINDOW)
     return {"x": x, "y": y, "z": loss(np.stack(np.meshgrid(x, y), axis=-1))}
-
-
-# ---- What Adam divides by ------------------------------------------------------------------------------------------
-
-
-def adam_divisors(noise_std: float, steps: int, seed: int) -> tuple[Array, Array]:
-    """Sizes of 120 weights' gradients, the same in every step, and what Adam divides their averages by after `steps`.
-
-    Each weight's gradient gets noise of the same standard deviation.
-    """
-    gradient = torch.logspace(-3, 0, 120, dtype=torch.float64)
-    noise = torch.from_numpy(rng_of(seed, 2).standard_normal((steps, len(gradient))))
-    weight = nn.Parameter(torch.zeros_like(gradient))
-    adam = make_optimizer("adam", [weight], 1e-3)
-    for draw in noise:
-        weight.grad = gradient + noise_std * draw
-        adam.step()
-    divisor = (adam.state[weight]["exp_avg_sq"] / (1 - BETAS[1] ** steps)).sqrt()
-    return gradient.numpy(), divisor.numpy()
