@@ -41,8 +41,7 @@ def _refuted(answer: Any, rng: np.random.Generator) -> Differences:
         yield f"The panel has 1, 2, 4, 8, 16 and 32 GPUs; {answer} is none of them."
     proven, claimed = audits[answer].bounds.gaussian, audits[answer].claimed_epsilon
     if proven <= claimed:
-        least = f"With N = {answer} the draws prove ε of at least {proven:.3g}"
-        yield f"{least}, no more than the {claimed:.3g} that is claimed."
+        yield f"With N = {answer} the measured ε is {proven:.3g}, no more than the claimed {claimed:.3g}."
     if any(audit.bounds.gaussian > audit.claimed_epsilon for n, audit in audits.items() if n < answer):
         yield f"N = {answer} refutes the claim, but a smaller N does, too."
 

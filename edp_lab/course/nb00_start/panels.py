@@ -251,7 +251,7 @@ def draw_layers(result: StepResult) -> Figure:
         points("one draw of it", NOISE, "x-thin-open", 7, edge=2, x=draw, y=rows),
         fig.hline(0.5, line={"color": "#888", "width": 1}),
         hover="%{y}: %{x:.3g}",
-        xaxis=logs("length of the gradient, or noise", log_range([*signal, *noise, *draw], 0.1)),
+        xaxis=logs("norm of the gradient, or noise", log_range([*signal, *noise, *draw], 0.1)),
         yaxis=axis("layer", **rising, showgrid=False, ticks=""),
     )
 
