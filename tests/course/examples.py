@@ -80,7 +80,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 step": lambda: (small_model(), SMALL),
     "00 Private": lambda: (3.0, 2_000),
     "00 Training": lambda: (small_model(), PANELS["00 step"](small_model(), SMALL)),
-    "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0),
+    "02 training": lambda: (1.0, 2.0, 20, 1.0),
     "04 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "03 bill": lambda: (1.0, "exponential", 0.1, 8, 8.0, 30, 1e-5),
     "05 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
