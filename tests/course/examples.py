@@ -79,7 +79,7 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "00 read": lambda: (small_model(),),
     "00 Step": lambda: (small_model(), SMALL),
     "00 Private": lambda: (3.0, 2_000),
-    "02 training": lambda: (1.0, 2.0, 20, "sgd", 1.0),
+    "02 training": lambda: (1.0, 2.0, 20, 1.0),
     "04 decay": lambda: (gradient_history(), True, 1.0, 0.03, "exponential", 0.3, 8),
     "05 roc": lambda: (attacked_target(), True, 4.0, 8, 8),
     "05 canaries": lambda: (measured_attacks().canaries, "edp-sgd", 0.01, 4),

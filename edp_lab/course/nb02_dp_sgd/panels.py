@@ -1,9 +1,9 @@
 """The panels of ``02_dp_sgd.ipynb``, a clip and a training of two weights; per-example gradients.
 
     result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # pure
-    run = train(clip_norm=1.0, z=2.0, batch_size=20, optimizer="sgd", lr=1.0, sampling="poisson")
+    run = train(clip_norm=1.0, z=2.0, batch_size=20, lr=1.0, sampling="poisson")
 
-Step, batches, clipping, noise, optimizers and epsilon come from `edp_lab.training`, `edp_lab.three_phase` and
+Step, batches, clipping, noise and epsilon come from `edp_lab.training`, `edp_lab.three_phase` and
 `edp_lab.privacy`. What they refuse (UsageError) is refused here.
 """
 
@@ -47,15 +47,13 @@ from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.privacy.foundations import check_positive
 from edp_lab.three_phase.classifier import RULES
 from edp_lab.training.batches import Batches
-from edp_lab.training.build import make_optimizer
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients, model_gradients, plain_gradient
 from edp_lab.training.noise import float_noise
 from edp_lab.training.trainer import Trainer
 
-NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam"}
-words = Words(__file__, names=NAMES)
+words = Words(__file__)
 figure = partial(fig.figure, height=360)
 
 
@@ -286,7 +284,6 @@ PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
 PEOPLE, STEPS = 400, 30
 START, TRUTH = np.array([-0.8, -1.5]), np.array([1.0, 2.0])
 SCALES = np.array([2.0, 0.5])  # of the two features: one weight is learnt more easily than the other
-MOMENTUM = 0.9
 SAMPLED = {"poisson": "Poisson", "shuffle": "shuffled"}
 
 
@@ -297,7 +294,6 @@ class Training(NamedTuple):
     """
 
     batch_size: int
-    optimizer: str
     sampling: str
     mechanism: Mechanism
     paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
@@ -307,26 +303,23 @@ class Training(NamedTuple):
     passes: int  # over the data, that shuffled batches begin
 
 
-def train(
-    clip_norm: float, z: float, batch_size: int, optimizer: str, lr: float, sampling: str, seed: int = 0
-) -> Training:
+def train(clip_norm: float, z: float, batch_size: int, lr: float, sampling: str, seed: int = 0) -> Training:
     """Thirty steps, each on a batch of (Poisson: about) `batch_size` of 400 people.
 
-    UsageError: as `edp_lab.privacy.Mechanism`, or an unknown optimizer or sampling, a batch size none from 1 to 400, lr
+    UsageError: as `edp_lab.privacy.Mechanism`, or an unknown sampling, a batch size none from 1 to 400, lr
     not positive and finite, seed negative.
     """
     check_whole("the batch size", batch_size, 1, PEOPLE)
-    check_option("optimizer", optimizer, NAMES)
     check_option("sampling", sampling, SAMPLED)
     check_seed(seed)
     check_positive("the learning rate", lr)
     mechanism = _mechanism(clip_norm, z, batch_size, sampling)
     silent = _mechanism(clip_norm, 0.0, batch_size, sampling)
     settings = {"plain": None, "clipped": silent, "private": mechanism}
-    paths = {name: _path(each, batch_size, optimizer, lr, sampling, seed) for name, each in settings.items()}
+    paths = {name: _path(each, batch_size, lr, sampling, seed) for name, each in settings.items()}
     losses = {name: loss(path) for name, path in paths.items()}
     guarantee, billed = (_judged(clip_norm, z, batch_size, drawn) for drawn in (sampling, "poisson"))
-    return Training(batch_size, optimizer, sampling, mechanism, paths, losses, guarantee, billed, _passes(batch_size))
+    return Training(batch_size, sampling, mechanism, paths, losses, guarantee, billed, _passes(batch_size))
 
 
 def _mechanism(clip_norm: float, z: float, batch_size: int, sampling: str) -> Mechanism:
@@ -379,28 +372,23 @@ def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tens
 
 
 @lru_cache(maxsize=1000)
-def _path(mechanism: Mechanism | None, batch_size: int, optimizer: str, lr: float, sampling: str, seed: int) -> Array:
+def _path(mechanism: Mechanism | None, batch_size: int, lr: float, sampling: str, seed: int) -> Array:
     """Weights before the first step and after each: (STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
-    weight, path = nn.Parameter(torch.from_numpy(START.copy())), [START]
-    momentum = MOMENTUM if optimizer == "momentum" else 0.0
-    updates: torch.optim.Optimizer = torch.optim.SGD([weight], lr, momentum=momentum, dampening=momentum)
-    if optimizer == "adam":
-        updates = make_optimizer("adam", [weight], lr)
+    weights, path = torch.from_numpy(START), [START]
     for features, labels, noise in _steps(batch_size, sampling, seed):
-        now = weight.detach()
-        each = gradients(features, labels, now)
+        each = gradients(features, labels, weights)
         if mechanism is None:
-            weight.grad = each.sum(0) / batch_size
+            mean = each.sum(0) / batch_size
         else:
             rows = [StackedGradients(each, PLANE)]
-            weight.grad = release(mechanism, 0, rows, PLANE, None, noise, divisor=batch_size).gradient
-        updates.step()
-        path.append(now.numpy().copy())
+            mean = release(mechanism, 0, rows, PLANE, None, noise, divisor=batch_size).gradient
+        weights = weights - lr * mean
+        path.append(weights.numpy())
     return np.stack(path)
 
 
 @panel("02")
-def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: float) -> Panel:
+def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
     """A whole training of two weights: `result` is a `Training`."""
 
     def account(result: Training) -> str:
@@ -417,7 +405,6 @@ def training(clip_norm: float, z: float, batch_size: int, optimizer: str, lr: fl
         **_clip_and_noise(clip_norm, z),
         batch_size=number("batch size B", batch_size, [2, 5, 10, 20, 40, 80, 160, 200, 400], unit="people"),
         lr=number("learning rate", lr, decades(-2, 1)),
-        optimizer=choice("optimizer", optimizer, {name: optimizer for optimizer, name in NAMES.items()}),
         sampling=choice("batches", "poisson", {"Poisson": "poisson", "shuffled": "shuffle"}),
     )
 
