@@ -464,7 +464,7 @@ def adam_divisors(noise_std: float, steps: int) -> Divisors:
     """Adam's second moment, after `steps`, of 120 weights whose gradients get noise of the same standard deviation."""
     from edp_lab.training.build import BETAS  # brings torch, which only networks need
 
-    require(0 <= noise_std <= 100, f"noise of deviation {noise_std}: take 0 to 100")
+    require(0 <= noise_std <= 100, f"noise of standard deviation {noise_std}: take 0 to 100")
     require(1 <= steps <= 10_000, f"{steps} steps: take 1 to 10,000")
     sizes = np.logspace(-3, 0, 120)
     squares = (sizes + noise_std * rng_of(0, 2).standard_normal((steps, len(sizes)))) ** 2
