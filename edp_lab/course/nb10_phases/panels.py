@@ -482,7 +482,7 @@ def adam() -> Panel:
         [draw_divisors],
         lambda r: f"By theory, the divisor of a gradient g is about the root of g² + {short(r.noise_std)}².",
         tiles=tell_divisors,
-        noise_std=number("noise on each gradient σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1"),
+        noise_std=number("noise σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1"),
         steps=number("steps", 30, [1, 3, 10, 30, 100, 300, 1000], unit="of Adam"),
     )
 
