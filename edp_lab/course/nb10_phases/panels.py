@@ -464,7 +464,7 @@ def adam_divisors(noise_std: float, steps: int) -> Divisors:
     """Adam's second moment, after `steps`, of 120 weights whose gradients get noise of the same standard deviation."""
     from edp_lab.training.build import BETAS  # brings torch, which only networks need
 
-    require(0 <= noise_std <= 100, f"noise of deviation {noise_std}: take 0 to 100")
+    require(0 <= noise_std <= 100, f"noise of standard deviation {noise_std}: take 0 to 100")
     require(1 <= steps <= 10_000, f"{steps} steps: take 1 to 10,000")
     sizes = np.logspace(-3, 0, 120)
     squares = (sizes + noise_std * rng_of(0, 2).standard_normal((steps, len(sizes)))) ** 2
@@ -482,7 +482,7 @@ def adam() -> Panel:
         [draw_divisors],
         lambda r: f"By theory, the divisor of a gradient g is about the root of g² + {short(r.noise_std)}².",
         tiles=tell_divisors,
-        noise_std=number("noise on each gradient σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1"),
+        noise_std=number("noise σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1"),
         steps=number("steps", 30, [1, 3, 10, 30, 100, 300, 1000], unit="of Adam"),
     )
 
