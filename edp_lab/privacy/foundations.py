@@ -1,4 +1,4 @@
-"""The textbook mechanisms: randomised response, Laplace, Gaussian, exponential, noisy max, noisy counting.
+"""The textbook mechanisms: randomised response, Laplace, Gaussian, noisy max, tables made k-anonymous.
 
 And how their guarantees add up: composition, amplification by subsampling, the privacy-loss distribution.
 
@@ -18,9 +18,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +29,6 @@ from edp_lab.errors import UsageError, check_whole
 from edp_lab.privacy.gdp import check_delta, gdp_delta, gdp_epsilon
 
 ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
-BUDGET_ROUNDING = 2.0**-51  # of the budget, once: see `NoisyCounter`
 
 
 class Frequencies(NamedTuple):
@@ -154,23 +152,6 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
     return exact + rng.normal(0.0, check_positive("sigma", sigma), exact.shape)
 
 
-def exponential_probabilities(
-    scores: ArrayLike, sensitivity: float, epsilon: float, monotone: bool = False
-) -> NDArray[np.float64]:
-    """With what probability the exponential mechanism picks each candidate: proportional to e^(score / scale).
-
-    Scale is 2 sensitivity / epsilon, or half of that for monotone scores; scores are (..., candidates).
-
-    Guarantee: a choice with these probabilities is epsilon-DP, under the conditions of `report_noisy_max`.
-    Source: McSherry and Talwar 2007, theorem 6; Dwork and Roth 2014, theorem 3.10.
-    """
-    scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
-    points = _behind_the_best(scores)
-    with np.errstate(over="ignore"):
-        weights = np.exp(points / scale)
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
 def report_noisy_max(
     scores: ArrayLike,
     sensitivity: float,
@@ -191,49 +172,6 @@ def report_noisy_max(
     scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
     points = _behind_the_best(scores)
     return np.argmax(points + rng.laplace(scale=scale, size=points.shape), axis=-1)
-
-
-class NoisyCounter:
-    """Answers counting queries about records until a budget of epsilon is spent.
-
-    Guarantee: all answers together, adaptively chosen queries and epsilons included, are budget-DP for one record
-    added, removed or replaced, since one record moves a count by at most 1 and the epsilons add up (Rogers, Roth,
-    Ullman and Vadhan 2016, on pure privacy filters). A refusal depends on the epsilons alone and reveals nothing.
-
-    The sum is kept exactly, as a fraction. A float such as 0.1 is up to 2^-53 (relative) above the decimal that was
-    meant, and so is a budget below; together they could refuse the tenth query of 0.1 under a budget of 1. So the
-    sum may pass the budget by 2^-51 of it: by that once, not per query, however many there are.
-    """
-
-    def __init__(self, records: Iterable[Any], budget: float, rng: np.random.Generator) -> None:
-        self._budget = Fraction(float(check_positive("budget", budget)))
-        self._records = tuple(records)
-        self._rng = rng
-        self._spent = Fraction(0)
-
-    @property
-    def spent(self) -> float:
-        return float(self._spent)
-
-    @property
-    def remaining(self) -> float:
-        return float(max(self._budget - self._spent, Fraction(0)))
-
-    def count(self, predicate: Callable[[Any], object], epsilon: float) -> float:
-        """How many records satisfy the predicate, with Laplace noise of scale 1 / epsilon.
-
-        The predicate looks at one record at a time and must have no side effects: they would be unaccounted. An epsilon
-        above what is left raises UsageError; nothing is then spent or drawn.
-        """
-        spent = self._spent + Fraction(float(check_positive("epsilon", epsilon)))
-        if spent > self._budget * (1 + Fraction(BUDGET_ROUNDING)):
-            raise UsageError(
-                f"epsilon is {epsilon}, but {self.remaining:g} of the budget of {float(self._budget):g} is left: "
-                "ask with a smaller epsilon or stop here"
-            )
-        self._spent = spent  # first: a predicate that fails halfway has seen the records
-        exact = sum(bool(predicate(record)) for record in self._records)
-        return float(laplace_release(exact, 1.0, epsilon, self._rng))
 
 
 def local_count_error(people: int, epsilon: float) -> float:

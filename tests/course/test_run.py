@@ -169,7 +169,7 @@ def test_solutions_are_written_with_what_the_notebooks_lead_to(tmp_path: Path) -
     assert result.stdout == f"{tmp_path.resolve()}\n"
     assert sorted(path.name for path in tmp_path.glob("*.ipynb")) == [path.name for path in NOTEBOOKS]
     assert (tmp_path / "glossary.md").exists()
-    assert read_notebook(tmp_path / "04_edp_sgd.ipynb") != read_notebook(NOTEBOOKS[3])
+    assert read_notebook(tmp_path / NOTEBOOKS[3].name) != read_notebook(NOTEBOOKS[3])
 
 
 def test_a_readers_copy_is_whole_and_never_overwritten(tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import gdp_delta
 from edp_lab.privacy.foundations import (
     Hierarchy,
-    NoisyCounter,
     analytic_gaussian_sigma,
     anonymise,
     estimate_frequencies,
-    exponential_probabilities,
     gaussian_epsilon,
     gaussian_release,
     generalise_code,
@@ -124,31 +122,7 @@ def test_the_analytic_sigma_keeps_delta_and_is_the_smallest(epsilon, delta, sens
     assert gaussian_epsilon(sensitivity, sigma, delta) <= epsilon * (1 + 1e-9)
 
 
-@st.composite
-def neighbours(draw, monotone):
-    """Two score vectors of which no score differs by more than 1, and the worst case is likely."""
-    candidates = draw(st.integers(2, 6))
-    before = np.array(draw(st.lists(st.integers(-20, 20), min_size=candidates, max_size=candidates)), float)
-    step = st.sampled_from([0.0, 1.0] if monotone else [-1.0, 0.0, 1.0])
-    return before, before + np.array(draw(st.lists(step, min_size=candidates, max_size=candidates)))
-
-
-@given(st.data(), st.booleans(), logarithmic(1e-3, 10))
-def test_the_exponential_mechanism_keeps_epsilon_and_at_half_the_noise_for_monotone_scores(data, monotone, epsilon):
-    pair = data.draw(neighbours(monotone))
-    p, q = (exponential_probabilities(7 * scores, 7.0, epsilon, monotone) for scores in pair)
-    assert np.all(np.abs(np.log(p) - np.log(q)) <= epsilon * (1 + 1e-9) + 1e-12)
-
-
-def test_the_exponential_mechanism_is_tight_and_takes_extreme_scores(rng):
-    up, down = np.array([0.0, 30.0]), np.array([1.0, 29.0])
-    for monotone, loss in ((False, 1.0), (True, 2.0)):
-        p, q = (exponential_probabilities(scores, 1.0, 1.0, monotone) for scores in (up, down))
-        assert math.log(q[0] / p[0]) == pytest.approx(loss, rel=1e-6)
-    assert exponential_probabilities([5.0], 1.0, 1.0) == [1.0]
-    assert exponential_probabilities([1e300, -1e300, 1e300], 1e-3, 1.0).tolist() == [0.5, 0, 0.5]
-    two = exponential_probabilities([[0, 2], [2, 0]], 1.0, 1.0)[0]
-    assert two == pytest.approx([1 / (1 + math.e), 1 - 1 / (1 + math.e)])
+def test_noisy_max_takes_extreme_scores(rng):
     assert int(report_noisy_max([-1e6, 0.0, -1e6], 1.0, 1.0, rng)) == 1
     assert report_noisy_max([1e15, 1e15 + 4], 1.0, 50.0, rng) == 1
     assert report_noisy_max([3.0], 1.0, 1.0, rng) == 0
@@ -192,51 +166,6 @@ def test_noisy_max_keeps_epsilon_for_counts(before, after, scale):
     assert loss <= 1 + 2e-3 if len(before) == 3 else loss > 1.7
 
 
-def test_counts_carry_laplace_noise_each_record_counts_once_and_a_failing_predicate_is_billed(rng):
-    counter = NoisyCounter([25, 47, 11, 30, 62], 2500.0, rng)
-    noisy = [counter.count(lambda age: age < 31, 0.5) for _ in range(5000)]
-    assert stats.kstest(noisy, stats.laplace(loc=3, scale=2).cdf).pvalue > 1e-3
-    assert (counter.spent, counter.remaining) == (2500, 0)
-    records = ["a", "", "b"]
-    counter = NoisyCounter(records, 1e6, rng)
-    records.append("c")
-    assert counter.count(lambda name: 1000 * name, 1e5) == pytest.approx(2, abs=0.01)
-    counter = NoisyCounter([0], 1.0, rng)
-    with pytest.raises(ZeroDivisionError):
-        counter.count(lambda record: 1 / record, 0.5)
-    assert counter.spent == 0.5
-
-
-def test_a_query_beyond_the_budget_is_refused_and_costs_nothing(rng):
-    seen = []
-    counter = NoisyCounter([1, 2, 3], 1.0, rng)
-    counter.count(lambda record: True, 0.75)
-    state = rng.bit_generator.state
-    with pytest.raises(UsageError, match=r"epsilon is 0\.5, but 0\.25 of the budget of 1 is left"):
-        counter.count(seen.append, 0.5)
-    assert (counter.spent, counter.remaining) == (0.75, 0.25)
-    assert rng.bit_generator.state == state
-    assert seen == []
-    counter.count(lambda record: True, counter.remaining)  # a smaller question is still answered
-    assert counter.remaining == 0
-    with pytest.raises(UsageError, match="0 of the budget"):
-        counter.count(lambda record: True, 1e-12)
-
-
-@given(st.decimals("0.001", "100", places=3), st.integers(1, 100))
-def test_equal_shares_fit_the_budget_and_no_more(budget, queries):
-    """Ten queries of 0.1 fit a budget of 1.0, whose sum in floats or exact fractions would miss it."""
-    share = float(budget) / queries
-    counter = NoisyCounter([], float(budget), np.random.default_rng(0))
-    for _ in range(queries):
-        counter.count(bool, share)
-    assert counter.spent <= float(budget) * (1 + 2.0**-50)
-    for small in (share, float(budget) * 1e-15):  # the tolerance does not grow with the number of queries
-        for _ in range(9):
-            with pytest.raises(UsageError):
-                counter.count(bool, small)
-
-
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize(
     ("name", "call"),
@@ -249,12 +178,9 @@ def test_equal_shares_fit_the_budget_and_no_more(budget, queries):
         ("sensitivity", lambda x, rng: gaussian_epsilon(x, 1, DELTA)),
         ("sigma", lambda x, rng: gaussian_epsilon(1, x, DELTA)),
         ("sigma", lambda x, rng: gaussian_release([0], x, rng)),
-        ("epsilon", lambda x, rng: exponential_probabilities([0], 1, x)),
         ("sensitivity", lambda x, rng: report_noisy_max([0], x, 1, rng)),
         ("epsilon", lambda x, rng: report_noisy_max([0], 1, x, rng)),
         ("people", lambda x, rng: local_count_error(x, 1)),
-        ("budget", lambda x, rng: NoisyCounter([1], x, rng)),
-        ("epsilon", lambda x, rng: NoisyCounter([1], 1.0, rng).count(bool, x)),
     ],
 )
 def test_numbers_that_must_be_positive(name, call, bad, rng):
@@ -279,7 +205,6 @@ def test_numbers_that_must_be_positive(name, call, bad, rng):
         ("no responses", lambda rng: estimate_frequencies([], 1.0)),
         ("values contain NaN", lambda rng: laplace_release([1.0, math.nan], 1, 1, rng)),
         ("values contain NaN", lambda rng: gaussian_release(math.inf, 1, rng)),
-        ("scores contain NaN", lambda rng: exponential_probabilities([math.nan], 1, 1)),
         ("no scores", lambda rng: report_noisy_max(3.0, 1, 1, rng)),
         ("noise scale, sensitivity / epsilon, is 0.0", lambda rng: laplace_release([1], 1e-300, 1e300, rng)),
         ("noise scale, sensitivity / epsilon, is inf", lambda rng: report_noisy_max([1], 1e300, 1e-300, rng)),

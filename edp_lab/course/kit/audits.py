@@ -1,4 +1,4 @@
-"""How an audit of one step is told and drawn, in notebooks 00 and 08."""
+"""How an audit of one step is told and drawn, in notebooks 00 and 06."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
     tested = f"ε = {on_trial(audit)}"
     verdict = {
         Finding.REFUTED: f"too few for {tested}, which is refuted",
-        Finding.CONSISTENT: f"{tested} allows that, and is neither refuted nor proven",
+        Finding.CONSISTENT: f"{tested} allows that, and is not refuted",
         Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
     }[audit.verdict]
     role = "printed" if audit.verdict is Finding.REFUTED else "plain"
@@ -77,8 +77,6 @@ def step_command(result: StepAudit, **_: Any) -> str:
     """The call of `edp-lab audit mechanism` that draws the same."""
     audit, m = result.audit, result.audit.mechanism
     options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm}
-    if m.alpha_max != 1:
-        options["alpha-max"] = m.alpha_max
     options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}
     printed = ["--as-printed"] if m.variant is Variant.AS_PRINTED else []
     return command("audit mechanism", options, *printed)

@@ -136,9 +136,9 @@ def devices(num_devices: int, stops: Sequence[int] = DEVICES) -> Control:
     return number("GPUs N", num_devices, stops, unit="devices")
 
 
-def decay_of(decay: str, *, rare: bool = False) -> Control:
+def decay_of(decay: str) -> Control:
     """How the noise falls: a name of `Decay`."""
-    return choice("decay of the noise", decay, map(str, Decay), rare=rare)
+    return choice("decay of the noise", decay, map(str, Decay))
 
 
 def delta_of(delta: float, low: int = -9, high: int = -2) -> Control:
@@ -184,10 +184,8 @@ def rng_of(seed: int, purpose: int) -> np.random.Generator:
 SHARED = 8  # utterances in a micro-batch: with more than one, replace-one costs the same as zero-out, a move by 2C
 
 
-def attacked_mechanism(
-    as_printed: bool, clip_norm: float, z0: float, num_devices: int, alpha_max: float = 1.0
-) -> Mechanism:
+def attacked_mechanism(as_printed: bool, clip_norm: float, z0: float, num_devices: int) -> Mechanism:
     """What attacks and audits are held against: eDP-SGD with public layer scales (as printed), or none (sound)."""
     if as_printed:
-        return Mechanism.as_printed(clip_norm, z0, num_devices, SHARED, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
+        return Mechanism.as_printed(clip_norm, z0, num_devices, SHARED, alpha=Alpha.PUBLIC)
     return Mechanism.sound(clip_norm, z0, num_devices, SHARED)
