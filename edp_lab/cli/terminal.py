@@ -36,7 +36,7 @@ UTTERANCES: Bounds = {"min": 1, "max": 10_000_000}  # a file of two gigabytes
 BatchSize = Annotated[int, "Utterances per step, over all devices."]
 Clip = Annotated[float, "Clip norm C."]
 Corpus = Annotated[str, "A name from `edp-lab data list`, or a path."]
-Delta = Annotated[float, "Delta of (epsilon, delta): a slack that should be well below 1/n."]
+Delta = Annotated[float, "Delta of (epsilon, delta): a slack below 1/n; the smaller, the stricter."]
 Epochs = Annotated[int, "Passes over the training set."]
 Gpus = Annotated[int, "Devices N."]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]

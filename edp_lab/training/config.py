@@ -82,7 +82,7 @@ class TrainConfig:
         "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, as "
         "slow as the paper timed it).",
     ] = "edp-sgd"
-    clip_norm: Annotated[float, "Clip norm C of a device's gradient."] = 1.0
+    clip_norm: Annotated[float, "Clip norm C: the length to which a micro-batch's gradient is clipped."] = 1.0
     z0: Annotated[
         float,
         "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C of one "

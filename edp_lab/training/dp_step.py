@@ -9,8 +9,8 @@
     scale     g_i,k / alpha_k                 over layers k
     clip      min(1, C / ||.||_2)             over the whole scaled gradient
     rescale   alpha_k (.)
-    noise     of standard deviation `Mechanism.noise_std`; sound, alpha_k times that in layer k
     mean      over the devices' fixed number of micro-batches
+    noise     of standard deviation `Mechanism.noise_std` over that number; sound, alpha_k times that in layer k
 
 Scaling and scaling back cancel but for the clip factor, so a micro-batch contributes its gradient times one number.
 

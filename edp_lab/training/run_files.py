@@ -254,7 +254,7 @@ def run_ledger(run: str | Path) -> PrivacyLedger:
     """The ledger of a run, checked against its record, and against its state if it is not finished."""
     record, state = read_record(run), Path(run) / STATE
     if record.get("ledger") is None:
-        raise UsageError(f"{run} has no ledger: it was trained without noise, or before there were ledgers")
+        raise UsageError(f"{run} has no ledger, as it was trained without noise: train with --epsilon, say, 8")
     position: dict[str, Any] = {}
     with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError), safe_open(state, framework="np") as file:
         position = json.loads(file.metadata()["progress"])  # a damaged one is refused where the run goes on
