@@ -344,7 +344,7 @@ class Tell(Protocol):
 def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
     """On standard error, what is being done: on a terminal in one changing line, else, if wanted, a line each.
 
-    A line that is told to be kept stays on a terminal too. Names stay names, in which rich reads no markup.
+    A line marked as kept stays on a terminal too. Names stay names, in which rich reads no markup.
     """
     with bar(first, SpinnerColumn(), TextColumn("{task.description}", markup=False)) as (update, say):
 

@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     status: str  # "holds", "not proven" (`guaranteed` is larger, or None) or "false" (`measured` exceeds the claim)
     claimed: float
     guaranteed: float | None  # the smallest epsilon that is proven here for the sampler that was used
-    measured: float  # at least: an attack shows that no smaller epsilon holds, whoever proves it
+    measured: float  # at least: an attack shows that no smaller epsilon holds
     method: str  # the accountant behind `guaranteed`, or why there is none
     neighbours: str
 
@@ -96,7 +96,7 @@ def _check(settings: Mapping[str, Any]) -> None:
 
 
 def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta: float, dropped: float = 0.0) -> float:
-    """An epsilon that `passes` shuffled passes exceed: no smaller one holds at `delta`, whoever proves it (zero-out).
+    """An epsilon that `passes` shuffled passes exceed: no smaller one holds at `delta` (zero-out).
 
     `dropped`: the share of the corpus that each pass leaves out.
 

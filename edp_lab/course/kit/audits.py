@@ -1,4 +1,4 @@
-"""How an audit of one step is told and drawn, in notebooks 00 and 06."""
+"""Tiles, sentence and figure of an audit of one step, for notebooks 00 and 06."""
 
 from __future__ import annotations
 
