@@ -132,7 +132,7 @@ def read_kept(path: Path, *parts: str) -> Any:
     UsageError where the file is missing, damaged, or holds something else.
     """
     if not path.exists():
-        raise UsageError(f"{path} is missing: restore it from the repository, or measure it anew")
+        raise UsageError(f"{path} is missing: restore it from the repository, or measure it again")
     content = read_json(path)
     whole = {*parts} <= content.keys() if isinstance(content, dict) else isinstance(content, list) and not parts
     if not whole:

@@ -308,7 +308,7 @@ def noised_scales(
     """alpha (K): layer norms of the mean of these gradients, clipped as a step's are, with noise; largest 1.
 
     Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to be
-    in the ledger before. A norm that cannot be told from noise counts as one standard deviation of it.
+    in the ledger before. A norm hidden by the noise counts as one standard deviation of it.
     """
     clipped = clip(gradients, mechanism, flat.layout, None, divisor, flat.gradient, flat.world)
     flat.sum_over_ranks()

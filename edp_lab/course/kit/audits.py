@@ -20,7 +20,7 @@ REACH = 4.5  # standard deviations that a histogram shows beyond the means
 
 
 def on_trial(audit: Audit) -> str:
-    """The epsilon that is put to the test; where that is the one that holds, written as such."""
+    """The epsilon under test, rounded as a claimed or as a guaranteed one."""
     return (digits if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.claimed_epsilon)
 
 
