@@ -56,7 +56,7 @@ def _audited() -> dict[str, tuple[str, str]]:
 
 
 def _honest(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library on Gaussian steps; the message says how often a wrong one measures more than is guaranteed."""
+    """Against the library on Gaussian steps. The message says how often a wrong one measures more than guaranteed."""
 
     def drawn(mu: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
         return cases.normal(-mu / 2, 1, draws), cases.normal(mu / 2, 1, draws)
