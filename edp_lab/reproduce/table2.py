@@ -36,6 +36,8 @@ from edp_lab.training.trainer import Trainer
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd")
 SLOW, FEW = 10.0, 3  # a method whose steps take 10 times as long as SGD's gets only 3 rounds
+# Else glibc returns large tensors to the system after each step, and the time to get them back hides the differences.
+KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VOCABULARY = 30_522  # pieces of the BERT that the paper fine-tunes: 14.25 million parameters
 
 
@@ -180,7 +182,7 @@ def _measured(
     job = json.dumps([asdict(task), contestants, pretrained, memory])
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"] if processes > 1 else []
     threads = task.threads or max(1, usable_cores() // processes)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **({} if memory else KEEP_PAGES)}
     command = [sys.executable, "-m", *ranks, __name__, job]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout

@@ -16,11 +16,14 @@ it was added to.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -122,6 +125,8 @@ class ExactNoise(NoiseSource):
                 pieces = _pieces(here, sparse, scale, stds, range(start, start + BLOCK))
                 add_exactly([*pieces], self.key, Purpose.NOISE, step, start // BLOCK)
 
+        if self.threads > 1:
+            release_cores()
         helpers = [self._pool.submit(run_blocks) for _ in range(self.threads - 1)]
         try:
             run_blocks()
@@ -132,6 +137,25 @@ class ExactNoise(NoiseSource):
         for dense, numbers in zip(out, here, strict=True):
             if dense is not numbers:
                 dense.copy_(numbers)
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The GNU OpenMP that torch has loaded; None with another one."""
+    for path in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "omp_pause_resource_all"):
+            return library
+    return None
+
+
+def release_cores() -> None:
+    """End OpenMP's idle threads, which would keep the noise's threads waiting: they spin for milliseconds.
+
+    The next parallel operation starts new ones, in a tenth of a millisecond.
+    """
+    if (library := _openmp()) is not None:
+        library.omp_pause_resource_all(1)  # omp_pause_soft
 
 
 def _pieces(
