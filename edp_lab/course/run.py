@@ -4,8 +4,9 @@ A notebook ``notebooks/04_edp_sgd.ipynb`` has a stub for each exercise, in a cod
 begins with the line ``# EXERCISE name``. Its solutions are in ``notebooks/solutions/03.py``, each from such a line to
 the next one.
 
-Pages need no kernel, no server and no network. A panel on a page is drawn by its own front end from the state that it
-had at the end of the run, and cannot be moved. Formulas become MathML.
+Pages need no kernel, no server and no network. A panel on a page is drawn by its own front end; ``page.js`` looks up
+what it shows in its table (`edp_lab.course.kit.panel.Panel.table`). A panel with a Run button shows the run that it
+had at the end. Formulas become MathML.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from plotly.offline import get_plotlyjs
 from traitlets.config import Config
 
 from edp_lab.course.kit import theme
+from edp_lab.course.kit.controls import OPTIONS, Control
+from edp_lab.course.kit.figure import LiveFigure
+from edp_lab.course.kit.text import Fold, Tiles
 from edp_lab.errors import UsageError
 from edp_lab.files import write_whole
 
@@ -43,7 +47,14 @@ STATE = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 VERDICTS = "application/vnd.edp-lab.verdicts+json"
 _NAME = re.compile(r"^# EXERCISE (\w+)[ \t]*$", re.MULTILINE)
-ABOUT = "*Panels are still pictures on this page. `edp-lab course lab` opens live ones.* [All notebooks](index.html)"
+TABLES = "application/vnd.edp-lab.tables+json"
+MAKE_TABLES = f"""from IPython.display import display
+from edp_lab.course.kit.panel import tables
+display({{{TABLES!r}: tables()}}, raw=True)"""
+FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # its name as a front end: see `_panels_js`
+ABOUT = (
+    "*The sliders move on this page. To run code, open the notebook: `edp-lab course lab`.* [The course](index.html)"
+)
 
 # ---- Notebooks and their parameters ----------------------------------------------------------------------------------
 
@@ -177,6 +188,7 @@ def run_course(
 
 def _run(path: Path, notebook: NotebookNode, parameters: Mapping[str, Any], out: Path, timeout: int) -> dict[str, Any]:
     started, name = time.perf_counter(), title(notebook, path.stem)
+    notebook.cells.append(new_code_cell(MAKE_TABLES))
     executed, error = execute(notebook, parameters, timeout)
     seconds = round(time.perf_counter() - started, 1)
     page = page_of(executed, name, path.parent)
@@ -240,43 +252,55 @@ def verdicts(path: Path, timeout: int = 600) -> dict[str, Any]:
 def still(notebook: NotebookNode) -> None:
     """Replace each widget and figure that a notebook displays by what ``page.js`` draws; drop the widgets' states."""
     models = notebook.metadata.pop("widgets", {}).get(STATE, {}).get("state", {})
-    modules: dict[str, str] = {"figure": (HERE / "kit" / "figure.js").read_text(encoding="utf-8")}
+    tables: dict[str, Any] = {}
+    if notebook.cells and notebook.cells[-1].source == MAKE_TABLES:
+        for output in notebook.cells.pop().outputs:
+            tables |= output.get("data", {}).get(TABLES, {})
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         data = output.get("data", {})
         if WIDGET in data:
-            drawn = _drawn(data[WIDGET]["model_id"], models, modules)
+            drawn = _panel(data[WIDGET]["model_id"], models, tables)
         elif PLOTLY in data:
             height = data[PLOTLY]["layout"].get("height", 450)
-            drawn = {"module": "figure", "state": {"drawn": data[PLOTLY]}, "style": {"height": f"{height}px"}}
+            drawn = {"module": FIGURE, "state": {"drawn": data[PLOTLY]}, "style": {"height": f"{height}px"}}
         else:
             continue
         output.data = NotebookNode({"text/html": f'<div class="edp-still">{_json(drawn)}</div>'})
-    notebook.metadata["edp_lab"] = {"modules": modules}
 
 
-def _drawn(key: str, models: Mapping[str, Any], modules: dict[str, str]) -> dict[str, Any]:
+def _panel(key: str, models: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    """A widget with its table, if it has one; without one its controls cannot be moved."""
+    table = tables.get(key)
+    for control in table["controls"] if table else ():
+        state = models[control["id"]]["state"]
+        if state["kind"] not in OPTIONS:
+            state["stops"] = control["stops"]
+    return {**_drawn(key, models, still=table is None), "table": table}
+
+
+def _drawn(key: str, models: Mapping[str, Any], still: bool) -> dict[str, Any]:
     """A widget with all that is in it: its classes and style, and its front end's state, its text or its children."""
     state = models.get(key, {}).get("state", {})
     layout = models.get(state.get("layout", "").removeprefix("IPY_MODEL_"), {}).get("state", {})
     style = {name.replace("_", "-"): value for name, value in layout.items() if value and name[0] != "_"}
     drawn: dict[str, Any] = {"classes": state.get("_dom_classes", []), "style": style}
     if "_esm" in state:
-        module = state["_anywidget_id"]
-        modules[module] = state["_esm"]
         shown = {name: value for name, value in state.items() if name[0] != "_" and name != "layout"}
-        drawn |= {"module": module, "state": shown | {"disabled": True}}
+        drawn |= {"id": key, "module": state["_anywidget_id"], "state": shown | ({"disabled": True} if still else {})}
     elif "children" in state:
-        children = [_drawn(child.removeprefix("IPY_MODEL_"), models, modules) for child in state["children"]]
+        children = [_drawn(child.removeprefix("IPY_MODEL_"), models, still) for child in state["children"]]
         drawn |= {"children": children}
     elif state.get("_model_name") == "HTMLModel":
         drawn |= {"html": state["value"]}
+    elif state.get("_model_name") == "ButtonModel":
+        drawn |= {"button": state["description"]}
     return drawn
 
 
-def _json(value: Any, id: str = "") -> str:
+def _json(value: Any) -> str:
     """A script element that holds a value."""
     text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{id}">{text}</script>'
+    return f'<script type="application/json">{text}</script>'
 
 
 class _MathML(IPythonRenderer):
@@ -308,27 +332,43 @@ def page_of(notebook: NotebookNode, name: str, folder: Path) -> str:
     setup = Config(TagRemovePreprocessor={"enabled": True, "remove_input_tags": {"setup"}})  # imports are not shown
     how: Any = {"template_file": "page.html.j2", "extra_template_paths": [str(HERE)], "embed_images": True}
     exporter = _Exporter(setup, exclude_input_prompt=True, exclude_output_prompt=True, **how)
-    modules = notebook.metadata.get("edp_lab", {}).get("modules", {})
-    shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}
-    resources = {
-        "metadata": {"name": name, "path": str(folder)},
-        "style": theme.STYLE,
-        "shared": _json(shared, "edp-shared"),
-    }
+    resources = {"metadata": {"name": name, "path": str(folder)}, "style": theme.STYLE}
     cells = [new_markdown_cell(ABOUT), *notebook.cells]
     page, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), resources)
     return re.sub(r'href="([\w-]+)\.(?:ipynb|md)(?=[#"])', r'href="\1.html', page)
 
 
 def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> None:
-    """Write pages of the Markdown files beside the notebooks, ``index.html``, and plotly.js, which all pages share."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
-    lines = ["# The course", ""]
-    for row in rows:
-        error = f"<pre>{escape(row['error'])}</pre>" if row["error"] else ""
-        lines.append(f"* [{row['title']}]({row['notebook']}.html): {row['status']}, {row['seconds']} s {error}")
-    lines += [f"* [{stem}]({stem}.html)" for stem in texts]
-    for stem, text in {**texts, "index": "\n".join(lines)}.items():
-        page = page_of(new_notebook(cells=[new_markdown_cell(text)]), stem, folder)
-        write_whole(out / f"{stem}.html", page.encode())
+    """Write what the pages of a run share: ``index.html``, pages of the Markdown files, plotly.js and ``panels.js``.
+
+    The index shows the panel whose cell is tagged ``landing``, if it has been run, and a card for each notebook.
+    """
+    card = '<a class="edp-card" href="{notebook}.html">{title}{failed}</a>'
+    cards = [
+        card.format(
+            notebook=row["notebook"],
+            title=escape(row["title"]),
+            failed=f"<pre>failed: {escape(row['error'])}</pre>" if row["error"] else "",
+        )
+        for row in rows
+    ]
+    executed = (nbformat.read(out / f"{row['notebook']}.ipynb", as_version=4) for row in rows)
+    shown = [cell for notebook in executed for cell in notebook.cells if "landing" in cell.metadata.get("tags", ())]
+    for cell in shown:
+        cell.metadata.tags.append("setup")  # its code is not shown
+    about = (HERE / "landing.md").read_text(encoding="utf-8")
+    more = "\n".join(f"* [{path.stem}]({path.name})" for path in sorted(folder.glob("*.md")))
+    below = new_markdown_cell(f'<div class="edp-cards">{"".join(cards)}</div>\n\n{more}')
+    pages = {path.stem: [new_markdown_cell(path.read_text(encoding="utf-8"))] for path in sorted(folder.glob("*.md"))}
+    for stem, cells in {**pages, "index": [new_markdown_cell(about), *shown, below]}.items():
+        write_whole(out / f"{stem}.html", page_of(new_notebook(cells=cells), stem, folder).encode())
     write_whole(out / "plotly.min.js", get_plotlyjs().encode())
+    write_whole(out / "panels.js", _panels_js().encode())
+
+
+def _panels_js() -> str:
+    """``page.js`` with the panels' front ends and the figures' look, for all pages of a folder."""
+    widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure, theme.Fit)
+    modules = {f"{widget.__module__}.{widget.__name__}": str(widget._esm) for widget in widgets}
+    shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}
+    return f"const edpLab = {json.dumps(shared)};\n" + (HERE / "page.js").read_text(encoding="utf-8")

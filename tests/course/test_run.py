@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
+from selenium.webdriver.common.keys import Keys
 
 from edp_lab.course.run import execute, own_copy, read_notebook, run_course
 from tests import browser as browsing
@@ -117,23 +119,58 @@ def test_executed_copies_have_outputs_but_no_widget_state_and_no_path(out: Path)
     assert len(text) < 60_000
 
 
-def test_a_page_shows_formulas_and_panels_as_they_were_at_the_end_and_loads_nothing(
+def test_a_page_shows_formulas_and_figures_and_loads_nothing_from_elsewhere(
     out: Path, browser: browsing.Chrome
 ) -> None:
     page = (out / "00_panel.html").read_text()
     loads = re.findall(r"(?:<script[^>]*src|<link[^>]*href|<img[^>]*src|<iframe[^>]*src)=[\"']([^\"']+)", page)
-    assert loads == ["plotly.min.js"]
+    assert loads == ["plotly.min.js", "panels.js"]
     assert "<math" in page
-    console_errors(browser)
-    browser.get((out / "00_panel.html").as_uri())
-    drawn = "return [...document.querySelectorAll('.js-plotly-plot')].map(plot => [...plot._fullData[0].y])"
-    browsing.until(lambda: len(browser.execute_script(drawn)) == 2, 20, "no figures")
-    assert browser.execute_script(drawn) == [[10, 20], [1, 4, 9]]
+    opened(browser, out / "00_panel.html")
+    assert drawn(browser) == [[12, 24], [1, 4, 9]]
     seen = browser.find_element("css selector", ".edp-panel").text
-    assert all(text in seen for text in ("Tokens", "What is seen.", "10 claimed", "A sentence."))
-    assert not browser.find_element("css selector", ".edp-panel input").is_enabled()
+    assert all(text in seen for text in ("Tokens", "What is seen.", "12 claimed", "A sentence."))
     assert console_errors(browser) == []
     assert asked_elsewhere(browser) == []
+
+
+def opened(driver: browsing.Chrome, page: Path) -> None:
+    """Open a page, and wait until its figures are drawn."""
+    console_errors(driver)
+    driver.get(page.as_uri())
+    browsing.until(lambda: len(drawn(driver)) == 2, 20, "no figures")
+
+
+def drawn(driver: browsing.Chrome) -> list[list[float]]:
+    plots = "return [...document.querySelectorAll('.js-plotly-plot')].map(plot => [...plot._fullData[0].y])"
+    return list(driver.execute_script(plots))
+
+
+def enter(driver: browsing.Chrome, text: str) -> str:
+    """Type a number into the panel's box; what stands under it afterwards."""
+    box = driver.find_element("css selector", ".edp-panel input[type=text]")
+    driver.execute_script(
+        "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", box, text
+    )
+    time.sleep(0.2)
+    return str(driver.find_element("css selector", ".edp-control .edp-lab-error").text)
+
+
+def test_sliders_move_on_a_page_and_what_is_not_there_is_marked(out: Path, browser: browsing.Chrome) -> None:
+    opened(browser, out / "00_panel.html")
+    shown = browser.find_element("css selector", ".edp-panel")
+    slider = browser.find_element("css selector", ".edp-panel input[type=range]")
+    slider.send_keys(Keys.ARROW_RIGHT)
+    browsing.until(lambda: drawn(browser)[0] == [10, 20], 5, "the figure did not follow")
+    assert "10 claimed" in shown.text
+    assert enter(browser, "2") == ""
+    assert drawn(browser)[0] == [30, 60]
+    assert "nearest" in enter(browser, "5.2")
+    assert drawn(browser)[0] == [12, 24]
+    assert "must be a number" in enter(browser, "many")
+    shown.find_element("xpath", ".//button[text()='reset']").click()
+    assert browsing.until(lambda: drawn(browser)[0] == [12, 24], 5, "no reset")
+    assert console_errors(browser) == []
 
 
 # ---- Students and teachers -------------------------------------------------------------------------------------------

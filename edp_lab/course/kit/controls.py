@@ -76,21 +76,25 @@ class Control(anywidget.AnyWidget):
 
         UsageError: something else than a number, or than a whole number, was typed.
         """
-        if self.kind in OPTIONS:
-            return None if self.entered is None else self.options[self.entered][1]
-        if isinstance(self.entered, str):
-            raise UsageError(f"{self.label} is {self.entered!r}: it must be a number")
-        if not self._whole:
-            return float(self.entered)
-        if not float(self.entered).is_integer():
-            raise UsageError(f"{self.label} is {self.entered}: it must be a whole number")
-        return int(self.entered)
+        return self.meaning(self.entered)
 
     @value.setter
     def value(self, value: Any) -> None:
         if self.kind in OPTIONS:
             value = next((place for place, (_, meaning) in enumerate(self.options) if meaning == value), None)
         self.entered = value
+
+    def meaning(self, entered: Any) -> Any:
+        """The value of what may be entered; raises as `value`."""
+        if self.kind in OPTIONS:
+            return None if entered is None else self.options[entered][1]
+        if isinstance(entered, str):
+            raise UsageError(f"{self.label} is {entered!r}: it must be a number")
+        if not self._whole:
+            return float(entered)
+        if not float(entered).is_integer():
+            raise UsageError(f"{self.label} is {entered}: it must be a whole number")
+        return int(entered)
 
 
 def _plain(value: Any) -> Any:

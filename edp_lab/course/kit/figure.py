@@ -312,24 +312,30 @@ class LiveFigure(anywidget.AnyWidget):
 
     def __init__(self, figure: Figure) -> None:
         theme.bundle()
-        super().__init__(drawn=_sent(figure))
+        super().__init__(drawn=sent(figure))
         self.figure = figure
 
     def show(self, figure: Figure) -> None:
         """Become this figure: one message, or none where nothing differs."""
-        self.figure, self.drawn = figure, _sent(figure)
+        self.figure, self.drawn = figure, sent(figure)
 
 
-def _sent(value: Any) -> Any:
-    """A value as JSON; an array as the bytes of its numbers, as plotly.js takes them."""
+def sent(value: Any, kind: str = "<f8") -> Any:
+    """A value as JSON; an array as the bytes of its numbers, as plotly.js takes them.
+
+    `kind`: "<f8", or "<f4" for numbers to six digits; those that do not fit into it stay eight bytes long.
+    """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             return value.tolist()
         sizes = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
-        return {"dtype": "f8", "bdata": b64encode(value.astype("<f8").tobytes()).decode(), **sizes}
+        with np.errstate(over="ignore"):
+            if kind == "<f4" and not np.allclose(value.astype(kind), value, rtol=2e-7, atol=0, equal_nan=True):
+                kind = "<f8"
+        return {"dtype": kind[1:], "bdata": b64encode(value.astype(kind).tobytes()).decode(), **sizes}
     if isinstance(value, dict):
-        return {name: _sent(item) for name, item in value.items()}
-    return [_sent(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: sent(item, kind) for name, item in value.items()}
+    return [sent(item, kind) for item in value] if isinstance(value, list | tuple) else value
 
 
 HALF = "1 1 21rem"  # of one of two figures: side by side only where there is room for titles and captions

@@ -14,25 +14,36 @@
             z=number("z", z, decades(-2, 1)),
         )
 
-It can be driven without a browser: ``panel.set(z=0.1)``, then read ``panel.result``.
+It can be driven without a browser: ``panel.set(z=0.1)``, then read ``panel.result``. A page without a kernel looks up
+what it shows in `Panel.table`.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import math
+from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ipywidgets as widgets
+import numpy as np
+from markupsafe import escape
 
-from edp_lab.course.kit.controls import Control
-from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
+from edp_lab.course.kit.controls import OPTIONS, Control
+from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed, sent
 from edp_lab.course.kit.runs import Frame, box
 from edp_lab.course.kit.text import Fold, Tile, Tiles, python
 from edp_lab.errors import UsageError
 
 Draw = Callable[[Any], Figure]
+STATES, BYTES = 400, 400_000  # of a table at most, the bytes compressed
+MADE: list[Panel] = []  # all panels of this process
+SHORT = 24  # characters of JSON that are not worth sharing
 
 
 class Panel(Frame):
@@ -49,6 +60,7 @@ class Panel(Frame):
         account: without a command, from a result the call of `edp-lab account` below that, "" for none.
         tiles: from a result the two numbers that it is about and one sentence.
         idle: from a result, the names of controls that change nothing at present.
+        joint: names of the controls that move together on a page without a kernel; without any, the first two.
         controls: by name; `compute` gets their values as keyword arguments. Six at most at first sight.
 
     Attributes:
@@ -72,9 +84,12 @@ class Panel(Frame):
         account: Callable[[Any], str] = lambda result: "",
         tiles: Callable[[Any], tuple[Tile, Tile, str]],
         idle: Callable[[Any], Collection[str]] = lambda result: (),
+        joint: Sequence[str] = (),
         **controls: Control,
     ) -> None:
         self.controls, self._compute, self._held = controls, compute, False
+        MADE.append(self)
+        self.joint = joint or [*controls][:2]
         self._words, self._idle, self._tiles = words, idle, tiles
         self._command = command or (lambda result, **to: f"{python(compute, **to)}\n{account(result)}".rstrip())
         places = [drawing if isinstance(drawing, tuple) else (drawing, HALF) for drawing in figures]
@@ -142,13 +157,118 @@ class Panel(Frame):
 
     def _say(self) -> None:
         """Show all of the result but the figures."""
-        words, command = self._words(self.result), self._command(self.result, **self.values)
-        first, second, sentence = self._tiles(self.result)
-        self.words.value, self.command.value = words, command
-        self.tiles.show(first, second, sentence)
-        idle = self._idle(self.result)
+        for widget, shown in self._said(self.result, self.values).items():
+            with widget.hold_sync():
+                for name, value in shown.items():
+                    setattr(widget, name, value)
+
+    def _said(self, result: Any, values: Mapping[str, Any]) -> dict[widgets.Widget, dict[str, Any]]:
+        """What each part of the panel, but the figures, shows of a result."""
+        first, second, line = self._tiles(result)
+        idle = self._idle(result)
+        return {
+            self.tiles: {"tiles": [list(first), list(second)], "sentence": line},
+            self.words: {"value": escape(self._words(result))},
+            self.command: {"value": self._command(result, **values)},
+            **{control: {"disabled": name in idle} for name, control in self.controls.items()},
+        }
+
+    # ---- A page without a kernel -------------------------------------------------------------------------------------
+
+    def table(self) -> dict[str, Any]:
+        """What the panel shows at the stops of its controls, for ``page.js``; the panel goes back to its defaults.
+
+        The controls in `joint` move together, each other one alone while all are at their defaults. Sliders lose stops
+        until the table has at most `STATES` states and `BYTES` bytes.
+
+        Returns:
+            ``controls``: for each its ``id``, ``stops``, the place of its default ``at`` and whether it is ``joint``.
+            ``states``: compressed JSON, a ``pool`` of parts, of which later ones are made of earlier ones; ``joint``,
+            for each combination of stops (the last control fastest), and ``alone``, for each other control and stop,
+            what to show: by a widget's id its new values.
+        """
+        self.reset()
+        joint = [name for name in self.controls if name in self.joint]
+        computed: dict[tuple[Any, ...], Any] = {}
+        pool: dict[str, int] = {}
+        for most in (STATES, STATES // 2, STATES // 4, STATES // 8):
+            stops = self._stops(most)
+            pool.clear()
+
+            def state(moved: dict[str, Any]) -> Any:
+                entered = {name: control.entered for name, control in self.controls.items()} | moved
+                key = tuple(entered.values())
+                if key not in computed:
+                    computed[key] = self._state(entered, list(moved))
+                return _shared(computed[key], pool)
+
+            combinations = product(*(stops[name] for name in joint))
+            together = [state(dict(zip(joint, each, strict=True))) for each in combinations]
+            alone = {name: [state({name: stop}) for stop in stops[name]] for name in stops if name not in joint}
+            states = {"pool": [json.loads(text) for text in pool], "joint": together, "alone": [*alone.values()]}
+            packed = gzip.compress(json.dumps(states, separators=(",", ":")).encode(), mtime=0)
+            if len(packed) <= BYTES:
+                break
+        controls = [
+            {
+                "id": control.model_id,
+                "stops": stops[name],
+                "at": stops[name].index(control.entered),
+                "joint": name in joint,
+            }
+            for name, control in self.controls.items()
+        ]
+        return {"controls": controls, "states": b64encode(packed).decode()}
+
+    def _stops(self, most: int) -> dict[str, list[Any]]:
+        """What each control may be set to, so that there are at most so many states: the longest slider loses every
+        other stop, but neither an end nor its default, until they are."""
+        stops: dict[str, list[Any]] = {}
         for name, control in self.controls.items():
-            control.disabled = name in idle
+            every = range(len(control.names)) if control.kind in OPTIONS else {*control.stops, control.entered}
+            stops[name] = sorted(every)
+
+        def states() -> int:
+            alone = sum(len(each) for name, each in stops.items() if name not in self.joint)
+            return math.prod(len(stops[name]) for name in self.joint) + alone
+
+        sliders = [name for name, control in self.controls.items() if control.kind not in OPTIONS]
+        while states() > most:
+            name = max(sliders, key=lambda name: len(stops[name]))
+            each, at = stops[name], stops[name].index(self.controls[name].entered)
+            stops[name] = sorted({each[0], *each[at % 2 :: 2], each[-1]})
+        return stops
+
+    def _state(self, entered: Mapping[str, Any], moved: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What the panel shows at these values, by widget; with a UsageError, that under what was moved last."""
+        values = {name: control.meaning(entered[name]) for name, control in self.controls.items()}
+        try:
+            result = self._compute(**values)
+            shown = self._said(result, values)
+            figures = [{"drawn": sent(draw(result), "<f4")} for draw in self.draws]
+        except UsageError as error:
+            return {self.controls[moved[-1]].model_id: {"error": self._in_its_words(str(error))}}
+        shown |= dict(zip(self.figures, figures, strict=True))
+        return {widget.model_id: states for widget, states in shown.items()}
+
+
+def _shared(value: Any, pool: dict[str, int]) -> Any:
+    """The value with each part that may occur again replaced by its place in the pool, and floats to eight digits."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.8g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        value = {name: _shared(part, pool) for name, part in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [_shared(part, pool) for part in value]
+    text = json.dumps(value)
+    return value if len(text) < SHORT else {"$": pool.setdefault(text, len(pool))}
+
+
+def tables() -> dict[str, Any]:
+    """`Panel.table` of every panel that this process has made, by the panel's id."""
+    return {panel.model_id: panel.table() for panel in MADE}
 
 
 # ---- The registry ---------------------------------------------------------------------------------------------------

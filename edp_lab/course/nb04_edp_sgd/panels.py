@@ -86,7 +86,7 @@ class Promise(NamedTuple):
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
     pull: Array  # over `MANY` devices, how far one sentence can move the mean (C is 1)
     noise: Array  # and the standard deviation of the printed noise on it
-    guarantee: Guarantee  # of Algorithm 1 as printed, alpha private
+    guarantee: Guarantee  # of Algorithm 1 as printed: alpha all 1, or private if the largest is not 1
 
     def right(self, name: str) -> float:
         """The best chance to tell from one step whether a sentence was there (worst case, even odds)."""
@@ -114,7 +114,7 @@ def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) 
     curves = {name: [epsilon[name] for epsilon in others] for name in multiplier}
     sums = [(step.sensitivity(), step.noise_std(0)) for step, _ in map(mechanisms, MANY)]
     pull, noise = np.array(sums).T / MANY
-    held = judge(replace(printed, alpha=Alpha.PRIVATE), 1, DELTA)
+    held = judge(replace(printed, alpha=Alpha.NONE if alpha_max == 1 else Alpha.PRIVATE), 1, DELTA)
     return Promise(printed, sound, multiplier, epsilons(num_devices), curves, pull, noise, held)
 
 
@@ -177,7 +177,7 @@ def draw_by_devices(result: Promise) -> Figure:
     as_claimed, printed, sound = map(positive, result.curves.values())
     needed = result.multiplier[CLAIMED_NAME] * result.pull
     claim = partial(line, CLAIMED_NAME, CLAIMED, "dash", symbol="square-open", x=MANY)
-    as_printed = partial(line, "as printed, α public", PRINTED, symbol="diamond", x=MANY)
+    as_printed = partial(line, "as printed, α 1 or public", PRINTED, symbol="diamond", x=MANY)
     marks = [
         line("pull of one sentence", PLAIN, width=5, x=MANY, y=result.pull),
         claim(y=needed, showlegend=False),
@@ -293,6 +293,7 @@ def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
         words.stages,
         lambda result, **_: account_of(result.mechanism, epochs=1, delta=DELTA),
         tiles=tell_stages,
+        joint=("as_printed", "z", "num_devices"),
         as_printed=variant(True),
         pull=number("pull of sentence 1", 0.0, pulls, unit="mean gradients"),
         alpha_large=number("α of the large layer", 1.0, ALPHAS),
@@ -516,6 +517,7 @@ def decay(
         words.decay,
         command,
         tiles=tell_decay,
+        joint=("decay", "tau", "z0"),
         idle=lambda result: ["tau"] if result.config.decay == Decay.NONE else [],
         as_printed=variant(as_printed),
         decay=decay_of(decay),

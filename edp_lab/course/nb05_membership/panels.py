@@ -370,6 +370,7 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
         lambda result: words.canaries(result, METHODS[result.method], CANARIES),
         lambda result, **_: canaries_command(result),
         tiles=tell_canaries,
+        joint=("method", "z0", "repetitions"),
         method=choice("method", method, {label: name for name, label in METHODS.items()}),
         z0=number("noise multiplier z0", z0, Z0S, unit="measured"),
         repetitions=number("copies of a canary", repetitions, REPETITIONS, unit="times"),

@@ -62,6 +62,7 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
         lambda result: words.step(result, SURE),
         step_command,
         tiles=tell_step,
+        joint=("as_printed", "num_devices", "z0"),
         as_printed=variant(as_printed),
         num_devices=devices(num_devices, [*DEVICES, 64]),
         z0=number("noise multiplier z0", z0, decades(-2, 1)),

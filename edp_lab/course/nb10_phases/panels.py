@@ -362,6 +362,7 @@ class Pipeline(Panel, Runs):
             lambda bill: words.pipeline(bill, self._run_of(bill)),
             lambda bill, **_: command(bill.settings),
             tiles=lambda bill: tell_run(run) if (run := self._run_of(bill)) else tell_labels(bill),
+            joint=("labels", "instructors", "vote"),
             labels=number("labels spent", start.labels or sketch.public, spent, unit="public images"),
             **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
             understudy_method=choice("understudy", start.understudy_method, {"Adam": "adam", "DP-Adam": "dp-adam"}),
