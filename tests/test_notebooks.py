@@ -126,7 +126,7 @@ def test_prose_and_panels_have_few_words(path: Path, runs: dict[str, dict[str, A
 def seen_at_first(widget: dict[str, Any]) -> Iterator[str]:
     """What a panel says before anything is unfolded: heading, names of controls, the sentence below the tiles."""
     state = widget.get("state", {})
-    if "edp-heading" in widget["classes"]:
+    if "edp-heading" in widget.get("classes", ()):
         yield re.sub("<.*?>", " ", widget["html"])
     yield state.get("sentence", "")
     if "entered" in state:
