@@ -71,8 +71,10 @@ def _honest(answer: Any, cases: np.random.Generator) -> Differences:
         got = np.asarray(given(answer(absent.copy(), present.copy(), DELTA)), dtype=float)
         if got.shape != (2,):
             yield "return two numbers: the threshold, and the ε that the other draws show at it."
+        threshold, measured = map(float, got)
         where = f"{draws} draws per side at a guaranteed ε = {gdp_epsilon(mu, DELTA):.3g}; "
-        differs = differs or _threshold(got[0], (absent, present), where) or _shown(*got, (absent, present), where)
+        differs = differs or _threshold(threshold, (absent, present), where)
+        differs = differs or _shown(threshold, measured, (absent, present), where)
     if differs:
         true = gdp_epsilon(1.0, DELTA)
         more = sum(answer(*drawn(1.0, 100), DELTA)[1] > true for _ in range(AUDITS))
