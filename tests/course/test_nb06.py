@@ -99,7 +99,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     flawless = hundred.ceiling, hundred.bounds.distribution_free
     for says, numbers, values in (
         ("at least 21 if the noise is known to be Gaussian, and 3.28 if not", flawless, (21.1, 3.28)),
-        ("ten draws cannot show more than ε = 4.4", ten.ceiling, 4.4),
+        ("Ten draws cannot show more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 show only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
         ("1,000 draws show 4.72 and would not refute 5.3", thousand.bounds.distribution_free, 4.72),
         ("too small even for one GPU, where 10 is guaranteed", single.epsilon_if_seed_secret, 10.0),
