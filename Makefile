@@ -54,5 +54,6 @@ $(INSTALLED) $(TESTED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
 	$(PIP_INSTALL) -e '$(WHAT)'
+	$(BIN)/python -c 'import edp_lab.compiled'  # compiles the loops now, so that no first run waits for it
 	@touch $(INSTALLED) $@
 	@echo 'installed; for the edp-lab command in this shell:  . $(VENV)/bin/activate'

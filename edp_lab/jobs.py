@@ -95,7 +95,7 @@ def read_result(folder: Path, key: str) -> dict[str, Any] | None:
 
 def write_result(folder: Path, key: str, result: dict[str, Any]) -> dict[str, Any]:
     """Keep a result, atomically; returns what `read_result` will."""
-    content = json.dumps({**result, "sha256": _digest([key, result])}, indent=1)
+    content = json.dumps({**result, "sha256": _digest([key, result])})
     write_whole(folder / f"{key}.json", content.encode())
     return dict(json.loads(json.dumps(result)))
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edp_lab.attacks.loss import Attacked, Floats, judged, load_target, signals
+from edp_lab.attacks.loss import Attacked, Floats, Target, judged, load_target, signals
 from edp_lab.attacks.shadow import settled, shadow_cache, shadow_model, training_key
 from edp_lab.corpora.corpus import Corpus, Utterance, group_ids
 from edp_lab.errors import UsageError
@@ -40,7 +40,7 @@ class ShadowLogits(NamedTuple):
 
 
 def attack_lira(
-    run: str | Path,
+    run: str | Path | Target,
     shadows: int = 16,
     size: str | None = None,
     epochs: int | None = None,

@@ -117,8 +117,13 @@ class Target:
         return judge(ledger.mechanism, ledger.releases_by_epoch(), delta, not self.config.private_seed, **swap)
 
 
-def load_target(run: str | Path) -> Target:
-    """Load a run's model, with members from its training set and an equal number of non-members from its test set."""
+def load_target(run: str | Path | Target) -> Target:
+    """Load a run's model, with members from its training set and an equal number of non-members from its test set.
+
+    A target that has been loaded is returned as it is.
+    """
+    if isinstance(run, Target):
+        return run
     folder, record = Path(run), read_record(run)
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
@@ -343,7 +348,7 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
     return Signals(loss + nll, np.stack([intent_logit, tags_logit], axis=-1))
 
 
-def attack_loss(run: str | Path) -> Attacked:
+def attack_loss(run: str | Path | Target) -> Attacked:
     """Call those members whose loss is low."""
     target = load_target(run)
     return judged(target, "loss", -signals(target.model, target.pool).loss, {})

@@ -41,7 +41,7 @@ PUBLIC = ("snips", "atis", "nlu-eval")
 
 
 def attack_shadow(
-    run: str | Path,
+    run: str | Path | Target,
     shadow: str | None = None,
     seed: int = 0,
     cache: Path | None = None,
