@@ -1,10 +1,11 @@
 """Every notebook of the course: stored clean, in short cells, and running through papermill without error."""
 
 import ast
+import json
 import os
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 END = ["Next", "What this does *not* show", "Further reading"]
-MAX_WORDS = 1600  # of prose, of all cells
+MAX_WORDS = 1600  # of prose and of panels, folds of cells included
 MAX_STRETCH = 150  # words between two code cells, without what is folded
 MAX_BEFORE = 250  # words before the first panel
 MAX_LINES = 12  # of a code cell without its imports; the median at most half of it
@@ -34,11 +35,10 @@ def test_notebook_keeps_the_cut_of_the_course(path: Path) -> None:
     cells = [
         cell for cell in nbformat.read(path, as_version=4).cells if "navigation" not in cell.metadata.get("tags", ())
     ]
-    prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
-    parts = re.findall(r"^## (.*)", "\n".join(prose), re.MULTILINE)
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    parts = re.findall(r"^## (.*)", prose, re.MULTILINE)
     assert (parts[0], parts[-3:]) == ("Goal", END)
     assert not {"Predict", "Do", "Slide", "Check"} & set(parts)
-    assert sum(len(text.split()) for text in prose) <= MAX_WORDS
     code = [cell.source.splitlines() for cell in cells if cell.cell_type == "code"]
     lines = [sum(not line.startswith(("import ", "from ")) for line in cell) for cell in code]
     assert max(lines) <= MAX_LINES
@@ -95,7 +95,8 @@ def test_every_parameter_is_used_and_the_last_cell_checks_every_panel(path: Path
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All notebooks, executed with their solutions, which must be right: STRICT lets no wrong one pass."""
     out, jobs = tmp_path_factory.mktemp("course"), min(2, len(os.sched_getaffinity(0)))
-    return {row["notebook"]: row for row in run_course(ROOT, out, {"mode": "quick", "STRICT": True}, jobs=jobs)}
+    rows = run_course(ROOT, out, {"mode": "quick", "STRICT": True}, jobs=jobs)
+    return {row["notebook"]: row | {"executed": out / f"{row['notebook']}.ipynb"} for row in rows}
 
 
 @each_notebook
@@ -106,3 +107,30 @@ def test_notebook_runs_in_quick_mode_with_every_solution(
     record_property("seconds", row["seconds"])  # for the JUnit report
     assert row["error"] is None
     assert row["seconds"] < MAX_SECONDS
+
+
+@each_notebook
+def test_prose_and_panels_have_few_words(path: Path, runs: dict[str, dict[str, Any]]) -> None:
+    cells = nbformat.read(runs[path.stem]["executed"], as_version=4).cells
+    prose = [
+        cell.source
+        for cell in cells
+        if cell.cell_type == "markdown" and "navigation" not in cell.metadata.get("tags", ())
+    ]
+    outputs = [output.get("data", {}).get("text/html", "") for cell in cells for output in cell.get("outputs", ())]
+    drawn = re.findall(r'"edp-still"><script[^>]*>(.*?)</script>', "".join(outputs))
+    panels = [text for widget in drawn for text in seen_at_first(json.loads(widget))]
+    assert any(panels) or path.stem == "11_claims"  # which has no panel
+    assert sum(len(text.split()) for text in [*prose, *panels]) <= MAX_WORDS
+
+
+def seen_at_first(widget: dict[str, Any]) -> Iterator[str]:
+    """What a panel says before anything is unfolded: heading, names of controls, the sentence below the tiles."""
+    state = widget.get("state", {})
+    if "edp-heading" in widget.get("classes", ()):
+        yield re.sub("<.*?>", " ", widget["html"])
+    yield state.get("sentence", "")
+    if "entered" in state:
+        yield state["label"]
+    for child in widget.get("children", ()):
+        yield from seen_at_first(child)

@@ -7,11 +7,33 @@
 
 
 # EXERCISE tpr
+def chance(h, m, p):
+    """Probability that h or more of m members are found, each with probability p."""
+    found, log_factorial = np.arange(h, m + 1), np.cumsum(np.log(np.maximum(1, np.arange(m + 1))))
+    log_ways = log_factorial[m] - log_factorial[found] - log_factorial[m - found]
+    return np.sum(np.exp(log_ways + found * np.log(p) + (m - found) * np.log(1 - p)))
+
+
+def probability_at(wanted, h, m):
+    """The p at which `chance` is the wanted one; it rises with p."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if chance(h, m, middle) < wanted:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def tpr_at(members, non_members, fpr):
-    """Scores of both sides -> share of members found at a share `fpr` of non-members accused."""
+    """Scores of both sides -> TPR at a share `fpr` of non-members accused, lower and upper end of its interval."""
     allowed = math.floor(fpr * len(non_members) + 1e-9)
-    limit = np.sort(non_members)[::-1][allowed]
-    return np.mean(members > limit)
+    threshold = np.sort(non_members)[::-1][allowed]
+    h, m = np.sum(members > threshold), len(members)
+    lower = probability_at(0.025, h, m) if h > 0 else 0.0
+    upper = probability_at(0.975, h + 1, m) if h < m else 1.0  # h or fewer: not h + 1 or more
+    return h / m, lower, upper
 
 
 # EXERCISE compare

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from edp_lab.course.nb03_cost.panels import behind, privacy_loss, releases_of, run_bill, sampled
@@ -117,14 +118,38 @@ def billed(factor: float, kind: Any = GaussianDP, sampled: bool = False, steps: 
     return epsilon
 
 
+def total(decay: Any) -> Any:
+    return np.sqrt(np.sum(1 / decay**2))
+
+
+def noise_for(mu_of: Any = total, rho_of: Any = lambda decay: total(decay) ** 2 / 2) -> Any:
+    """An answer that takes these for μ and ρ of a run at z0 = 1."""
+
+    def answer(target: float, decay: Any, delta: float) -> Any:
+        log = math.log(1 / delta)
+        rho = (math.sqrt(log + target) - math.sqrt(log)) ** 2
+        mu = brentq(lambda mu: gdp_epsilon(mu, delta) - target, 1e-3, 100)
+        return np.sqrt(rho_of(decay) / rho), mu_of(decay) / mu
+
+    return answer
+
+
 WRONG: dict[str, dict[str, Any]] = {
-    "compose": {
-        "adds mu up": Wrong(lambda z: np.sum(1 / z), "That adds up μ itself"),
-        "bills every epoch like the first": Wrong(lambda z: np.sqrt(len(z)) / z[0], "as much noise as the first"),
-        "forgets the root": Wrong(lambda z: np.sum(1 / z**2), "That is the square of the run's μ"),
-        "takes the mean noise for all epochs": lambda z: np.sqrt(len(z)) / np.mean(z),
-        "adds up the noise": lambda z: np.sqrt(np.sum(z**2)),
-        "asks the array (crash)": lambda z: z.mu(),
+    "noise": {
+        "adds mu up": Wrong(noise_for(lambda decay: np.sum(1 / decay)), "That adds up μ itself"),
+        "bills every epoch like the first": Wrong(
+            noise_for(lambda decay: np.sqrt(len(decay)), lambda decay: len(decay) / 2), "as much noise as the first"
+        ),
+        "forgets the root": Wrong(noise_for(lambda decay: np.sum(1 / decay**2)), "That is the square of the run's μ"),
+        "divides by the decay": Wrong(
+            noise_for(lambda decay: total(1 / decay), lambda decay: total(1 / decay) ** 2 / 2), "That divides by d"
+        ),
+        "forgets the 2": Wrong(noise_for(rho_of=lambda decay: total(decay) ** 2), "forgets the 2"),
+        "the wrong way round": Wrong(lambda *case: noise_for()(*case)[::-1], "the other way round"),
+        "the bound twice": Wrong(lambda *case: (noise_for()(*case)[0],) * 2, "one z0 twice"),
+        "the exact one alone": Wrong(lambda *case: noise_for()(*case)[1], "return two numbers"),
+        "takes ε for ρ": lambda target, decay, delta: (np.sqrt(np.sum(1 / decay**2) / 2 / target), 1.0),
+        "asks the array (crash)": lambda target, decay, delta: decay.mu(),
     },
     "bill": {
         "mends the batches, takes C for the sensitivity": Wrong(billed(1), "that takes C for the sensitivity."),
@@ -142,4 +167,4 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-RIGHT = {"bill": (billed(2, ReshufflingZCDP),)}  # a bound that holds
+RIGHT = {"noise": (noise_for(),), "bill": (billed(2, ReshufflingZCDP),)}  # a bound that holds

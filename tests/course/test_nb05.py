@@ -1,6 +1,7 @@
 """Notebook 05: what its panels draw and say of an attack is what the library's attacks and accountants give."""
 
 import json
+import math
 import shlex
 import warnings
 from base64 import b64encode
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from scipy.stats import beta, norm
 
 from edp_lab.attacks.lira import ShadowLogits, aligned, half_samples, lira_scores
 from edp_lab.attacks.loss import Attacked, equal_sides, signals
-from edp_lab.attacks.statistics import dp_bound, gaussian_bound
+from edp_lab.attacks.statistics import clopper_pearson, dp_bound, gaussian_bound
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import split
 from edp_lab.course.nb05_membership import panels
@@ -180,9 +182,38 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
     assert "some 300" in text
 
 
+def tpr_at(threshold: Any, interval: Any = clopper_pearson, closed: bool = False) -> Any:
+    """An answer with another threshold or interval; `closed`: who scores just the threshold counts as a member."""
+
+    def answer(inside: Any, others: Any, fpr: float) -> Any:
+        limit = threshold(inside, others, fpr)
+        hits = int(np.sum(inside >= limit if closed else inside > limit))
+        return hits / len(inside), *interval(hits, len(inside))
+
+    return answer
+
+
 def top(scores: Any, share: float, fewer: int = 0) -> Any:
     """The score that this share of all is above, or a few less."""
     return np.sort(scores)[::-1][int(share * len(scores) + 1e-9) - fewer]
+
+
+def strangers(inside: Any, others: Any, fpr: float) -> Any:
+    return top(others, fpr)
+
+
+def normal(hits: int, members: int) -> Any:
+    rate = hits / members
+    reach = norm.isf(0.025) * math.sqrt(rate * (1 - rate) / members)
+    return rate - reach, rate + reach
+
+
+def by_scipy(hits: int, members: int) -> Any:
+    return tuple(np.nan_to_num(beta.ppf([0.025, 0.975], *_ends(hits, members)), nan=float(hits == members)))
+
+
+def _ends(hits: int, members: int) -> Any:
+    return [hits, hits + 1], [members - hits + 1, members - hits]
 
 
 def gap(scores: Any, member: Any, people: Any, t: float) -> Any:
@@ -225,11 +256,40 @@ guess = partial(prediction, "05", "compare")
 IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 sentences yours is 0.1"
 WRONG: dict[str, dict[str, Any]] = {
     "tpr": {
-        "lets a quantile interpolate": lambda inside, others, fpr: np.mean(inside > np.quantile(others, 1 - fpr)),
-        "asks the members for the threshold": lambda inside, others, fpr: np.mean(others > top(inside, fpr)),
-        "accuses one stranger too many": lambda inside, others, fpr: np.mean(inside >= top(others, fpr)),
-        "accuses one stranger too few": lambda inside, others, fpr: np.mean(inside > top(others, fpr, 1)),
-        "a share of everybody": lambda inside, others, fpr: np.mean(inside > top([*inside, *others], fpr)),
+        "lets a quantile interpolate": Wrong(
+            tpr_at(lambda inside, others, fpr: np.quantile(others, 1 - fpr)), "interpolates between two strangers"
+        ),
+        "asks the members for the threshold": tpr_at(lambda inside, others, fpr: top(inside, fpr)),
+        "accuses one stranger too many": Wrong(tpr_at(strangers, closed=True), "accuses one stranger too many"),
+        "accuses one stranger too few": Wrong(
+            tpr_at(lambda inside, others, fpr: top(others, fpr, 1)), "accuses one stranger too few"
+        ),
+        "a share of everybody": Wrong(
+            tpr_at(lambda inside, others, fpr: top([*inside, *others], fpr)), "the members have no say"
+        ),
+        "a share without its interval": Wrong(
+            lambda inside, others, fpr: np.mean(inside > top(others, fpr)), "return three numbers"
+        ),
+        "the normal approximation": Wrong(tpr_at(strangers, normal), "that is the normal approximation"),
+        "5 % beyond each end": Wrong(
+            tpr_at(strangers, lambda hits, members: clopper_pearson(hits, members, 0.9)), "leaves 5 % beyond each end"
+        ),
+        "takes h or more for more than h": Wrong(
+            tpr_at(
+                strangers,
+                lambda hits, members: (
+                    clopper_pearson(hits, members)[0],
+                    clopper_pearson(max(0, hits - 1), members)[1],
+                ),
+            ),
+            "your upper end is too low",
+        ),
+        "the ends the wrong way round": Wrong(
+            tpr_at(strangers, lambda hits, members: clopper_pearson(hits, members)[::-1]), "the other way round"
+        ),
+        "has no end where nobody is found": tpr_at(
+            strangers, lambda hits, members: beta.ppf([0.025, 0.975], *_ends(hits, members))
+        ),
     },
     "compare": {
         "the average decides everything": Wrong(
@@ -252,4 +312,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 RNG = np.random.default_rng(0)
-RIGHT = {"advantage": (without_copies(in_halves(lambda n: RNG.permutation(n) % 2 == 0)),)}
+RIGHT = {
+    "tpr": (tpr_at(strangers, by_scipy),),
+    "advantage": (without_copies(in_halves(lambda n: RNG.permutation(n) % 2 == 0)),),
+}

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 
 from edp_lab.attacks.one_run import audit_one_run
-from edp_lab.attacks.statistics import error_rate, lower_bounds, one_run_epsilon
+from edp_lab.attacks.statistics import error_rate, lower_bounds, mu_lower_bound, one_run_epsilon
 from edp_lab.attacks.step_audit import Finding, audit_mechanism, draw_statistics
 from edp_lab.course.kit.audits import draw_step
 from edp_lab.course.kit.text import at_least
@@ -99,7 +99,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     flawless = hundred.ceiling, hundred.bounds.distribution_free
     for says, numbers, values in (
         ("at least 21 if the noise is known to be Gaussian, and 3.28 if not", flawless, (21.1, 3.28)),
-        ("ten draws cannot show more than ε = 4.4", ten.ceiling, 4.4),
+        ("Ten draws cannot show more than ε = 4.4", ten.ceiling, 4.4),
         ("500 right guesses out of 500 show only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
         ("1,000 draws show 4.72 and would not refute 5.3", thousand.bounds.distribution_free, 4.72),
         ("too small even for one GPU, where 10 is guaranteed", single.epsilon_if_seed_secret, 10.0),
@@ -132,19 +132,50 @@ def odds(fpr: float, fnr: float, delta: float) -> float:
     return max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
 
 
-def limited(absent: Any, present: Any, delta: float, t: float = 0.0, confidence: float = 0.95) -> float:
-    limits = [error_rate(wrong, confidence).upper_limit for wrong in (absent > t, present <= t)]
-    return lower_bounds(limits[0], limits[1], delta).gaussian
+def halves(draws: Any) -> Any:
+    """Those that choose the threshold, and those that are counted; a pair of arrays each."""
+    return tuple(tuple(side[start::2] for side in draws) for start in (0, 1))
 
 
-def counted(absent: Any, present: Any, delta: float, t: float = 0.0) -> float:
-    fpr, fnr = float(np.mean(absent > t)), float(np.mean(present <= t))
+def limits(draws: Any, t: float, confidence: float = 0.95) -> Any:
+    return [error_rate(wrong, confidence).upper_limit for wrong in (draws[0] > t, draws[1] <= t)]
+
+
+def limited(draws: Any, t: float, delta: float, confidence: float = 0.95) -> float:
+    return lower_bounds(*limits(draws, t, confidence), delta).gaussian
+
+
+def counted(draws: Any, t: float, delta: float) -> float:
+    fpr, fnr = float(np.mean(draws[0] > t)), float(np.mean(draws[1] <= t))
     return lower_bounds(max(fpr, 1e-9), max(fnr, 1e-9), delta).gaussian
 
 
-def best_of(bound: Any) -> Any:
-    """At the threshold that proves most."""
-    return lambda absent, present, delta: max(bound(absent, present, delta, t) for t in [*absent, *present])
+def best(draws: Any, confidence: float = 0.95) -> float:
+    """The threshold at which limits show most."""
+    return max(np.concatenate(draws)[::-1], key=lambda t: mu_lower_bound(*limits(draws, t, confidence)))
+
+
+def honest(
+    bound: Any, chosen_by: Any = lambda draws: halves(draws)[0], judged_by: Any = lambda draws: halves(draws)[1]
+) -> Any:
+    """An answer whose threshold some draws choose and others judge."""
+
+    def answer(absent: Any, present: Any, delta: float) -> Any:
+        draws = absent, present
+        threshold = best(chosen_by(draws))
+        return threshold, bound(judged_by(draws), threshold, delta)
+
+    return answer
+
+
+def as_it_was(absent: Any, present: Any, delta: float) -> float:
+    """The best of all thresholds, by counted rates."""
+    return max(counted((absent, present), t, delta) for t in [*absent, *present])
+
+
+def at_the_middle(absent: Any, present: Any, delta: float) -> Any:
+    """A threshold that would be right if the midpoint were 0."""
+    return 0.0, limited(halves((absent, present))[1], 0.0, delta)
 
 
 predict = partial(prediction, "06", "verdicts")
@@ -167,10 +198,26 @@ WRONG: dict[str, dict[str, Any]] = {
         "what is not refuted holds": predict("refuted", "refuted", "holds", "holds"),
     },
     "honest": {
-        "as it was": Wrong(best_of(counted), FLATTERED),
-        "counted rates, threshold fixed": counted,
-        "limits, but the best threshold": best_of(limited),
-        "half the confidence": lambda absent, present, delta: limited(absent, present, delta, confidence=0.5),
-        "proves nothing, to be safe": lambda absent, present, delta: 0.0,
+        "as it was": Wrong(as_it_was, "return two numbers"),
+        "all draws choose, all are counted": Wrong(
+            honest(limited, lambda draws: draws, lambda draws: draws), FLATTERED
+        ),
+        "all draws choose": Wrong(honest(limited, lambda draws: draws), "only `[::2]` may choose it"),
+        "the threshold of those who know the midpoint": Wrong(at_the_middle, "your threshold"),
+        "the draws that choose are counted": Wrong(
+            honest(limited, judged_by=lambda draws: halves(draws)[0]), "cannot judge it"
+        ),
+        "all draws are counted": Wrong(honest(limited, judged_by=lambda draws: draws), "the other half alone"),
+        "counted rates": Wrong(honest(counted), FLATTERED),
+        "each limit at 95 %": Wrong(
+            honest(lambda draws, t, delta: limited(draws, t, delta, 0.9)), "both hold together at 90 %"
+        ),
+        "any mechanism": Wrong(
+            honest(lambda draws, t, delta: lower_bounds(*limits(draws, t), delta).distribution_free),
+            "the bound for any mechanism",
+        ),
+        "stops at μ": Wrong(honest(lambda draws, t, delta: mu_lower_bound(*limits(draws, t))), "that is μ"),
+        "proves nothing, to be safe": honest(lambda draws, t, delta: 0.0),
     },
 }
+RIGHT = {"honest": (honest(limited),)}  # of thresholds that are equally good, another one

@@ -46,7 +46,8 @@ NUMBERS = {bool, int, float, type(None)}
 LEGEND = {"orientation": "h"}
 HERE = {"color": "#444", "dash": "dashdot", "width": 1.5}  # a line at the value that a slider has
 DOTTED = {"color": "#666", "dash": "dot", "width": 1.5}
-LOG = {"type": "log", "dtick": 1, "exponentformat": "power"}
+# plotly draws powers of ten 1.25 times as large.
+LOG = {"type": "log", "dtick": 1, "exponentformat": "power", "tickfont": {"size": 10}}
 OVERLAID: dict[str, Any] = {"barmode": "overlay", "bargap": 0}  # layout of `histograms`
 ALONE = Html("<extra></extra>")  # after a ``hovertemplate``: without the trace's name beside it
 

@@ -259,7 +259,7 @@ def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
 
 
 def holds(value: str, unit: str = "", label: str = "guaranteed") -> Tile:
-    """The tile of what holds."""
+    """The tile of what is guaranteed."""
     return Tile(label, value, unit, "holds")
 
 
@@ -270,7 +270,7 @@ def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     if held.conditional_epsilon is not None:
         return claim, holds(at_most(held.conditional_epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public
-    unit = at if public is None else f"with a public α: ε = {at_most(public)}"
+    unit = at if public is None else f"ε = {at_most(public)} if α were public"
     return claim, Tile("guaranteed", "none", unit, "printed")
 
 

@@ -119,7 +119,7 @@ def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int 
     crowds = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]
     return Panel(
         "A coin for everyone",
-        "What people say after a secret coin, and the share of yes that the collector works out from it.",
+        "What people say after a secret coin, and the collector's estimate.",
         poll,
         [draw_people, draw_poll],
         words.coin,
@@ -241,7 +241,7 @@ def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -
     """The Gaussian mechanism: `result` is a `GaussianCount`."""
     return Panel(
         "δ, drawn",
-        "How likely each noisy count is with a person and without, and the δ that goes with every ε.",
+        "How likely each noisy count is with a person and without, and the δ of every ε.",
         gaussian_count,
         [draw_delta, draw_deltas],
         words.delta,

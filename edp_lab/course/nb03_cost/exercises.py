@@ -6,26 +6,54 @@ import math
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from edp_lab.course.kit.controls import BATCH
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, first_wrong, given
+from edp_lab.course.kit.text import count
 from edp_lab.course.nb03_cost.panels import releases_of
-from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, ReshufflingZCDP, Schedule
+from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, ReshufflingZCDP, Schedule, gdp_epsilon
 
 
-def _compose(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library on runs with a noise multiplier of its own for each epoch."""
-    for epochs in (1, 2, int(cases.integers(5, 30))):
-        z = cases.uniform(0.4, 6, epochs).round(2)
-        case = f"noise multipliers {z.tolist()}" if epochs < 3 else f"{epochs} epochs"
-        total, like_the_first, square = (1 / z).sum(), math.sqrt(epochs) / z[0], (1 / z**2).sum()
+def _noise(answer: Any, cases: np.random.Generator) -> Differences:
+    """Against the library on runs without decay, with linear and with exponential decay."""
+    for epochs, rate, power in ((1, 0.0, 1), (8, 0.3, 1), (int(cases.integers(10, 30)), 0.1, 2)):
+        target, delta = round(float(cases.uniform(0.5, 12)), 1), 10.0 ** -int(cases.integers(4, 8))
+        decay = (1 + rate * np.arange(epochs)) ** -power
+        got = np.asarray(given(answer(target, decay.copy(), delta)), dtype=float)
+        if got.shape != (2,):
+            yield "return two numbers: z0 by zCDP, and z0 by Gaussian DP."
+        mu = brentq(_beyond, 1e-3, 100.0, (target, delta), xtol=1e-12)
+        root = math.sqrt(math.log(1 / delta))
+        rho = (math.sqrt(root**2 + target) - root) ** 2
+        wanted = total_mu(decay) / np.array([math.sqrt(2 * rho), mu])
         slips = {
-            "That adds up μ itself, as if the noises of all epochs pulled the same way: their squares add up.": total,
-            "That takes all epochs to have as much noise as the first, √T/z₀: each has a z of its own.": like_the_first,
-            "That is the square of the run's μ: the root is missing.": square,
+            "The two are the other way round: zCDP first.": wanted[::-1],
+            "That adds up μ itself, as if the noises of all epochs pulled the same way: their squares add up.": [
+                wanted[0],
+                (1 / decay).sum() / mu,
+            ],
+            "That takes all epochs to have as much noise as the first: each has a z of its own.": math.sqrt(epochs)
+            * wanted
+            / total_mu(decay),
+            "That divides by d: less noise in late epochs needs a larger z0.": wanted
+            * total_mu(1 / decay)
+            / total_mu(decay),
+            "That forgets the 2 in ρ = 1/(2 z²).": wanted * [math.sqrt(2), 1],
+            "That is the square of the run's μ: the root is missing.": [wanted[0], total_mu(decay) * wanted[1]],
+            "That is one z0 twice: zCDP is a bound, and asks for more noise than the exact account.": [wanted[0]] * 2,
         }
-        wanted = GaussianDP(Schedule(z, np.ones(epochs))).mu
-        yield close(answer(z.copy()), wanted, f"{case}; μ of the run", slips=slips)
+        case = f"ε = {target}, δ = {delta:g}, {count(epochs, 'epoch')}{' with decay' if rate else ''}; z0 by both"
+        yield close(got, wanted, case, slips=slips)
+
+
+def _beyond(mu: float, target: float, delta: float) -> float:
+    return gdp_epsilon(mu, delta) - target
+
+
+def total_mu(z: np.ndarray) -> float:
+    """μ of a run with these noise multipliers."""
+    return GaussianDP(Schedule(z, np.ones(len(z)))).mu
 
 
 def _bill(answer: Any, cases: np.random.Generator) -> Differences:
@@ -59,4 +87,4 @@ def _bill(answer: Any, cases: np.random.Generator) -> Differences:
     )
 
 
-EXERCISES = exercises_of(__file__, compose=_compose, bill=_bill)
+EXERCISES = exercises_of(__file__, noise=_noise, bill=_bill)

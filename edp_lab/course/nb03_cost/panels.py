@@ -408,7 +408,7 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
         Tile("factor e^ε", f"about {short(result.digits)} digits", "how much likelier an outcome may be", "printed"),
-        f"At T = {result.epochs} {fits}.",
+        f"At T = {result.epochs}, {fits}.",
     )
 
 
@@ -421,6 +421,7 @@ def draw_settings(result: Behind) -> Figure:
         line("z", PLAIN, x=x, y=z0, hovertemplate="T = %{x}: z = %{y:.3g}" + fig.ALONE),
         {**fig.hline(0), "type": "rect", **band},
         fig.vline(result.epochs),
+        top=44,
         xaxis=axis("epochs T", [0, MAX_EPOCHS + 1]),
         yaxis=logs("z (band: the paper's range)", [-7, 1]),
     )

@@ -129,7 +129,7 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
     return Panel(
         "Sound or printed?",
-        "How well one step hides a sentence, as claimed and as printed; its noise and ε by the number of GPUs.",
+        "How well one step hides a sentence, as claimed and as printed, by the number of GPUs.",
         same_z,
         [draw_bells, draw_by_devices],
         words.promise,
@@ -287,7 +287,7 @@ def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
     pulls = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0]
     return Panel(
         "Algorithm 1, line by line",
-        "The gradients of N devices after each line, one point each, in a model of two layers with one weight each.",
+        "The gradients of N devices after each line, in a model of two weights.",
         partial(algorithm1, seed=seed),
         [(draw_stages, "1 1 100%")],
         words.stages,

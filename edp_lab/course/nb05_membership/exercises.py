@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from edp_lab.attacks.statistics import advantage, auc, tpr_at_fpr
+from edp_lab.attacks.statistics import advantage, auc, clopper_pearson, tpr_at_fpr
 from edp_lab.course.kit.exercises import Differences, chosen, close, exercises_of, given
 from edp_lab.course.nb05_membership.panels import sharp_and_blunt
 
@@ -17,17 +18,66 @@ WELL_KNOWN = 2.0  # on top, of a text that the training set has several times
 
 
 def _tpr(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library: scores with and without ties, with room for one and for many false accusations."""
-    for ties, size, crowd in ((False, 20, 3_000), (True, 120, 150), (False, 1_000, 1_200), (False, 100, 90)):
-        members, others = cases.normal(0.8, 1, crowd), cases.normal(0, 1, size)
+    """Against the library: with and without ties, room for one and for many false accusations, no hit, hits only."""
+    for ties, size, crowd, shift in (
+        (False, 20, 3_000, 0.8),
+        (True, 120, 150, 0.8),
+        (False, 1_000, 1_200, 0.8),
+        (False, 100, 90, 0.8),
+        (False, 100, 60, -20.0),
+        (False, 100, 60, 20.0),
+    ):
+        members, others = cases.normal(shift, 1, crowd), cases.normal(0, 1, size)
         if ties:
             members, others = members.round(1), others.round(1)
         fpr = int(cases.integers(1, 8)) / size if size < 1_000 else round(float(cases.uniform(0.0105, 0.3)), 4)
+        equal = ", some with equal scores" if ties else ""
+        where = f"{crowd:,} members, {size:,} non-members{equal}: "
+        got = np.asarray(given(answer(members.copy(), others.copy(), fpr)), dtype=float)
+        if got.shape != (3,):
+            yield "return three numbers: the TPR, and the lower and the upper end of its interval."
         wanted = tpr_at_fpr(members, others, fpr)
         assert wanted is not None  # at least one of the non-members is allowed
-        equal = ", some with equal scores" if ties else ""
-        quantity = f"{crowd:,} members, {size:,} non-members{equal}: TPR at FPR {fpr:g}"
-        yield close(answer(members.copy(), others.copy(), fpr), wanted.value, quantity)
+        yield close(got[0], wanted.value, f"{where}TPR at FPR {fpr:g}", slips=_thresholds(members, others, fpr))
+        hits = round(wanted.value * crowd)
+        quantity = f"{where}interval of {hits:,} found of {crowd:,}"
+        yield close(got[1:], wanted.interval, quantity, slips=_intervals(hits, crowd))
+
+
+def _thresholds(members: np.ndarray, others: np.ndarray, fpr: float) -> dict[str, float]:
+    """By what is said of it, the TPR at a threshold that a known slip chooses."""
+    allowed, ranked = math.floor(fpr * len(others) + 1e-9), np.sort(others)[::-1]
+    everybody = np.sort(np.concatenate([members, others]))[::-1]
+    found = {
+        "that accuses one stranger too many: call those members who score *above* the threshold": members
+        >= ranked[allowed],
+        "that accuses one stranger too few: the (k + 1)-th highest has index k": members > ranked[allowed - 1],
+        "`np.quantile` interpolates between two strangers, which accuses too many": members
+        > np.quantile(others, 1 - fpr),
+        "the members have no say in the threshold: sort the strangers alone": members
+        > everybody[int(fpr * len(everybody) + 1e-9)],
+    }
+    return {f"{sentence}.": float(np.mean(hits)) for sentence, hits in found.items()}
+
+
+def _intervals(hits: int, members: int) -> dict[str, list[float]]:
+    """By what is said of it, an interval by a known slip."""
+    rate = hits / members
+    reach = 1.96 * math.sqrt(rate * (1 - rate) / members)
+    lower, upper = clopper_pearson(hits, members)
+    shifted = clopper_pearson(hits - 1, members)[1] if hits else 0.0
+    return {
+        "that is the normal approximation, which is too narrow for rates near 0 or 1: solve for both ends.": [
+            rate - reach,
+            rate + reach,
+        ],
+        "that leaves 5 % beyond each end: a 95 % interval leaves 2.5 %.": [*clopper_pearson(hits, members, 0.9)],
+        "your upper end is too low: 1 minus the chance of h or more is that of h - 1 or fewer, not of h.": [
+            lower,
+            shifted,
+        ],
+        "these ends are the other way round: the lower one comes first.": [upper, lower],
+    }
 
 
 def _compare(answer: Any, cases: np.random.Generator) -> Differences:

@@ -219,7 +219,7 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
     called = [0.05, 0.1, 0.2, 0.5, *map(float, range(1, 10)), *map(float, range(10, 101, 5))]
     return Panel(
         "Who was in the training set?",
-        "How many members an attack finds for each share of strangers that it accuses, and the scores behind it.",
+        "Members found against strangers accused, and the scores behind both.",
         partial(show_roc, attacks),
         [draw_roc, draw_scores],
         words.roc,
@@ -248,7 +248,7 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
             (True, False): f"The {claimed} does not allow this curve; the {guaranteed} does.",
             (False, True): f"The {claimed} allows this curve; the {guaranteed} does not.",
             (False, False): f"The {claimed} and the {guaranteed} both allow this curve, which proves nothing.",
-        }[result.beyond] + " This target was trained without noise."
+        }[result.beyond]
     of = f"of {count(result.result.members, 'sentence')}"
     members_found = Tile("members found", percent(result.hits.value), of)
     return members_found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), says
