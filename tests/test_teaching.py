@@ -5,7 +5,6 @@ import math
 import re
 import shlex
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,27 +139,84 @@ def test_the_key_of_the_lesson_is_what_the_library_says() -> None:
         confirm(check, re.sub("<!--.*?-->", "", page))
 
 
-def rows(page: str, cells: int) -> list[list[str]]:
-    """The rows of a page's tables that have so many cells."""
+def rows(page: str, cells: int, first: str) -> list[list[str]]:
+    """The rows of a page's tables that have so many cells, the first of them like this pattern."""
     lines = [line for line in (FOLDER / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    return [row for line in lines if len(row := [cell.strip(" `") for cell in line.strip("|").split("|")]) == cells]
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in found if len(row) == cells and re.fullmatch(first, row[0])]
 
 
-def test_the_lesson_and_the_sessions_fit_into_90_minutes() -> None:
-    steps = [tuple(map(int, row[0].split("-"))) for row in rows("README.md", 4) if re.fullmatch(r"\d+-\d+", row[0])]
-    assert [steps[0][0], steps[-1][1]] == [0, 90]
-    assert all(before[1] == after[0] for before, after in pairwise(steps))
-    sessions = [row for row in rows("README.md", 6) if row[0].isdigit()]
-    assert len(sessions) == 12
-    planned = {row[0]: row[2] for row in rows("../../notebooks/README.md", 5) if row[0] in NOTEBOOKS}
-    assert list(planned) == NOTEBOOKS
-    for _, notebook, *minutes, _ in sessions:
-        assert sum(map(int, minutes)) == 90
-        assert minutes[1] == planned.get(notebook, "0")
+@cache
+def notebook(number: str) -> str:
+    """The text of a notebook, without the addresses of its links."""
+    [path] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    text = "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+
+
+def minutes(number: str) -> dict[str, int]:
+    """The exercises of a notebook, with the minutes that it gives them."""
+    found = re.findall(
+        r"\*\*Exercise: [^*]+\*\* \((\d+) minutes.*?^# EXERCISE (\w+)$", notebook(number), re.DOTALL | re.M
+    )
+    return {name: int(given) for given, name in found}
+
+
+def exercises(text: str) -> list[tuple[str, str]]:
+    """The exercises that a text names like 00 `clip`, `refuted`."""
+    found = re.findall(r"\b(\d\d) ((?:`\w+`(?:, )?)+)", text)
+    return [(number, name) for number, names in found for name in re.findall(r"`(\w+)`", names)]
+
+
+def test_lessons_have_90_minutes_and_name_what_the_notebooks_have() -> None:
+    time, here, lessons = 90, "", 0
+    for span, where, students, *_ in rows("README.md", 5, r"\d+-\d+"):
+        start, end = map(int, span.split("-"))
+        lessons += start == 0
+        assert start == time % 90, span
+        time = end
+        here = next(iter(re.findall(r"^\d\d", where)), here)
+        for heading in re.findall(r"\*([^*]+)\*", where):
+            assert f"## {heading}\n" in notebook(here), heading
+        if here:
+            for control in re.findall(r"\*\*([^*]+)\*\*", students):
+                assert f"**{control}**" in notebook(here), control
+            assert end - start >= sum(minutes(here)[name] for name in re.findall(r"`(\w+)`", students)), span
+    assert (time, lessons) == (90, 5)
+
+
+def test_twelve_weeks_have_every_exercise_once_and_no_question_twice() -> None:
+    weeks = rows("README.md", 5, r"\d+")
+    planned = [exercise for week in weeks for exercise in exercises(" ".join(week[3:]))]
+    assert sorted(planned) == sorted((number, name) for number in NOTEBOOKS for name in minutes(number))
+    questions = re.findall(r"\d\d-\d", " ".join(week[2] for week in weeks))
+    assert len(weeks) == 12
+    assert len(set(questions)) == len(questions)
+    for *_, in_class, _ in weeks:
+        for choice in in_class.split(" or "):
+            assert sum(minutes(number)[name] for number, name in exercises(choice)) <= 25
+
+
+def test_the_guide_names_exercises_questions_and_sections_that_exist() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(name in minutes(number) for number, name in exercises(page))
+    assert {*re.findall(r"\b\d\d-\d\b", page)} <= {one.id for one in QUIZ}
+    shown = re.findall(r"\b(0\d|1[01]) \*([^*]+)\*:? ?(?:\*\*([^*]+)\*\*)?", page)
+    assert len(shown) > 40
+    for number, heading, control in shown:
+        assert f"## {heading}\n" in notebook(number), heading
+        assert not control or f"**{control}**" in notebook(number), control
+
+
+def test_projects_points_and_rooms_have_a_page_each() -> None:
+    guide = re.sub("<!--.*?-->", "", (FOLDER / "README.md").read_text(encoding="utf-8"))
+    sections = dict(part.split("\n", 1) for part in guide.split("\n## ")[1:])
+    for text in ((FOLDER / "projects.md").read_text(encoding="utf-8"), sections["Points"], sections["Rooms"]):
+        assert len(text.split()) <= 450
 
 
 def test_the_map_needs_what_the_notebooks_say_that_they_need() -> None:
-    mapped = {row[0]: (row[2], row[3]) for row in rows("../../notebooks/README.md", 5) if row[0] in NOTEBOOKS}
+    mapped = {row[0]: (row[2], row[3]) for row in rows("../../notebooks/README.md", 5, r"\d\d")}
     compared = 0
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
