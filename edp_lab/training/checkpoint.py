@@ -23,7 +23,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import edp_lab
-from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import Corpus
 from edp_lab.corpora.encoding import PieceFeatures
 from edp_lab.errors import UsageError
@@ -176,12 +175,11 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
 
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:
-    """Digest of the code, the settings, the corpora, the initial weights (also frozen ones) and the vocabulary."""
+    """Digest of the code, the settings, the corpus, the initial weights (also frozen ones) and the vocabulary."""
     code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
-    features, (source, _, name) = model.features, (settings["alpha"] or "").partition(":")
+    features = model.features
     words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
-    alpha = load_corpus(name).sha256 if source == "public" else settings["alpha"]
-    contents = json.dumps({**settings, "corpus": corpus.sha256, "alpha": alpha}, sort_keys=True)
+    contents = json.dumps({**settings, "corpus": corpus.sha256}, sort_keys=True)
     return digest(model.state_dict(), contents.encode(), words.encode(), *code)
 
 

@@ -111,8 +111,8 @@ class TrainConfig:
     ] = False
     alpha: Annotated[
         str | None,
-        "Layer scales: none, public:CORPUS, noised (a release of its own before the first step, billed) or private "
-        "(default: none; private if --as-printed).",
+        "Layer scales: none, noised (a release of its own before the first step, billed) or private (default: none; "
+        "private if --as-printed).",
     ] = None
     delta: Annotated[
         float | None,
@@ -147,8 +147,6 @@ class TrainConfig:
     keep_duplicates_together: Annotated[bool, "Keep verbatim duplicates on one side of the split."] = True
 
     def __post_init__(self) -> None:
-        from edp_lab.privacy import Alpha
-
         check_types(self)
         for name, value, known in (
             ("model", self.model, ("clc", "bert")),
@@ -178,8 +176,6 @@ class TrainConfig:
             check_whole(name, count, least, most)
         if self.delta is not None and not 0 < self.delta < 1:
             raise UsageError(f"delta is {self.delta}: it must lie between 0 and 1 (well below 1/n)")
-        if self.alpha is not None and self.alpha_source is Alpha.PUBLIC and not self.alpha_corpus:
-            raise UsageError("alpha 'public' needs a corpus: write public:NAME or public:PATH")
         if self.method == "edp-sgd" and self.num_devices >= self.batch_size:
             raise UsageError(
                 f"{self.num_devices} devices for a batch of {self.batch_size}: Algorithm 1 asks for fewer "
@@ -253,14 +249,9 @@ class TrainConfig:
 
         if self.alpha is None:
             return Alpha.PRIVATE if self.as_printed else Alpha.NONE
-        name = self.alpha.partition(":")[0]
-        if name not in tuple(Alpha):
-            raise UsageError(f"unknown alpha {self.alpha!r}: choose none, public:CORPUS, noised or private")
-        return Alpha(name)
-
-    @property
-    def alpha_corpus(self) -> str:
-        return (self.alpha or "").partition(":")[2]
+        if self.alpha not in ("none", "noised", "private"):
+            raise UsageError(f"unknown alpha {self.alpha!r}: choose none, noised or private")
+        return Alpha(self.alpha)
 
     def model_size(self) -> dict[str, float]:
         """The sizes to build the model with; a pretrained BERT brings its own."""

@@ -5,7 +5,7 @@ in a buffer or another tensor of theirs, such as BatchNorm's running statistics.
 
 **Layer scales** alpha_k, by which eDP-SGD divides each layer before it clips, come from
 
-    public    gradients on public text (`public_scales`): cost nothing
+    public    gradients on public text, in a training loop of your own: cost nothing
     noised    norms of a clipped mean gradient, with noise (`noised_scales`): a release of its own, which is counted
     private   the first private gradient, as in the paper (`mean_scales`): no guarantee is left
 
@@ -23,21 +23,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from edp_lab.corpora.catalog import load_corpus
 from edp_lab.errors import UsageError, check_whole
 from edp_lab.models.ghost_clipping.bookkeeping import row_norms
-from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.privacy.csprng import Purpose
 from edp_lab.privacy.exact_noise import Piece, add_exactly
 from edp_lab.training.batches import shard
-from edp_lab.training.config import NOISES, TrainConfig
+from edp_lab.training.config import NOISES
 from edp_lab.training.dp_step import SMALLEST_ALPHA, Clipped, Released, add_noise, clip, noise_stds
 from edp_lab.training.gradients import (
     FlatGradient,
@@ -46,7 +43,6 @@ from edp_lab.training.gradients import (
     MicroGradients,
     check_finite,
     layer_norms,
-    model_gradients,
     most_micro_batches,
     trainable,
 )
@@ -277,8 +273,6 @@ def _number(node: Any) -> int:
 
 # ---- Layer scales ----------------------------------------------------------------------------------------------------
 
-MOST_SHARED = 0.1  # share of "public" utterances that may also be in the training set: short commands coincide
-
 
 def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
     """alpha_k (K): norm of the devices' mean gradient (P) per layer, largest 1; a layer without gradient gets 1."""
@@ -318,29 +312,3 @@ def noised_scales(
     add_exactly([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
     noised = noised.to(norms.device).clamp_min(std)
     return (noised / noised.max()).to(flat.gradient.dtype)
-
-
-def public_scales(
-    flat: FlatGradient, divisor: int, model: IntentSlotModel, config: TrainConfig, training: Sequence[tuple[str, ...]]
-) -> Tensor:
-    """alpha (K) from the first utterances of a public corpus that carry labels the model knows.
-
-    `training`: the tokens of each utterance to be protected, which a public corpus does not contain.
-    """
-    corpus = load_corpus(config.alpha_corpus)
-    usable = [u for u in corpus.utterances if model.labels.covers(u)][: config.batch_size]
-    if len(usable) < config.num_devices:
-        raise UsageError(
-            f"alpha corpus {config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
-            f"{config.corpus!r}: give public text annotated with the same labels"
-        )
-    protected = set(training)
-    if sum(u.tokens in protected for u in usable) > MOST_SHARED * len(usable):
-        raise UsageError(
-            f"alpha corpus {config.alpha_corpus!r} shares utterances with the training set, so it is not "
-            "public: give separate text"
-        )
-    micro_batches = np.array_split(np.arange(len(usable)), config.num_devices)
-    local = shard(config.num_devices, flat.rank, flat.world)
-    data, micro_batches = model.dataset(usable), micro_batches[local.start : local.stop]
-    return mean_scales(flat, divisor, model_gradients(model, data, micro_batches, None, flat.layout))

@@ -152,8 +152,7 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     assert set(own.intents) == set(load_corpus("smart-home-health").intents)
     first = [{u.tokens for u in one.utterances[:200]} for one in (own, load_corpus("smart-home-health"))]
     assert first[0] != first[1]
-    public = TrainConfig(corpus="atis", as_printed=True, alpha="public:smart-home", z0=0.5, private_seed=True)
-    found = shadow_config(public, own)
+    found = shadow_config(TrainConfig(corpus="atis", as_printed=True, z0=0.5, private_seed=True), own)
     assert (found.z0, found.as_printed, found.alpha_source, found.private_seed) == (0.5, True, "private", False)
 
 
