@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 import re
 import sys
@@ -48,7 +47,7 @@ Size = Annotated[str, "paper, medium or small."]
 
 
 class _Command(TyperCommand):
-    """Refuses before it begins what no option of any command can mean."""
+    """Says in one word that it was interrupted."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """In a list of commands its whole first sentence, on two lines if need be."""
@@ -60,32 +59,6 @@ class _Command(TyperCommand):
         except KeyboardInterrupt:
             echo("interrupted", error=True)
             raise
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {option for parameter in self.params for option in parameter.opts}
-        for before, arg in zip(["", *args], args, strict=False):
-            option, equals, value = arg.partition("=")
-            option, value = (option, value) if equals and arg.startswith("--") else (before, arg)
-            if not value.strip() and (option in known or not option.startswith("-")):  # another program's may be empty
-                what = option if option.startswith("-") else "an argument"
-                raise UsageError(f"{what} is empty: give it a value, or drop it")
-        rest = super().parse_args(ctx, args)
-        for parameter in self.params:
-            value = ctx.params.get(str(parameter.name))
-            for item in value if isinstance(value, list | tuple) else [value]:
-                _refuse_nonsense(parameter.opts[-1], item)
-        return rest
-
-
-def _refuse_nonsense(option: str, value: Any) -> None:
-    """Numbers that are not finite, control characters, and ``-`` for a file."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{option} is {value}: give a finite number")
-    text = str(value) if isinstance(value, Path) else "".join(value.split()) if isinstance(value, str) else ""
-    if any(char < " " or char == "\x7f" for char in text):
-        raise UsageError(f"{option} is {str(value)!r}: give it without control characters")
-    if value == Path("-"):
-        raise UsageError(f"{option} is '-', but neither reads nor writes a pipe: give a name, such as ./-")
 
 
 class App(typer.Typer):
