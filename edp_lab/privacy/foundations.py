@@ -8,7 +8,7 @@ more than 2^53 times the noise swallows it whole. Good for a course; a release t
 discrete mechanism and a cryptographic generator.
 
 What no guarantee covers raises `UsageError` before anything is drawn: an epsilon, sensitivity, sigma or scale that is
-not positive and finite, delta outside (0, 1), fewer than two categories, values or scores that are NaN or infinite.
+not positive and finite, delta outside (0, 1), answers other than 0 and 1, values or scores that are NaN or infinite.
 In composition a guarantee is an `EpsilonDelta`, or any pair: an infinite epsilon or a delta of 1 promises nothing and
 is passed on; a negative or NaN epsilon and a delta outside [0, 1] raise `UsageError`.
 """
@@ -32,60 +32,44 @@ ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
 
 
 class Frequencies(NamedTuple):
-    """An unbiased estimate of each category's share and its standard error, both (categories,)."""
+    """An unbiased estimate of the share of each answer, 0 and 1, and its standard error, both (2)."""
 
     estimate: NDArray[np.float64]
     standard_error: NDArray[np.float64]
 
 
-def truth_probability(epsilon: float, categories: int = 2) -> float:
-    """The probability p = e^eps / (e^eps + k - 1) with which randomised response tells the truth."""
-    lie, gap = _response(epsilon, categories)
+def truth_probability(epsilon: float) -> float:
+    """The probability p = e^eps / (e^eps + 1) with which randomised response tells the truth; two coins: ln 3, 3/4."""
+    lie, gap = _response(epsilon)
     return lie + gap
 
 
-def response_epsilon(truth: float, categories: int = 2) -> float:
-    """The epsilon of a response that is true with probability `truth` and else any other category: |ln(p / l)|.
-
-    l = (1 - p) / (k - 1) is the probability of each lie. 0 at p = 1/k (pure noise), inf at p = 0 or 1. Two coins
-    (heads: the truth, else the second coin's side) have p = 3/4 and epsilon ln 3.
-    """
-    check_whole("the number of categories", categories, 2)
-    if not 0 <= truth <= 1:
-        raise UsageError(f"the probability of truth is {truth}: it must lie between 0 and 1")
-    if truth in (0, 1):
-        return math.inf
-    return abs(math.log(truth) + math.log(categories - 1) - math.log1p(-truth))
-
-
-def randomised_response(
-    answers: ArrayLike, epsilon: float, rng: np.random.Generator, categories: int = 2
-) -> NDArray[np.int64]:
-    """Each answer 0 ... k-1 kept with `truth_probability`, else replaced by one of the others; any shape.
+def randomised_response(answers: ArrayLike, epsilon: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Each answer 0 or 1 kept with `truth_probability`, else replaced by the other; any shape.
 
     Guarantee: every answer by itself is epsilon-DP against everyone, the collector included (local DP, replacing
-    one answer by any other); exactly that epsilon, no less. One person's m answers cost m epsilon.
-    Source: Warner 1965 for k = 2; Kairouz, Oh and Viswanath 2014 for any k.
+    one answer by the other); exactly that epsilon, no less. One person's m answers cost m epsilon.
+    Source: Warner 1965.
     """
-    lie, _ = _response(epsilon, categories)
-    truth = _check_answers(answers, categories)
+    lie, _ = _response(epsilon)
+    truth = _check_answers(answers)
     # random() is a multiple of 2^-53, so the comparison rounds the probability of a lie up, never to 0.
-    lies = rng.random(truth.shape) < max((categories - 1) * lie, 2.0**-53)
-    return np.where(lies, (truth + rng.integers(1, categories, truth.shape)) % categories, truth)
+    lies = rng.random(truth.shape) < max(lie, 2.0**-53)
+    return np.where(lies, 1 - truth, truth)
 
 
-def estimate_frequencies(responses: ArrayLike, epsilon: float, categories: int = 2) -> Frequencies:
-    """The shares of the true answers, from randomised responses: (share of responses - l) / (p - l).
+def estimate_frequencies(responses: ArrayLike, epsilon: float) -> Frequencies:
+    """The shares of the true answers, from randomised responses: (share of responses - l) / (p - l), l = 1 - p.
 
     Unbiased, and therefore sometimes below 0 or above 1; the shares sum to 1. The standard error is that of a
     random sample from a population, hence a little too large for the shares among the respondents themselves; it
-    is itself an estimate, and 0 for a category that nobody named. Only post-processing: costs no privacy.
+    is itself an estimate, and 0 if all responses agree. Only post-processing: costs no privacy.
     """
-    lie, gap = _response(epsilon, categories)
-    noisy = _check_answers(responses, categories).ravel()
+    lie, gap = _response(epsilon)
+    noisy = _check_answers(responses).ravel()
     if not noisy.size:
         raise UsageError("there are no responses: an estimate needs at least one")
-    share = np.bincount(noisy, minlength=categories) / noisy.size
+    share = np.bincount(noisy, minlength=2) / noisy.size
     return Frequencies((share - lie) / gap, np.sqrt(share * (1 - share) / noisy.size) / gap)
 
 
@@ -153,38 +137,32 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
 
 
 def report_noisy_max(
-    scores: ArrayLike,
-    sensitivity: float,
-    epsilon: float,
-    rng: np.random.Generator,
-    monotone: bool = False,
+    scores: ArrayLike, sensitivity: float, epsilon: float, rng: np.random.Generator
 ) -> NDArray[np.intp]:
     """The index of the largest score after Laplace noise of scale 2 sensitivity / epsilon; (..., candidates) -> (...).
 
     Guarantee: each choice is epsilon-DP, however many candidates, if no score moves by more than `sensitivity`
-    between neighbours. With `monotone` the scale halves, which is sound only if no neighbour moves one score up and
-    another down. Counts are monotone under add/remove (noise 1 / epsilon), but not under replace-one, where a vote
-    leaves one candidate for another (noise 2 / epsilon). Only the index is covered: the noisy maximum itself is not.
-    Why it holds: given the others' noise, the winner needs noise above a threshold, neighbours move that threshold
-    by at most 2 sensitivity (1 if monotone), and P[noise > x] falls by at most e^(d / scale) over a distance d.
+    between neighbours, such as counts under replace-one, where a vote leaves one candidate for another. Only the index
+    is covered: the noisy maximum itself is not. Why it holds: given the others' noise, the winner needs noise above a
+    threshold, neighbours move that threshold by at most 2 sensitivity, and P[noise > x] falls by at most e^(d / scale)
+    over a distance d.
     Source: Dwork and Roth 2014, claim 3.9.
     """
-    scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
+    scale = 2 * laplace_scale(sensitivity, epsilon)
     points = _behind_the_best(scores)
     return np.argmax(points + rng.laplace(scale=scale, size=points.shape), axis=-1)
 
 
 def local_count_error(people: int, epsilon: float) -> float:
     """Standard error of a count from `randomised_response`, whatever the truth; global DP has sqrt(2) / epsilon."""
-    lie, gap = _response(epsilon, 2)
+    lie, gap = _response(epsilon)
     return math.sqrt(check_positive("people", people) * lie * (lie + gap)) / gap
 
 
-def _response(epsilon: float, categories: int) -> tuple[float, float]:
-    """Probability of each lie, and how much likelier the truth is: both without cancellation."""
+def _response(epsilon: float) -> tuple[float, float]:
+    """Probability of a lie, and how much likelier the truth is: both without cancellation."""
     check_positive("epsilon", epsilon)
-    check_whole("the number of categories", categories, 2)
-    total = 1 + (categories - 1) * math.exp(-epsilon)
+    total = 1 + math.exp(-epsilon)
     return math.exp(-epsilon) / total, -math.expm1(-epsilon) / total
 
 
@@ -194,10 +172,10 @@ def check_positive(name: str, value: float) -> float:
     return value
 
 
-def _check_answers(answers: ArrayLike, categories: int) -> NDArray[np.int64]:
+def _check_answers(answers: ArrayLike) -> NDArray[np.int64]:
     array = np.asarray(answers)
-    if array.size and not (array.dtype.kind in "biu" and array.min() >= 0 and array.max() < categories):
-        raise UsageError(f"answers must be whole numbers from 0 to {categories - 1}, the number of categories less 1")
+    if array.size and not (array.dtype.kind in "biu" and array.min() >= 0 and array.max() < 2):
+        raise UsageError("answers must be 0 or 1")
     return array.astype(np.int64)
 
 
