@@ -241,15 +241,6 @@ def as_printed(gradients: Tensor, threshold: float) -> Tensor:
     return torch.where(norms <= threshold, (threshold * units).to(gradients.dtype), gradients)
 
 
-def clipped_mean(gradients: Tensor, threshold: float) -> Tensor:
-    """What Algorithm 7 does as printed (T8): the mean of a batch, clipped by its norm: (B, P) -> (P).
-
-    One example can turn the mean anywhere, so that it moves by up to twice the threshold, however large the batch: the
-    mean of gradients that were clipped one by one moves by the threshold over B.
-    """
-    return by_norm(gradients.mean(0, keepdim=True), threshold)[0]
-
-
 class Rule(NamedTuple):
     """A way to bound gradients, and what it bounds.
 
