@@ -20,7 +20,6 @@ from edp_lab.files import given_path, parse_tensors, read_bytes, read_json, regu
 
 DIMENSIONS = 100  # of vectors trained here
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
-PICKLES = (".model", ".kv", ".pkl", ".pickle", ".npy", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
     """The `most` most frequent words of a fastText ``.vec`` file, or of a folder that `save` wrote.
 
     Raises:
-        UsageError: missing or damaged. Files of Python pickles, such as
-            gensim's own ``.model``, are refused.
+        UsageError: missing or damaged, or no ``.vec`` file: pickles, such as gensim's own, are not opened.
     """
     path = given_path(path)
     if path.is_dir():
@@ -75,11 +73,6 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
         raise UsageError(f"{path} does not exist: give a .vec file, or a folder that `edp-lab pretrain` made")
     if regular(path).suffix == ".vec":
         return _read_text(path, most)
-    if path.suffix in PICKLES:
-        raise UsageError(
-            f"{path} is a Python pickle, which can run any program when it is opened: save the vectors as "
-            f"text instead (gensim: model.wv.save_word2vec_format('{path.stem}.vec'))"
-        )
     raise UsageError(
         f"{path} is no .vec file: give the text form of fastText's vectors, which is published beside .bin"
     )

@@ -122,12 +122,6 @@ def load_state(
 def _position(fields: Any, steps: int) -> RunPosition:
     """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
     position = RunPosition(**fields)
-    whole = (position.epoch, position.step_in_epoch, position.step, position.examples)
-    sums = [position.loss, position.seconds, *(row[name] for row in position.rows for name in ("loss", "seconds"))]
-    if any(type(number) is not int or number < 0 for number in whole) or not all(
-        math.isfinite(number) for number in sums
-    ):
-        raise ValueError("a number that no run has")
     if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
         raise ValueError("another number of steps")
     if len(position.rows) != position.epoch or not isinstance(position.chain, str | None):

@@ -1,6 +1,5 @@
 """Ways to an epsilon that is smaller than the truth: each is refused, and the refusal names what is wrong."""
 
-import math
 
 import pytest
 import torch
@@ -238,21 +237,12 @@ def test_what_holds_is_that_of_the_sampler_that_was_used():
     assert shuffled.measured == min(kept, dropped) > 4.3  # nobody says whether the last batch, of 96, was used
     assert judged(claimed=10.0).status == "not proven"
     assert judged(claimed=17.9).status == "holds"
-    assert judged(sampler="poisson", claimed=0.7 * tight).status == "false"
+    assert judged(sampler="poisson", claimed=0.7 * tight).status == "not proven"
     shared = judged(micro_batch_size=16, claimed=17.9)
     assert (shared.status, shared.guaranteed) == ("not proven", gdp_epsilon(2 * 10**0.5, 1e-5))
     assert judged(sampler="poisson", micro_batch_size=16, claimed=1e6).guaranteed is None
     by_rate = judged(batch_size=None, sampling_rate=256 / 60_000, epochs=None, steps=2340)
     assert by_rate[:4] == shuffled._replace(claimed=1.1)[:4]
-
-
-@pytest.mark.parametrize(("n", "batch", "epochs"), [(2641, 1024, 10), (2025, 900, 12), (1000, 256, 10)])
-def test_what_opacus_accounts_for_its_own_steps_is_never_called_false(n, batch, epochs):
-    """Its sampling rate is 1 over whole steps of an epoch, which is less than the batch size over n."""
-    steps = math.ceil(n / batch)
-    theirs = PrivacyLossDistribution(Schedule([2.0], [epochs * steps], 1 / steps)).epsilon(1e-4)
-    claim = {"n": n, "batch_size": batch, "epochs": epochs, "noise_multiplier": 2.0, "delta": 1e-4}
-    assert judged(sampler="poisson", claimed=theirs * 0.999, **claim).status == "not proven"
 
 
 @pytest.mark.parametrize("sampler", ["shuffle", "poisson"])
