@@ -202,25 +202,16 @@ def _behind_the_best(scores: ArrayLike) -> NDArray[np.float64]:
 
 STAR = "*"
 Text = NDArray[np.str_]
+Form = Callable[[str], str]  # of a value; a column has ever broader ones, from the value itself to "*"
 
 
-class Hierarchy(NamedTuple):
-    """How the values of one column get broader: `widen[0]` keeps them, the last makes them "*"."""
-
-    name: str
-    widen: tuple[Callable[[str], str], ...]
-
-    def at(self, level: int, column: Text) -> Text:
-        return np.array([self.widen[level](str(value)) for value in column], dtype=np.str_)
-
-
-def generalise_code(length: int) -> tuple[Callable[[str], str], ...]:
-    """Levels of a code such as a postal code: its last 0 ... `length` characters starred, all of them as one "*"."""
+def generalise_code(length: int) -> tuple[Form, ...]:
+    """Forms of a code such as a postal code: its last 0 ... `length` characters starred, all of them as one "*"."""
     return (*(partial(_keep, count) for count in range(length, 0, -1)), star)
 
 
-def generalise_number(*widths: int) -> tuple[Callable[[str], str], ...]:
-    """Levels of a whole number: itself, the band of each width that it lies in ("30-39"), "*"."""
+def generalise_number(*widths: int) -> tuple[Form, ...]:
+    """Forms of a whole number: itself, the band of each width that it lies in ("30-39"), "*"."""
     return (str, *(partial(_band, width) for width in widths), star)
 
 
@@ -237,17 +228,8 @@ def star(value: str) -> str:
     return STAR
 
 
-class Release(NamedTuple):
-    """What is published of the quasi-identifiers."""
-
-    rows: Text  # (records, columns), in the order of the original
-    levels: tuple[int, ...]  # by column, its level in `hierarchies`
-    suppressed: NDArray[np.bool_]  # (records,), all of which is "*" although the levels would have shown some of it
-    hierarchies: tuple[Hierarchy, ...]
-
-    @property
-    def anonymity(self) -> int:
-        return anonymity(self.rows)
+def _in_form(form: Form, column: Text) -> Text:
+    return np.array([form(str(value)) for value in column], dtype=np.str_)
 
 
 def anonymity(rows: ArrayLike) -> int:
@@ -261,32 +243,35 @@ def _class_sizes(rows: Text) -> NDArray[np.int64]:
     return counts[place.ravel()]
 
 
-def anonymise(rows: Text, hierarchies: Sequence[Hierarchy], k: int, most_suppressed: float) -> Release:
+class Release(NamedTuple):
+    """What is published of the quasi-identifiers."""
+
+    rows: Text  # (records, columns), in the order of the original; of a suppressed record all is "*"
+    forms: tuple[Form, ...]  # of each column
+
+
+def anonymise(rows: Text, forms: Sequence[tuple[Form, ...]], k: int, most_suppressed: float) -> Release:
     """The least generalised k-anonymous release, after suppressing at most a share `most_suppressed` of the records.
 
     Every column is generalised as a whole; a suppressed record is all "*", and these too are k or none. Least
     generalised: the smallest sum over columns of level / highest level, then the fewest suppressed records.
     """
-    best, least = None, (math.inf, 0)
-    columns = [
-        [h.at(level, column) for level in range(len(h.widen))] for h, column in zip(hierarchies, rows.T, strict=True)
-    ]
+    best, least = None, (math.inf, 0.0)
+    columns = [[_in_form(form, column) for form in known] for known, column in zip(forms, rows.T, strict=True)]
     for levels in itertools.product(*(range(len(column)) for column in columns)):
         shown = np.stack([column[level] for column, level in zip(columns, levels, strict=True)], axis=1)
         sizes = _class_sizes(shown)
         hidden = sizes < k
         if 0 < hidden.sum() < k and not hidden.all():  # too few to hide among: the smallest class joins them
             hidden |= (shown == shown[~hidden][sizes[~hidden].argmin()]).all(axis=1)
-        suppressed = hidden & (shown != STAR).any(axis=1)
-        release = Release(np.where(hidden[:, None], STAR, shown), levels, suppressed, tuple(hierarchies))
-        breadth = sum(level / max(1, len(h.widen) - 1) for level, h in zip(levels, hierarchies, strict=True))
-        cost = breadth, int(suppressed.sum())
-        if cost < least and suppressed.mean() <= most_suppressed and release.anonymity >= k:
-            best, least = release, cost
+        released = np.where(hidden[:, None], STAR, shown)
+        suppressed = float((released != shown).any(axis=1).mean())
+        cost = sum(level / max(1, len(known) - 1) for level, known in zip(levels, forms, strict=True)), suppressed
+        if cost < least and suppressed <= most_suppressed and anonymity(released) >= k:
+            chosen = tuple(known[level] for level, known in zip(levels, forms, strict=True))
+            best, least = Release(released, chosen), cost
     if best is None:
-        raise UsageError(
-            f"no levels make the table {k}-anonymous: lower k, or let the last level of all columns be '*'"
-        )
+        raise UsageError(f"no forms make the table {k}-anonymous: lower k, or let the last form of all columns be '*'")
     return best
 
 
@@ -295,26 +280,15 @@ class Linkage(NamedTuple):
 
     rows_per_person: NDArray[np.int64]  # (people,), how many released rows can belong to each
     identified: NDArray[np.bool_]  # (records,), True where only one of the people fits: certain if the list is complete
-    disclosed: NDArray[np.bool_]  # (people,), True where all rows that can be theirs hold the same secret
 
 
-def link(release: Release, people: Text, secrets: ArrayLike) -> Linkage:
-    """The linkage attack: which released rows, one of the `secrets` (records,) each, can belong to whom."""
-    classes, place = np.unique(release.rows, axis=0, return_inverse=True)
-    place = place.ravel()
+def link(release: Release, people: Text) -> Linkage:
+    """The linkage attack: which released rows can belong to whom."""
+    classes, place, counts = np.unique(release.rows, axis=0, return_inverse=True, return_counts=True)
     fits = np.ones((len(classes), len(people)), dtype=np.bool_)  # which class can hold which of the people
-    for h, level, cell, value in zip(release.hierarchies, release.levels, classes.T, people.T, strict=True):
-        fits &= (cell[:, None] == h.at(level, value)) | (cell[:, None] == STAR)
-    codes = np.unique(secrets, return_inverse=True)[1].ravel()
-    first, last = np.full(len(classes), codes.size), np.full(len(classes), -1)  # equal where all share one secret
-    np.minimum.at(first, place, codes)
-    np.maximum.at(last, place, codes)
-    lowest, highest = (
-        np.where(fits, first[:, None], codes.size).min(axis=0),
-        np.where(fits, last[:, None], -1).max(axis=0),
-    )
-    rows_per_person = (fits * np.bincount(place)[:, None]).sum(axis=0)
-    return Linkage(rows_per_person, fits.sum(axis=1)[place] == 1, lowest == highest)
+    for form, cell, value in zip(release.forms, classes.T, people.T, strict=True):
+        fits &= (cell[:, None] == _in_form(form, value)) | (cell[:, None] == STAR)
+    return Linkage((fits * counts[:, None]).sum(axis=0), fits.sum(axis=1)[place.ravel()] == 1)
 
 
 # ---- Composition -----------------------------------------------------------------------------------------------------
