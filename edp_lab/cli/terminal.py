@@ -159,7 +159,6 @@ def neighbours_named(text: str | None) -> Any:
 WIDTH = 120  # columns, at most
 # Characters that command a terminal, and those that turn the direction of writing.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
 def shown(text: str) -> str:
@@ -227,9 +226,9 @@ class Screen(Console):
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **how)
 
-    def table(self, lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> None:
+    def table(self, lines: Sequence[Sequence[str]], **look: Any) -> None:
         """See `table`."""
-        super().print(table(lines, groups, **look))
+        super().print(table(lines, **look))
 
     def report(self, report: Report) -> None:
         """The title, then names and values in two columns, then the notes."""
@@ -246,24 +245,17 @@ class Screen(Console):
             self.print(note)
 
 
-def table(lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> Table:
+def table(lines: Sequence[Sequence[str]], **look: Any) -> Table:
     """The first line holds the headings. The first column stands to the left, the others to the right.
 
-    Args:
-        groups: rows with the same first cell have a line around them, and their first cells so often only once.
-        look: of the table, for rich.
+    `look`: of the table, for rich.
     """
     made = Table(**{"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, **look})
     heading, *rows = [[*map(shown, line)] for line in lines]
     for place, name in enumerate(heading):
         made.add_column(name, justify="right" if place else "left", overflow="fold")
-    before = None
     for row in rows:
-        again = groups and row[0] == before
-        if groups and before is not None and not again:
-            made.add_section()
-        made.add_row(*([""] * groups if again else row[:groups]), *row[groups:])
-        before = row[0]
+        made.add_row(*row)
     return made
 
 
@@ -281,7 +273,6 @@ def bar(
     *columns: ProgressColumn,
     total: float | None = None,
     quiet: bool = False,
-    patience: float = 0.0,
     **more: Any,
 ) -> Iterator[tuple[Callable[..., None], Callable[[str], None]]]:
     """On standard error: a bar on a terminal, moved by the first function; and lines everywhere, by the second.
@@ -289,16 +280,14 @@ def bar(
     Args:
         columns: of the bar, for rich; none: its own.
         quiet: nothing at all, because another process speaks.
-        patience: seconds before the bar appears.
         more: values of the task that columns show.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as moving:
-        task = moving.add_task(what, total=total, visible=not patience, **more)
+        task = moving.add_task(what, total=total, **more)
 
         def update(completed: float | None = None, total: float | None = None, **change: Any) -> None:
-            patient = (moving.tasks[0].elapsed or 0) < patience
-            moving.update(task, completed=completed, total=total, visible=not patient, **change)
+            moving.update(task, completed=completed, total=total, **change)
 
         def say(line: str) -> None:
             if console.is_terminal and not quiet:

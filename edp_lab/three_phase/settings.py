@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edp_lab.errors import UsageError, check_types
-from edp_lab.training.config import CORES, COUNT, SEED
+from edp_lab.training.config import COUNT, SEED
 
 if TYPE_CHECKING:
     from edp_lab.three_phase.votes import Aggregator
@@ -131,9 +131,6 @@ class ThreePhaseSettings:
     epochs: Annotated[int | None, "Epochs of every network (default: as its examples need).", COUNT] = None
     seed: Annotated[int, "Published, so that the run can be repeated.", SEED] = 0
     private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon holds."] = False
-    workers: Annotated[
-        int | None, "Processes that train instructors (default: one, or one per core for mnist).", CORES
-    ] = None
 
     def __post_init__(self) -> None:
         from edp_lab.privacy.gdp import check_delta
@@ -143,7 +140,7 @@ class ThreePhaseSettings:
         object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
             raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
-        for name in ("instructors", "labels", "workers", "epochs"):
+        for name in ("instructors", "labels", "epochs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"the number of {name} is {value}: it must be at least 1")
