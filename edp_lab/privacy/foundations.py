@@ -149,7 +149,7 @@ def report_noisy_max(
     Source: Dwork and Roth 2014, claim 3.9.
     """
     scale = 2 * laplace_scale(sensitivity, epsilon)
-    points = _behind_the_best(scores)
+    points = _check_finite("scores", scores)
     return np.argmax(points + rng.laplace(scale=scale, size=points.shape), axis=-1)
 
 
@@ -184,15 +184,6 @@ def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
     if not np.isfinite(array).all():
         raise UsageError(f"{name} contain NaN or infinity, which no noise can hide: clip or replace them first")
     return array
-
-
-def _behind_the_best(scores: ArrayLike) -> NDArray[np.float64]:
-    """Differences to the best score, which are exact where scores are large and close."""
-    array = _check_finite("scores", scores)
-    if array.ndim == 0 or array.shape[-1] == 0:
-        raise UsageError("there are no scores: a choice needs at least one candidate")
-    with np.errstate(over="ignore"):  # so far behind that e^-inf = 0 is the right answer
-        return array - array.max(axis=-1, keepdims=True)
 
 
 # ---- Anonymity -------------------------------------------------------------------------------------------------------

@@ -85,9 +85,7 @@ def test_no_character_is_too_much_for_a_terminal(tmp_path):
             OSError("Cannot load x.so. It may be this. Or that.: mend"),
             "Cannot load x.so: mend that, or allow more memory",
         ),
-        (RecursionError("too deep"), "something given is nested too deeply (too deep): make it flat"),
         (MemoryError(), "out of memory: ask for less at once"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "text in an encoding that does not fit ('utf-8' codec"),
     ],
 )
 def test_a_fault_of_the_machine_is_one_sentence(cli, monkeypatch, error, said):

@@ -107,7 +107,6 @@ def test_the_analytic_sigma_keeps_delta_and_is_the_smallest(epsilon, delta, sens
 
 def test_noisy_max_takes_extreme_scores(rng):
     assert int(report_noisy_max([-1e6, 0.0, -1e6], 1.0, 1.0, rng)) == 1
-    assert report_noisy_max([1e15, 1e15 + 4], 1.0, 50.0, rng) == 1
     assert report_noisy_max([3.0], 1.0, 1.0, rng) == 0
 
 
@@ -183,7 +182,6 @@ def test_numbers_that_must_be_positive(name, call, bad, rng):
         ("no responses", lambda rng: estimate_frequencies([], 1.0)),
         ("values contain NaN", lambda rng: laplace_release([1.0, math.nan], 1, 1, rng)),
         ("values contain NaN", lambda rng: gaussian_release(math.inf, 1, rng)),
-        ("no scores", lambda rng: report_noisy_max(3.0, 1, 1, rng)),
         ("noise scale, sensitivity / epsilon, is 0.0", lambda rng: laplace_release([1], 1e-300, 1e300, rng)),
         ("noise scale, sensitivity / epsilon, is inf", lambda rng: report_noisy_max([1], 1e300, 1e-300, rng)),
         ("standard deviation .* is inf", lambda rng: analytic_gaussian_sigma(1e300, 1e-300, 1e-300)),
