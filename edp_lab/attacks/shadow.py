@@ -60,8 +60,6 @@ def attack_shadow(
     from sklearn.ensemble import RandomForestClassifier
 
     target = load_target(run)
-    if seed < 0:
-        raise UsageError(f"seed {seed} is negative: use 0 or more")
     name = shadow or default_shadow(target.config.corpus)
     corpus = shadow_corpus(name, target)
     if corpus.has_tags != target.corpus.has_tags:
@@ -166,8 +164,6 @@ def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]
 
     `corpus` brings the label sets; the seed of `config` shuffles `train`.
     """
-    if not train:
-        raise UsageError("a shadow model has no training set: give it utterances")
     run = Trainer(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
     for _ in range(config.epochs):
         run.epoch()
