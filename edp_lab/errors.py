@@ -69,6 +69,8 @@ def sentence(error: BaseException) -> str | None:
             if error.errno is None:  # a library that cannot be loaded says so at length
                 return f"{str(error).split('. ')[0]}: mend that, or allow more memory, then run it again"
             return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {hint_of(error)}"
+        case RuntimeError() if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
+            return f"{error}: give another path"
         case MemoryError():
             return f"out of memory{f' ({error})' if str(error) else ''}: ask for less at once, or end other programs"
     return None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edp_lab.corpora.encoding import Batch, Labels, WordFeatures
+from edp_lab.errors import UsageError
 from edp_lab.models.ghost_clipping.ops import PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel, dropout, max_pool
 from edp_lab.models.lstm import BiLSTM, Packing, bilstm
@@ -66,9 +67,11 @@ class CLC(IntentSlotModel):
         if vectors is None:
             self.words = nn.Embedding(count + unknown, self.size.word)
             nn.init.normal_(self.words.weight, std=0.5)
-        else:
+        elif len(vectors) == count:
             rows = torch.cat([vectors, torch.zeros(unknown, vectors.shape[1])])
             self.words = nn.Embedding.from_pretrained(rows, freeze=True)
+        else:
+            raise UsageError(f"{len(vectors)} word vectors for {count} words: give one vector per word")
         return self.words.embedding_dim
 
     def _word_vectors(self, batch: Batch, ops: PlainOps) -> Tensor:
