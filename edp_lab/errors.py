@@ -73,10 +73,6 @@ def sentence(error: BaseException) -> str | None:
             return f"{error}: give another path"
         case MemoryError():
             return f"out of memory{f' ({error})' if str(error) else ''}: ask for less at once, or end other programs"
-        case RecursionError():
-            return f"something given is nested too deeply ({error}): make it flat"
-        case UnicodeError():
-            return f"text in an encoding that does not fit ({error}): save it as UTF-8"
     return None
 
 

@@ -167,11 +167,6 @@ def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[
     """
     if shadows < 4 or shadows % 2:
         raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
-    if seed < 0:
-        raise UsageError(f"seed {seed} is negative: use 0 or more")
     texts = group_ids(pool)
-    count = len(np.unique(texts))
-    if count < 2:
-        raise UsageError("the pool has fewer than two texts: give more utterances to tell apart")
-    order = np.random.default_rng([seed, 0]).random((shadows, count)).argsort(axis=0)
+    order = np.random.default_rng([seed, 0]).random((shadows, len(np.unique(texts)))).argsort(axis=0)
     return order[:, texts] < shadows // 2

@@ -60,8 +60,6 @@ def attack_shadow(
     from sklearn.ensemble import RandomForestClassifier
 
     target = load_target(run)
-    if seed < 0:
-        raise UsageError(f"seed {seed} is negative: use 0 or more")
     name = shadow or default_shadow(target.config.corpus)
     corpus = shadow_corpus(name, target)
     if corpus.has_tags != target.corpus.has_tags:
@@ -131,13 +129,9 @@ def shadow_corpus(name: str, target: Target) -> Corpus:
 def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> TrainConfig:
     """The target's settings: the attacker is assumed to know them. Words, like the corpus, are the shadow's own.
 
-    So are layer scales: public ones come from a corpus with the target's labels, which the shadow lacks. `plain`: the
-    same training by SGD.
+    `plain`: the same training by SGD.
     """
-    public = (target.alpha or "").startswith("public")
-    config = replace(
-        target, corpus=corpus.name, processes=1, private_seed=False, alpha=None if public else target.alpha
-    )
+    config = replace(target, corpus=corpus.name, processes=1, private_seed=False)
     usual = TrainConfig(corpus.name)
     return replace(config, method="sgd", **{name: getattr(usual, name) for name in OF_PRIVACY}) if plain else config
 
@@ -170,8 +164,6 @@ def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]
 
     `corpus` brings the label sets; the seed of `config` shuffles `train`.
     """
-    if not train:
-        raise UsageError("a shadow model has no training set: give it utterances")
     run = Trainer(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
     for _ in range(config.epochs):
         run.epoch()
@@ -185,8 +177,9 @@ def shadow_cache(folder: Path | None) -> Path:
 
 def training_key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:
     """Digest of what shadow models trained on some of these utterances have in common, and of their order."""
-    alpha = load_corpus(config.alpha_corpus).sha256 if config.alpha_corpus else config.alpha
     settings = replace(config, corpus="", alpha=None, pretrained=None)
     weights = None if config.pretrained is None else content_of(config.pretrained)
     content = [[u.tokens, u.tags, u.intent] for u in utterances]
-    return content_key(["training", "membership"], settings, alpha, weights, corpus.intents, corpus.tags, content)
+    return content_key(
+        ["training", "membership"], settings, config.alpha, weights, corpus.intents, corpus.tags, content
+    )

@@ -19,15 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edp_lab.attacks.statistics import (
-    Bounds,
-    ErrorRate,
-    check_confidence,
-    error_rate,
-    lower_bounds,
-    mu_lower_bound,
-    upper_limit,
-)
+from edp_lab.attacks.statistics import Bounds, ErrorRate, check_confidence, error_rate, lower_bounds, upper_limit
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Guarantee, Mechanism, Variant, judge
 from edp_lab.privacy.csprng import key_from_seed
@@ -146,7 +138,6 @@ class MechanismAudit(Audit):
     """Claimed, guaranteed and measured epsilon of one step; the lower bound is the Gaussian one."""
 
     epsilon_if_alpha_public: float | None  # guaranteed if alpha came from public text, as it does for the draws
-    mu_lower_bound: float
     bounds: Bounds
     draws: int
     false_positive_rate: ErrorRate  # of guessing "present" without the canary
@@ -207,7 +198,6 @@ def audit_draws(
         f"{draws:,} draws a side",
         remark=as_if if mechanism.alpha is Alpha.PRIVATE else "",
         epsilon_if_alpha_public=guarantee.epsilon_if_alpha_public,
-        mu_lower_bound=mu_lower_bound(fpr.upper_limit, fnr.upper_limit),
         bounds=bounds,
         draws=draws,
         false_positive_rate=fpr,

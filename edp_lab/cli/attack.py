@@ -12,7 +12,6 @@ import typer
 
 from edp_lab.cli.account import AlphaMax, AsPrinted, MicroBatchSize, described, name_of
 from edp_lab.cli.terminal import (
-    PATIENCE,
     App,
     BatchSize,
     Clip,
@@ -110,7 +109,7 @@ def canaries(
         extracted = f"{row.extracted}/{len(row.exposures)}", "{:.2f}-{:.2f}".format(*row.extracted_interval)
         epsilon = up(row.epsilon_if_seed_secret, 3) if row.repetitions else "-"
         lines.append([row.method, str(row.repetitions), *exposure, *extracted, epsilon])
-    Screen().table(lines, groups=1)
+    Screen().table(lines)
     Screen().report(_canaries_to_read(rows, fillings))
 
 
@@ -261,7 +260,7 @@ def mechanism(
         )
     sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
     tested = described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
-    with bar("draws", total=2 * draws, patience=PATIENCE) as (update, _):
+    with bar("draws", total=2 * draws) as (update, _):
         audit = audit_mechanism(tested, delta, key_from_seed(seed), draws, confidence, update)
     answer(as_json, {**asdict(audit), "seed": seed}, _step_to_read(audit))
 
@@ -316,7 +315,7 @@ def one_run(
         dropout=0.0,  # it would only make canaries harder to remember
     )
     one_thread_if_small(size)
-    with bar("steps", patience=PATIENCE) as (update, _):
+    with bar("steps") as (update, _):
         audit = audit_one_run(config, canaries, linear, confidence, update)
     answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, _run_to_read(audit, corpus))
 

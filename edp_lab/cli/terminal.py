@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 import re
 import sys
@@ -48,7 +47,7 @@ Size = Annotated[str, "paper, medium or small."]
 
 
 class _Command(TyperCommand):
-    """Refuses before it begins what no option of any command can mean."""
+    """Says in one word that it was interrupted."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """In a list of commands its whole first sentence, on two lines if need be."""
@@ -60,32 +59,6 @@ class _Command(TyperCommand):
         except KeyboardInterrupt:
             echo("interrupted", error=True)
             raise
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {option for parameter in self.params for option in parameter.opts}
-        for before, arg in zip(["", *args], args, strict=False):
-            option, equals, value = arg.partition("=")
-            option, value = (option, value) if equals and arg.startswith("--") else (before, arg)
-            if not value.strip() and (option in known or not option.startswith("-")):  # another program's may be empty
-                what = option if option.startswith("-") else "an argument"
-                raise UsageError(f"{what} is empty: give it a value, or drop it")
-        rest = super().parse_args(ctx, args)
-        for parameter in self.params:
-            value = ctx.params.get(str(parameter.name))
-            for item in value if isinstance(value, list | tuple) else [value]:
-                _refuse_nonsense(parameter.opts[-1], item)
-        return rest
-
-
-def _refuse_nonsense(option: str, value: Any) -> None:
-    """Numbers that are not finite, control characters, and ``-`` for a file."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{option} is {value}: give a finite number")
-    text = str(value) if isinstance(value, Path) else "".join(value.split()) if isinstance(value, str) else ""
-    if any(char < " " or char == "\x7f" for char in text):
-        raise UsageError(f"{option} is {str(value)!r}: give it without control characters")
-    if value == Path("-"):
-        raise UsageError(f"{option} is '-', but neither reads nor writes a pipe: give a name, such as ./-")
 
 
 class App(typer.Typer):
@@ -186,7 +159,6 @@ def neighbours_named(text: str | None) -> Any:
 WIDTH = 120  # columns, at most
 # Characters that command a terminal, and those that turn the direction of writing.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-PATIENCE = 2.0  # seconds before a bar for what is mostly done sooner
 
 
 def shown(text: str) -> str:
@@ -254,9 +226,9 @@ class Screen(Console):
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **how)
 
-    def table(self, lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> None:
+    def table(self, lines: Sequence[Sequence[str]], **look: Any) -> None:
         """See `table`."""
-        super().print(table(lines, groups, **look))
+        super().print(table(lines, **look))
 
     def report(self, report: Report) -> None:
         """The title, then names and values in two columns, then the notes."""
@@ -273,24 +245,17 @@ class Screen(Console):
             self.print(note)
 
 
-def table(lines: Sequence[Sequence[str]], groups: int = 0, **look: Any) -> Table:
+def table(lines: Sequence[Sequence[str]], **look: Any) -> Table:
     """The first line holds the headings. The first column stands to the left, the others to the right.
 
-    Args:
-        groups: rows with the same first cell have a line around them, and their first cells so often only once.
-        look: of the table, for rich.
+    `look`: of the table, for rich.
     """
     made = Table(**{"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, **look})
     heading, *rows = [[*map(shown, line)] for line in lines]
     for place, name in enumerate(heading):
         made.add_column(name, justify="right" if place else "left", overflow="fold")
-    before = None
     for row in rows:
-        again = groups and row[0] == before
-        if groups and before is not None and not again:
-            made.add_section()
-        made.add_row(*([""] * groups if again else row[:groups]), *row[groups:])
-        before = row[0]
+        made.add_row(*row)
     return made
 
 
@@ -308,7 +273,6 @@ def bar(
     *columns: ProgressColumn,
     total: float | None = None,
     quiet: bool = False,
-    patience: float = 0.0,
     **more: Any,
 ) -> Iterator[tuple[Callable[..., None], Callable[[str], None]]]:
     """On standard error: a bar on a terminal, moved by the first function; and lines everywhere, by the second.
@@ -316,16 +280,14 @@ def bar(
     Args:
         columns: of the bar, for rich; none: its own.
         quiet: nothing at all, because another process speaks.
-        patience: seconds before the bar appears.
         more: values of the task that columns show.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as moving:
-        task = moving.add_task(what, total=total, visible=not patience, **more)
+        task = moving.add_task(what, total=total, **more)
 
         def update(completed: float | None = None, total: float | None = None, **change: Any) -> None:
-            patient = (moving.tasks[0].elapsed or 0) < patience
-            moving.update(task, completed=completed, total=total, visible=not patient, **change)
+            moving.update(task, completed=completed, total=total, **change)
 
         def say(line: str) -> None:
             if console.is_terminal and not quiet:

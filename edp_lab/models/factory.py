@@ -13,9 +13,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -34,8 +34,6 @@ from edp_lab.models.vectors import load_vectors
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 KINDS = ("clc", "bert")
-
-Size = TypeVar("Size")
 
 
 def build_model(
@@ -62,11 +60,11 @@ def build_model(
             to start from (see `edp_lab.models.public_start`), which brings its size; for BERT, a folder or hub name
             (see `load_bert`). Assumed public, or trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
-            sizes are theirs, and only its dropout can be given.
+            sizes are theirs, and only the dropout counts.
         frozen: all stays as the CLC to start from brings it, but for the heads and the CRF.
 
     Raises:
-        UsageError: unknown kind or size, pretrained weights that cannot be loaded, or a private BERT without
+        UsageError: unknown kind, pretrained weights that cannot be loaded, or a private BERT without
             any (its word pieces would be read off the private text).
     """
     if kind not in KINDS:
@@ -79,7 +77,7 @@ def build_model(
             return _build_bert(labels, training, private, pretrained, size)
         if pretrained is not None and from_start:
             return _from_start(pretrained, labels, size, frozen)
-        shape = _sized(CLCSize, size)
+        shape = CLCSize(**size or {})
         if pretrained is None:
             return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), shape)
         if Path(pretrained, "config.json").exists():
@@ -182,7 +180,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def _from_start(name: str, labels: Labels, size: Mapping[str, Any] | None, frozen: bool) -> CLC:
     model = warm_start(load_start(name), labels, frozen)
-    model.size = replace(model.size, dropout=_sized(CLCSize, size).dropout)
+    model.size = replace(model.size, dropout=CLCSize(**size or {}).dropout)
     return model
 
 
@@ -195,10 +193,8 @@ def _build_bert(
 ) -> IntentSlotModel:
     from edp_lab.models.bert import BertIntentSlot, BertSize, load_bert, new_bert  # transformers is slow to import
 
-    chosen = _sized(BertSize, size)
+    chosen = BertSize(**size or {})
     if pretrained is not None:
-        if fixed := set(size or ()) - {"dropout"}:
-            raise UsageError(f"BERT's {min(fixed)} is that of its pretrained weights: leave it out, or leave those out")
         bert, tokenizer = load_bert(pretrained)
     elif private:
         raise UsageError(
@@ -210,14 +206,6 @@ def _build_bert(
         bert = new_bert(chosen.architecture(tokenizer.get_vocab_size()))
     features = PieceFeatures(tokenizer, bert.config.max_position_embeddings)
     return BertIntentSlot(labels, features, bert, chosen.dropout)
-
-
-def _sized(size: type[Size], given: Mapping[str, Any] | None) -> Size:
-    known = [field.name for field in fields(size)]  # type: ignore[arg-type]
-    for name in given or ():
-        if name not in known:
-            raise UsageError(f"unknown size {name!r}: choose from {', '.join(known)}")
-    return size(**given or {})
 
 
 def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlotModel:

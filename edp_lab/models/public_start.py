@@ -167,12 +167,7 @@ def warm_start(start: WhitenedCLC, labels: Labels, frozen: bool = False) -> Whit
 
     B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all. A `frozen` one is
     `PrivateHeads`, whose intents also begin with their own names among `LabelNameFeatures`, times `NAME_LOGIT`.
-
-    Raises:
-        UsageError: the start has no slots.
     """
-    if not start.labels.tags:
-        raise UsageError("a start needs slots: make one with edp-lab pretrain --model start")
     features = replace(start.features, buckets=PLACES if frozen else UNKNOWN_WORDS)
     vectors = start.words.weight[: len(features.words)].detach().clone()
     model = (PrivateHeads if frozen else WhitenedCLC)(labels, features, start.size, vectors)

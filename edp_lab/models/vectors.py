@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from edp_lab.files import given_path, parse_tensors, read_bytes, read_json, regu
 
 DIMENSIONS = 100  # of vectors trained here
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
-PICKLES = (".model", ".kv", ".pkl", ".pickle", ".npy", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,10 @@ class WordVectors:
 
     def lower_cased(self) -> WordVectors:
         """One vector per lower-cased word: that of its most frequent spelling."""
-        return _first_of_each([word.lower() for word in self.words], self.matrix)
+        first: dict[str, int] = {}
+        for k, word in enumerate(self.words):
+            first.setdefault(word.lower(), k)
+        return WordVectors(tuple(first), self.matrix[list(first.values())])
 
     def save(self, folder: Path) -> None:
         """Write ``words.json`` and ``vectors.safetensors`` into an existing folder."""
@@ -57,8 +58,7 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
     """The `most` most frequent words of a fastText ``.vec`` file, or of a folder that `save` wrote.
 
     Raises:
-        UsageError: missing or damaged; in a file the line is named. Files of Python pickles, such as
-            gensim's own ``.model``, are refused.
+        UsageError: missing or damaged, or no ``.vec`` file: pickles, such as gensim's own, are not opened.
     """
     path = given_path(path)
     if path.is_dir():
@@ -73,11 +73,6 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
         raise UsageError(f"{path} does not exist: give a .vec file, or a folder that `edp-lab pretrain` made")
     if regular(path).suffix == ".vec":
         return _read_text(path, most)
-    if path.suffix in PICKLES:
-        raise UsageError(
-            f"{path} is a Python pickle, which can run any program when it is opened: save the vectors as "
-            f"text instead (gensim: model.wv.save_word2vec_format('{path.stem}.vec'))"
-        )
     raise UsageError(
         f"{path} is no .vec file: give the text form of fastText's vectors, which is published beside .bin"
     )
@@ -112,40 +107,11 @@ def train_vectors(
 
 
 def _read_text(path: Path, most: int) -> WordVectors:
-    """``.vec``: an optional line "words dimensions", then a word and its numbers per line, separated by
-    single spaces."""
-    words: list[str] = []
-    rows: list[np.ndarray] = []
-    announced, size = 0, 0
-    # Words may contain any other white space, which must not end a line; web text holds a few broken
-    # characters.
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            fields = line.rstrip(" \r\n").split(" ")
-            if number == 1 and len(fields) == 2 and all(f.isdecimal() for f in fields):
-                if max(map(len, fields)) > 18:
-                    raise UsageError(f"{path}, line 1: expected the counts of words and dimensions")
-                announced, size = int(fields[0]), int(fields[1])
-                continue
-            size = size or len(fields) - 1
-            word, expected = " ".join(fields[:-size]), f"{path}, line {number}: expected a word and {size}"
-            try:
-                row = np.array(fields[-size:], dtype=np.float32)
-            except ValueError as error:
-                raise UsageError(f"{expected} numbers, separated by spaces") from error
-            if not word or size < 1 or row.shape != (size,) or not np.isfinite(row).all():
-                raise UsageError(f"{expected} finite numbers, separated by spaces")
-            words.append(word)
-            rows.append(row)
-            if len(words) == most:
-                break
-    if not words or len(words) < min(announced, most):
-        raise UsageError(f"{path} ends after {len(words)} words, too early: download it again")
-    return _first_of_each(words, torch.from_numpy(np.stack(rows)))
+    from gensim.models import KeyedVectors  # slow to import
 
-
-def _first_of_each(words: Sequence[str], matrix: Tensor) -> WordVectors:
-    first: dict[str, int] = {}
-    for k, word in enumerate(words):
-        first.setdefault(word, k)
-    return WordVectors(tuple(first), matrix[list(first.values())])
+    try:
+        read = KeyedVectors.load_word2vec_format(str(path), limit=most, unicode_errors="replace")
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{path} is no whole .vec file ({error}): download it again") from error
+    words = tuple(read.key_to_index)  # each once
+    return WordVectors(words, torch.from_numpy(read.vectors[: len(words)]))

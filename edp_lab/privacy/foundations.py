@@ -8,7 +8,7 @@ more than 2^53 times the noise swallows it whole. Good for a course; a release t
 discrete mechanism and a cryptographic generator.
 
 What no guarantee covers raises `UsageError` before anything is drawn: an epsilon, sensitivity, sigma or scale that is
-not positive and finite, delta outside (0, 1), fewer than two categories, values or scores that are NaN or infinite.
+not positive and finite, delta outside (0, 1), answers other than 0 and 1, values or scores that are NaN or infinite.
 In composition a guarantee is an `EpsilonDelta`, or any pair: an infinite epsilon or a delta of 1 promises nothing and
 is passed on; a negative or NaN epsilon and a delta outside [0, 1] raise `UsageError`.
 """
@@ -32,60 +32,44 @@ ROUND_UP = 1 + 2.0**-48  # beyond the rounding of any formula here
 
 
 class Frequencies(NamedTuple):
-    """An unbiased estimate of each category's share and its standard error, both (categories,)."""
+    """An unbiased estimate of the share of each answer, 0 and 1, and its standard error, both (2)."""
 
     estimate: NDArray[np.float64]
     standard_error: NDArray[np.float64]
 
 
-def truth_probability(epsilon: float, categories: int = 2) -> float:
-    """The probability p = e^eps / (e^eps + k - 1) with which randomised response tells the truth."""
-    lie, gap = _response(epsilon, categories)
+def truth_probability(epsilon: float) -> float:
+    """The probability p = e^eps / (e^eps + 1) with which randomised response tells the truth; two coins: ln 3, 3/4."""
+    lie, gap = _response(epsilon)
     return lie + gap
 
 
-def response_epsilon(truth: float, categories: int = 2) -> float:
-    """The epsilon of a response that is true with probability `truth` and else any other category: |ln(p / l)|.
-
-    l = (1 - p) / (k - 1) is the probability of each lie. 0 at p = 1/k (pure noise), inf at p = 0 or 1. Two coins
-    (heads: the truth, else the second coin's side) have p = 3/4 and epsilon ln 3.
-    """
-    check_whole("the number of categories", categories, 2)
-    if not 0 <= truth <= 1:
-        raise UsageError(f"the probability of truth is {truth}: it must lie between 0 and 1")
-    if truth in (0, 1):
-        return math.inf
-    return abs(math.log(truth) + math.log(categories - 1) - math.log1p(-truth))
-
-
-def randomised_response(
-    answers: ArrayLike, epsilon: float, rng: np.random.Generator, categories: int = 2
-) -> NDArray[np.int64]:
-    """Each answer 0 ... k-1 kept with `truth_probability`, else replaced by one of the others; any shape.
+def randomised_response(answers: ArrayLike, epsilon: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Each answer 0 or 1 kept with `truth_probability`, else replaced by the other; any shape.
 
     Guarantee: every answer by itself is epsilon-DP against everyone, the collector included (local DP, replacing
-    one answer by any other); exactly that epsilon, no less. One person's m answers cost m epsilon.
-    Source: Warner 1965 for k = 2; Kairouz, Oh and Viswanath 2014 for any k.
+    one answer by the other); exactly that epsilon, no less. One person's m answers cost m epsilon.
+    Source: Warner 1965.
     """
-    lie, _ = _response(epsilon, categories)
-    truth = _check_answers(answers, categories)
+    lie, _ = _response(epsilon)
+    truth = _check_answers(answers)
     # random() is a multiple of 2^-53, so the comparison rounds the probability of a lie up, never to 0.
-    lies = rng.random(truth.shape) < max((categories - 1) * lie, 2.0**-53)
-    return np.where(lies, (truth + rng.integers(1, categories, truth.shape)) % categories, truth)
+    lies = rng.random(truth.shape) < max(lie, 2.0**-53)
+    return np.where(lies, 1 - truth, truth)
 
 
-def estimate_frequencies(responses: ArrayLike, epsilon: float, categories: int = 2) -> Frequencies:
-    """The shares of the true answers, from randomised responses: (share of responses - l) / (p - l).
+def estimate_frequencies(responses: ArrayLike, epsilon: float) -> Frequencies:
+    """The shares of the true answers, from randomised responses: (share of responses - l) / (p - l), l = 1 - p.
 
     Unbiased, and therefore sometimes below 0 or above 1; the shares sum to 1. The standard error is that of a
     random sample from a population, hence a little too large for the shares among the respondents themselves; it
-    is itself an estimate, and 0 for a category that nobody named. Only post-processing: costs no privacy.
+    is itself an estimate, and 0 if all responses agree. Only post-processing: costs no privacy.
     """
-    lie, gap = _response(epsilon, categories)
-    noisy = _check_answers(responses, categories).ravel()
+    lie, gap = _response(epsilon)
+    noisy = _check_answers(responses).ravel()
     if not noisy.size:
         raise UsageError("there are no responses: an estimate needs at least one")
-    share = np.bincount(noisy, minlength=categories) / noisy.size
+    share = np.bincount(noisy, minlength=2) / noisy.size
     return Frequencies((share - lie) / gap, np.sqrt(share * (1 - share) / noisy.size) / gap)
 
 
@@ -153,38 +137,32 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
 
 
 def report_noisy_max(
-    scores: ArrayLike,
-    sensitivity: float,
-    epsilon: float,
-    rng: np.random.Generator,
-    monotone: bool = False,
+    scores: ArrayLike, sensitivity: float, epsilon: float, rng: np.random.Generator
 ) -> NDArray[np.intp]:
     """The index of the largest score after Laplace noise of scale 2 sensitivity / epsilon; (..., candidates) -> (...).
 
     Guarantee: each choice is epsilon-DP, however many candidates, if no score moves by more than `sensitivity`
-    between neighbours. With `monotone` the scale halves, which is sound only if no neighbour moves one score up and
-    another down. Counts are monotone under add/remove (noise 1 / epsilon), but not under replace-one, where a vote
-    leaves one candidate for another (noise 2 / epsilon). Only the index is covered: the noisy maximum itself is not.
-    Why it holds: given the others' noise, the winner needs noise above a threshold, neighbours move that threshold
-    by at most 2 sensitivity (1 if monotone), and P[noise > x] falls by at most e^(d / scale) over a distance d.
+    between neighbours, such as counts under replace-one, where a vote leaves one candidate for another. Only the index
+    is covered: the noisy maximum itself is not. Why it holds: given the others' noise, the winner needs noise above a
+    threshold, neighbours move that threshold by at most 2 sensitivity, and P[noise > x] falls by at most e^(d / scale)
+    over a distance d.
     Source: Dwork and Roth 2014, claim 3.9.
     """
-    scale = laplace_scale(sensitivity, epsilon) * (1 if monotone else 2)
-    points = _behind_the_best(scores)
+    scale = 2 * laplace_scale(sensitivity, epsilon)
+    points = _check_finite("scores", scores)
     return np.argmax(points + rng.laplace(scale=scale, size=points.shape), axis=-1)
 
 
 def local_count_error(people: int, epsilon: float) -> float:
     """Standard error of a count from `randomised_response`, whatever the truth; global DP has sqrt(2) / epsilon."""
-    lie, gap = _response(epsilon, 2)
+    lie, gap = _response(epsilon)
     return math.sqrt(check_positive("people", people) * lie * (lie + gap)) / gap
 
 
-def _response(epsilon: float, categories: int) -> tuple[float, float]:
-    """Probability of each lie, and how much likelier the truth is: both without cancellation."""
+def _response(epsilon: float) -> tuple[float, float]:
+    """Probability of a lie, and how much likelier the truth is: both without cancellation."""
     check_positive("epsilon", epsilon)
-    check_whole("the number of categories", categories, 2)
-    total = 1 + (categories - 1) * math.exp(-epsilon)
+    total = 1 + math.exp(-epsilon)
     return math.exp(-epsilon) / total, -math.expm1(-epsilon) / total
 
 
@@ -194,10 +172,10 @@ def check_positive(name: str, value: float) -> float:
     return value
 
 
-def _check_answers(answers: ArrayLike, categories: int) -> NDArray[np.int64]:
+def _check_answers(answers: ArrayLike) -> NDArray[np.int64]:
     array = np.asarray(answers)
-    if array.size and not (array.dtype.kind in "biu" and array.min() >= 0 and array.max() < categories):
-        raise UsageError(f"answers must be whole numbers from 0 to {categories - 1}, the number of categories less 1")
+    if array.size and not (array.dtype.kind in "biu" and array.min() >= 0 and array.max() < 2):
+        raise UsageError("answers must be 0 or 1")
     return array.astype(np.int64)
 
 
@@ -208,15 +186,6 @@ def _check_finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
     return array
 
 
-def _behind_the_best(scores: ArrayLike) -> NDArray[np.float64]:
-    """Differences to the best score, which are exact where scores are large and close."""
-    array = _check_finite("scores", scores)
-    if array.ndim == 0 or array.shape[-1] == 0:
-        raise UsageError("there are no scores: a choice needs at least one candidate")
-    with np.errstate(over="ignore"):  # so far behind that e^-inf = 0 is the right answer
-        return array - array.max(axis=-1, keepdims=True)
-
-
 # ---- Anonymity -------------------------------------------------------------------------------------------------------
 # k-anonymity by generalisation and suppression, and the linkage attack on it. No differential privacy here: it covers
 # the columns one thought of, and someone who knows one thing more may still single a person out.
@@ -224,25 +193,16 @@ def _behind_the_best(scores: ArrayLike) -> NDArray[np.float64]:
 
 STAR = "*"
 Text = NDArray[np.str_]
+Form = Callable[[str], str]  # of a value; a column has ever broader ones, from the value itself to "*"
 
 
-class Hierarchy(NamedTuple):
-    """How the values of one column get broader: `widen[0]` keeps them, the last makes them "*"."""
-
-    name: str
-    widen: tuple[Callable[[str], str], ...]
-
-    def at(self, level: int, column: Text) -> Text:
-        return np.array([self.widen[level](str(value)) for value in column], dtype=np.str_)
-
-
-def generalise_code(length: int) -> tuple[Callable[[str], str], ...]:
-    """Levels of a code such as a postal code: its last 0 ... `length` characters starred, all of them as one "*"."""
+def generalise_code(length: int) -> tuple[Form, ...]:
+    """Forms of a code such as a postal code: its last 0 ... `length` characters starred, all of them as one "*"."""
     return (*(partial(_keep, count) for count in range(length, 0, -1)), star)
 
 
-def generalise_number(*widths: int) -> tuple[Callable[[str], str], ...]:
-    """Levels of a whole number: itself, the band of each width that it lies in ("30-39"), "*"."""
+def generalise_number(*widths: int) -> tuple[Form, ...]:
+    """Forms of a whole number: itself, the band of each width that it lies in ("30-39"), "*"."""
     return (str, *(partial(_band, width) for width in widths), star)
 
 
@@ -259,17 +219,8 @@ def star(value: str) -> str:
     return STAR
 
 
-class Release(NamedTuple):
-    """What is published of the quasi-identifiers."""
-
-    rows: Text  # (records, columns), in the order of the original
-    levels: tuple[int, ...]  # by column, its level in `hierarchies`
-    suppressed: NDArray[np.bool_]  # (records,), all of which is "*" although the levels would have shown some of it
-    hierarchies: tuple[Hierarchy, ...]
-
-    @property
-    def anonymity(self) -> int:
-        return anonymity(self.rows)
+def _in_form(form: Form, column: Text) -> Text:
+    return np.array([form(str(value)) for value in column], dtype=np.str_)
 
 
 def anonymity(rows: ArrayLike) -> int:
@@ -283,32 +234,35 @@ def _class_sizes(rows: Text) -> NDArray[np.int64]:
     return counts[place.ravel()]
 
 
-def anonymise(rows: Text, hierarchies: Sequence[Hierarchy], k: int, most_suppressed: float) -> Release:
+class Release(NamedTuple):
+    """What is published of the quasi-identifiers."""
+
+    rows: Text  # (records, columns), in the order of the original; of a suppressed record all is "*"
+    forms: tuple[Form, ...]  # of each column
+
+
+def anonymise(rows: Text, forms: Sequence[tuple[Form, ...]], k: int, most_suppressed: float) -> Release:
     """The least generalised k-anonymous release, after suppressing at most a share `most_suppressed` of the records.
 
     Every column is generalised as a whole; a suppressed record is all "*", and these too are k or none. Least
     generalised: the smallest sum over columns of level / highest level, then the fewest suppressed records.
     """
-    best, least = None, (math.inf, 0)
-    columns = [
-        [h.at(level, column) for level in range(len(h.widen))] for h, column in zip(hierarchies, rows.T, strict=True)
-    ]
+    best, least = None, (math.inf, 0.0)
+    columns = [[_in_form(form, column) for form in known] for known, column in zip(forms, rows.T, strict=True)]
     for levels in itertools.product(*(range(len(column)) for column in columns)):
         shown = np.stack([column[level] for column, level in zip(columns, levels, strict=True)], axis=1)
         sizes = _class_sizes(shown)
         hidden = sizes < k
         if 0 < hidden.sum() < k and not hidden.all():  # too few to hide among: the smallest class joins them
             hidden |= (shown == shown[~hidden][sizes[~hidden].argmin()]).all(axis=1)
-        suppressed = hidden & (shown != STAR).any(axis=1)
-        release = Release(np.where(hidden[:, None], STAR, shown), levels, suppressed, tuple(hierarchies))
-        breadth = sum(level / max(1, len(h.widen) - 1) for level, h in zip(levels, hierarchies, strict=True))
-        cost = breadth, int(suppressed.sum())
-        if cost < least and suppressed.mean() <= most_suppressed and release.anonymity >= k:
-            best, least = release, cost
+        released = np.where(hidden[:, None], STAR, shown)
+        suppressed = float((released != shown).any(axis=1).mean())
+        cost = sum(level / max(1, len(known) - 1) for level, known in zip(levels, forms, strict=True)), suppressed
+        if cost < least and suppressed <= most_suppressed and anonymity(released) >= k:
+            chosen = tuple(known[level] for level, known in zip(levels, forms, strict=True))
+            best, least = Release(released, chosen), cost
     if best is None:
-        raise UsageError(
-            f"no levels make the table {k}-anonymous: lower k, or let the last level of all columns be '*'"
-        )
+        raise UsageError(f"no forms make the table {k}-anonymous: lower k, or let the last form of all columns be '*'")
     return best
 
 
@@ -317,26 +271,15 @@ class Linkage(NamedTuple):
 
     rows_per_person: NDArray[np.int64]  # (people,), how many released rows can belong to each
     identified: NDArray[np.bool_]  # (records,), True where only one of the people fits: certain if the list is complete
-    disclosed: NDArray[np.bool_]  # (people,), True where all rows that can be theirs hold the same secret
 
 
-def link(release: Release, people: Text, secrets: ArrayLike) -> Linkage:
-    """The linkage attack: which released rows, one of the `secrets` (records,) each, can belong to whom."""
-    classes, place = np.unique(release.rows, axis=0, return_inverse=True)
-    place = place.ravel()
+def link(release: Release, people: Text) -> Linkage:
+    """The linkage attack: which released rows can belong to whom."""
+    classes, place, counts = np.unique(release.rows, axis=0, return_inverse=True, return_counts=True)
     fits = np.ones((len(classes), len(people)), dtype=np.bool_)  # which class can hold which of the people
-    for h, level, cell, value in zip(release.hierarchies, release.levels, classes.T, people.T, strict=True):
-        fits &= (cell[:, None] == h.at(level, value)) | (cell[:, None] == STAR)
-    codes = np.unique(secrets, return_inverse=True)[1].ravel()
-    first, last = np.full(len(classes), codes.size), np.full(len(classes), -1)  # equal where all share one secret
-    np.minimum.at(first, place, codes)
-    np.maximum.at(last, place, codes)
-    lowest, highest = (
-        np.where(fits, first[:, None], codes.size).min(axis=0),
-        np.where(fits, last[:, None], -1).max(axis=0),
-    )
-    rows_per_person = (fits * np.bincount(place)[:, None]).sum(axis=0)
-    return Linkage(rows_per_person, fits.sum(axis=1)[place] == 1, lowest == highest)
+    for form, cell, value in zip(release.forms, classes.T, people.T, strict=True):
+        fits &= (cell[:, None] == _in_form(form, value)) | (cell[:, None] == STAR)
+    return Linkage((fits * counts[:, None]).sum(axis=0), fits.sum(axis=1)[place.ravel()] == 1)
 
 
 # ---- Composition -----------------------------------------------------------------------------------------------------

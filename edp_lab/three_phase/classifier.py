@@ -2,8 +2,8 @@
 
 The thesis' DP-Adam (Algorithm 7) clips each example's gradient, adds Gaussian noise to their sum and hands the mean to
 Adam; so does this, for every optimizer. What the thesis leaves out of its account is in the record: the accountant, the
-noise multiplier, clip norm, sampling rate, steps, epochs, learning rate, seed and versions (T19). Settings and
-examples that cannot be trained on, and a loss that is not finite, are refused by `UsageError`.
+noise multiplier, clip norm, sampling rate, steps, epochs, learning rate, seed and versions (T19). Settings that
+cannot be trained with, and a loss that is not finite, are refused by `UsageError`.
 """
 
 from __future__ import annotations
@@ -68,12 +68,6 @@ def train_classifier(
 
     `listener` is called with the row of each epoch.
     """
-    check_examples("training", x, y, settings.classes)
-    check_examples("test", test_x, test_y, settings.classes)
-    if test_x.shape[1:] != x.shape[1:]:
-        raise UsageError(
-            f"test examples have the shape {test_x.shape[1:]}, not {x.shape[1:]} as in training: resize them"
-        )
     run, rows, truth = ClassifierTraining(settings.resolved(len(x)), x, y), [], torch.from_numpy(test_y)
     for epoch in range(run.epochs):
         start = time.perf_counter()
@@ -87,17 +81,6 @@ def train_classifier(
         )
         listener(rows[-1])
     return Trained(run.model, rows, run.guarantee, {**run.record(), "rows": rows})
-
-
-def check_examples(part: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
-    """Raises UsageError, which names `part`, unless x (n, ...) is finite and y (n) whole numbers in 0..classes - 1."""
-    if len(x) != len(y) or not len(x):
-        sizes = f"{len(x)} and {len(y)} examples and labels"
-        raise UsageError(f"the {part} set has {sizes}: give one label for each example, and at least one")
-    if not np.isfinite(x).all():
-        raise UsageError(f"the {part} set holds a value that is not finite: remove that example")
-    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
-        raise UsageError(f"the {part} set holds a label outside 0..{classes - 1}: correct or remove that example")
 
 
 @lru_cache(maxsize=64)
@@ -239,15 +222,6 @@ def as_printed(gradients: Tensor, threshold: float) -> Tensor:
     """The thesis' Algorithm 8: rows up to the threshold become as long as it, and longer ones stay as they are (T7)."""
     norms, units = _polar(gradients, threshold)
     return torch.where(norms <= threshold, (threshold * units).to(gradients.dtype), gradients)
-
-
-def clipped_mean(gradients: Tensor, threshold: float) -> Tensor:
-    """What Algorithm 7 does as printed (T8): the mean of a batch, clipped by its norm: (B, P) -> (P).
-
-    One example can turn the mean anywhere, so that it moves by up to twice the threshold, however large the batch: the
-    mean of gradients that were clipped one by one moves by the threshold over B.
-    """
-    return by_norm(gradients.mean(0, keepdim=True), threshold)[0]
 
 
 class Rule(NamedTuple):

@@ -142,7 +142,7 @@ class Job:
 
 
 def usable_workers(examples: int) -> int:
-    """Default number of processes for networks on so many examples in total: 1, or one per core."""
+    """Number of processes for networks on so many examples in total: 1, or one per core."""
     return usable_cores() if examples >= PARALLEL_FROM else 1
 
 
@@ -227,9 +227,8 @@ class _Run:
             i: self._job(f"instructor {i}", part.train, part.train_labels, self.settings.method)
             for i, part in enumerate(parts, 1)
         }
-        workers = min(self.settings.workers or usable_workers(examples), len(jobs))
         finished: dict[int, Trained] = {}
-        for i, result in parallel(Job.train, jobs, workers, "train the instructors with fewer workers"):
+        for i, result in parallel(Job.train, jobs, usable_workers(examples), "close other programs"):
             finished[i], last = result, result.rows[-1]
             self.listener(Event(jobs[i].name, last["epoch"], last["epoch"], last["loss"], last["accuracy"]))
         trained = [finished[i] for i in jobs]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edp_lab.errors import UsageError, check_types
-from edp_lab.training.config import CORES, COUNT, SEED
+from edp_lab.training.config import COUNT, SEED
 
 if TYPE_CHECKING:
     from edp_lab.three_phase.votes import Aggregator
@@ -76,15 +76,6 @@ class ClassifierSettings:
             raise UsageError(
                 f"method {self.method!r} adds no noise: drop epsilon and clip norm, or take dp-{self.method}"
             )
-        for name in ("batch_size", "epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', ' ')} is {value}: it must be a whole number, at least 1")
-        for what, rate in (("learning rate", self.lr), ("clip norm C", self.clip_norm)):
-            if rate is not None and not 0 < rate < math.inf:
-                raise UsageError(f"{what} is {rate}: it must be greater than 0")
-        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
-            raise UsageError(f"weight decay is {self.weight_decay}: it must be 0 or more")
         if self.private:
             from edp_lab.privacy.calibration import Budget
 
@@ -103,13 +94,7 @@ class ClassifierSettings:
         if size > examples:
             raise UsageError(f"batch size is {size}, for {examples} training examples: lower it")
         epochs = max(defaults["epochs"], math.ceil(LEAST_STEPS * size / examples))
-        resolved = replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
-        if (resolved.lr or 0) * (resolved.weight_decay or 0) >= 1:
-            raise UsageError(
-                f"weight decay is {resolved.weight_decay} at learning rate {resolved.lr}: their product must be below "
-                "1, or every step turns the weights' sign; lower one of them"
-            )
-        return resolved
+        return replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
 
 
 @dataclass(frozen=True)
@@ -131,9 +116,6 @@ class ThreePhaseSettings:
     epochs: Annotated[int | None, "Epochs of every network (default: as its examples need).", COUNT] = None
     seed: Annotated[int, "Published, so that the run can be repeated.", SEED] = 0
     private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon holds."] = False
-    workers: Annotated[
-        int | None, "Processes that train instructors (default: one, or one per core for mnist).", CORES
-    ] = None
 
     def __post_init__(self) -> None:
         from edp_lab.privacy.gdp import check_delta
@@ -143,12 +125,6 @@ class ThreePhaseSettings:
         object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
             raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
-        for name in ("instructors", "labels", "workers", "epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"the number of {name} is {value}: it must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed is {self.seed}: it must be 0 or more")
         for of, epsilon in (("a vote", self.vote_epsilon), ("a private training", self.train_epsilon)):
             if not 0 < epsilon < math.inf:  # also where nothing uses it
                 raise UsageError(f"the epsilon of {of} is {epsilon}: it must be a finite number greater than 0")

@@ -186,8 +186,6 @@ def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dic
       adds up in squares.
     """
     check_delta(delta)
-    if queries < 0:
-        raise UsageError(f"{queries} queries of a vote: count from 0")
     if aggregator.vote is Vote.HARD:
         return {}
     if aggregator.vote is Vote.GAUSSIAN:

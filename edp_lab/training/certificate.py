@@ -20,10 +20,9 @@ from edp_lab.files import read_json, write_whole
 from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
-from edp_lab.privacy.guarantee import HOLDS, upward
+from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
 from edp_lab.privacy.mechanism import Alpha, Mechanism
 from edp_lab.privacy.schedule import training_releases
-from edp_lab.privacy.scope import EXACT_NOISE, NEIGHBOURS, PUBLIC
 from edp_lab.training.run_files import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"

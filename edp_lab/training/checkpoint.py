@@ -23,7 +23,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import edp_lab
-from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import Corpus
 from edp_lab.corpora.encoding import PieceFeatures
 from edp_lab.errors import UsageError
@@ -123,12 +122,6 @@ def load_state(
 def _position(fields: Any, steps: int) -> RunPosition:
     """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
     position = RunPosition(**fields)
-    whole = (position.epoch, position.step_in_epoch, position.step, position.examples)
-    sums = [position.loss, position.seconds, *(row[name] for row in position.rows for name in ("loss", "seconds"))]
-    if any(type(number) is not int or number < 0 for number in whole) or not all(
-        math.isfinite(number) for number in sums
-    ):
-        raise ValueError("a number that no run has")
     if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
         raise ValueError("another number of steps")
     if len(position.rows) != position.epoch or not isinstance(position.chain, str | None):
@@ -176,12 +169,11 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
 
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:
-    """Digest of the code, the settings, the corpora, the initial weights (also frozen ones) and the vocabulary."""
+    """Digest of the code, the settings, the corpus, the initial weights (also frozen ones) and the vocabulary."""
     code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
-    features, (source, _, name) = model.features, (settings["alpha"] or "").partition(":")
+    features = model.features
     words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
-    alpha = load_corpus(name).sha256 if source == "public" else settings["alpha"]
-    contents = json.dumps({**settings, "corpus": corpus.sha256, "alpha": alpha}, sort_keys=True)
+    contents = json.dumps({**settings, "corpus": corpus.sha256}, sort_keys=True)
     return digest(model.state_dict(), contents.encode(), words.encode(), *code)
 
 

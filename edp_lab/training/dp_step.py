@@ -56,8 +56,6 @@ class Clipped:
     layout: Layout
     alpha: Tensor | None  # (K)
     divisor: int  # the fixed number of micro-batches over which the mean is taken
-    norms: Tensor  # (M, K), float64, of the gradients before clipping. No guarantee covers them: never publish
-    factors: Tensor  # (M) in [0, 1], what each gradient was multiplied by. Never publish either
     layers: Sequence[Tensor]  # K vectors, some sparse: `scale` times them is the mean, or this rank's share of it
     scale: float  # clip factor over divisor if that is still to be multiplied in, else 1
     memory: Tensor  # (P), where sparse layers will lie once they have noise
@@ -70,11 +68,9 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Released:
-    """A step's output, the noisy mean gradient, and what the panels show of it. It lasts until the next step."""
+    """A step's output, the noisy mean gradient. It lasts until the next step."""
 
     layers: Sequence[Tensor]  # K flat tensors
-    clip_factors: Tensor  # (M) in [0, 1], what each micro-batch's gradient was multiplied by. Never publish
-    norms: Tensor  # (M, K) of the unclipped, unscaled gradients. Never publish
 
     @property
     def gradient(self) -> Tensor:
@@ -120,14 +116,13 @@ def clip(
     # One group of micro-batches is summed in place. In float32 the rounding error of a sum of sums would grow faster
     # than the batch, so several are summed in float64.
     total = out if len(gradients) == 1 else torch.zeros_like(out, dtype=torch.float64)
-    all_norms, all_factors = [total.new_zeros(0, len(layout.names))], [total.new_zeros(0)]
-    layers, scale = [out[columns] for columns in layout.columns], 1.0
+    layers, scale, count = [out[columns] for columns in layout.columns], 1.0, 0
     for some in gradients:
-        all_norms.append(some.norms())
-        if (count := sum(map(len, all_norms))) > most:
+        norms = some.norms()
+        count += len(norms)
+        if count > most:
             raise UsageError(f"a step of {divisor:,} micro-batches got {count:,} or more: it may have {most:,} at most")
-        factors = clip_factors(mechanism, all_norms[-1], layout, alpha, room)
-        all_factors.append(factors)
+        factors = clip_factors(mechanism, norms, layout, alpha, room)
         if ranks == len(gradients) == 1 and isinstance(some, SingleMicroBatch) and factors[0]:
             # A single micro-batch stays where autograd left it, and is scaled when the noise is added: a pass less.
             layers, scale = some.layers(), float(factors / divisor)
@@ -135,8 +130,7 @@ def clip(
             some.add_weighted_sum(factors / divisor, total.zero_() if total is out else total)
     if total is not out:
         out.copy_(total)
-    norms, factors = torch.cat(all_norms), torch.cat(all_factors)
-    return Clipped(mechanism, layout, alpha, divisor, norms, factors, layers, scale, out, ranks)
+    return Clipped(mechanism, layout, alpha, divisor, layers, scale, out, ranks)
 
 
 def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Released:
@@ -154,7 +148,7 @@ def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Re
         for layer, columns in zip(clipped.layers, clipped.layout.columns, strict=True)
     ]
     noise.add(step, clipped.layers, dense, clipped.scale, stds)
-    return Released(dense, clipped.factors, clipped.norms)
+    return Released(dense)
 
 
 def release(

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from typing import NoReturn
@@ -51,25 +51,17 @@ class Ranks(AbstractContextManager["Ranks"]):
         function: "module:name"; each rank calls it with `argument` and an event, which is set when the run should end
             early. Rank 0 flushes each line that it prints; what other ranks print is dropped.
         threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
-        environment: further variables of every rank.
     """
 
-    def __init__(
-        self,
-        processes: int,
-        function: str,
-        argument: str,
-        threads: int | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, processes: int, function: str, argument: str, threads: int | None = None) -> None:
         torchrun = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         rank = ["-m", "edp_lab.training.launch", function, argument]
-        settings = {"OMP_NUM_THREADS": str(threads or max(1, usable_cores() // processes)), **(environment or {})}
+        threads = threads or max(1, usable_cores() // processes)
         self._processes, self._stopping, self._rest = processes, False, b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._torchrun = subprocess.Popen(
             [sys.executable, "-m", *torchrun, "--nproc-per-node", str(processes), *rank],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": _loopback(), **settings},
+            env={**os.environ, "GLOO_SOCKET_IFNAME": _loopback(), "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -202,10 +194,9 @@ def main() -> NoReturn:
 def watch_launcher(stop: threading.Event | None = None) -> None:
     """End this rank soon after its launcher has died. With `stop`, also listen to the parent's pipe."""
     pipe = [] if stop is None else [0]
-    adopted = LAUNCHER == 1 and "TORCHELASTIC_RUN_ID" in os.environ and not _launches(1)
 
     def watch() -> None:
-        while os.getppid() == LAUNCHER and not adopted:
+        while os.getppid() == LAUNCHER:
             if select.select(pipe, [], [], WATCH)[0]:
                 if not os.read(0, 64):
                     break
@@ -214,13 +205,6 @@ def watch_launcher(stop: threading.Event | None = None) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _launches(process: int) -> bool:
-    """Whether torchrun, or Accelerate's launcher, runs in the process; else it adopted a rank whose launcher died."""
-    with suppress(psutil.Error):
-        return any(name in " ".join(psutil.Process(process).cmdline()) for name in ("torch", "accelerate"))
-    return False
 
 
 def lost(error: BaseException) -> str | None:

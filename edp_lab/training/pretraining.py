@@ -77,7 +77,7 @@ def pretrain_bert(
             transformers' ``from_pretrained`` read; it appears when all is done.
         size: the paper's by default; its dropout is not used.
     """
-    _check(sentences, epochs)
+    _check(sentences)
     size = size or BertSize()
     with new_folder(Path(folder)) as inside, seeded(seed):
         tokenizer = train_wordpieces(sentences, VOCABULARY)
@@ -96,7 +96,7 @@ def pretrain_vectors(
     sentences: Sequence[Sequence[str]], folder: Path | str, *, size: int = DIMENSIONS, epochs: int = 10, seed: int = 0
 ) -> WordVectors:
     """Train fastText vectors (see `train_vectors`) and save them to a folder that `load_vectors` reads."""
-    _check(sentences, epochs)
+    _check(sentences)
     with new_folder(Path(folder)) as inside:
         vectors = train_vectors(sentences, size, epochs, seed)
         vectors.save(inside)
@@ -146,7 +146,7 @@ def pretrain_start(
     utterances = [_prefixed(utterance, name) for name, corpus in labelled.items() for utterance in corpus.utterances]
     more = [_bare(utterance, utterances[0].intent) for corpus in unlabelled.values() for utterance in corpus.utterances]
     sentences: list[Sequence[str]] = [utterance.tokens for utterance in (*utterances, *more)]
-    _check(sentences, epochs)
+    _check(sentences)
     lines = related(ORDERS, seed) if generated else []
     sentences += lines
     size = size or START_SIZE
@@ -258,11 +258,9 @@ def _train_start(
     return losses
 
 
-def _check(sentences: Sequence[Sequence[str]], epochs: int) -> None:
+def _check(sentences: Sequence[Sequence[str]]) -> None:
     if not any(sentences):
         raise UsageError("the text for pretraining is empty: give at least one sentence")
-    if epochs < 1:
-        raise UsageError(f"{epochs} epochs of pretraining are too few: give at least 1")
 
 
 def _train(

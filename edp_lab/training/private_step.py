@@ -1,11 +1,11 @@
 """eDP-SGD's step under Accelerate, for any module: what `edp_lab.training.dp_step` defines, on this rank's share.
 
 `PrivateStep` is what you use in a training loop of your own. It refuses modules that keep something of the examples
-in a buffer or another tensor of theirs, such as BatchNorm's running statistics.
+in a buffer, such as BatchNorm's running statistics.
 
 **Layer scales** alpha_k, by which eDP-SGD divides each layer before it clips, come from
 
-    public    gradients on public text (`public_scales`): cost nothing
+    public    gradients on public text, in a training loop of your own: cost nothing
     noised    norms of a clipped mean gradient, with noise (`noised_scales`): a release of its own, which is counted
     private   the first private gradient, as in the paper (`mean_scales`): no guarantee is left
 
@@ -16,28 +16,23 @@ another parameter: step(s alpha, C, z) = step(alpha, s C, z / s). So the largest
 from __future__ import annotations
 
 import math
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from edp_lab.corpora.catalog import load_corpus
 from edp_lab.errors import UsageError, check_whole
 from edp_lab.models.ghost_clipping.bookkeeping import row_norms
-from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.privacy.csprng import Purpose
 from edp_lab.privacy.exact_noise import Piece, add_exactly
 from edp_lab.training.batches import shard
-from edp_lab.training.config import NOISES, TrainConfig
+from edp_lab.training.config import NOISES
 from edp_lab.training.dp_step import SMALLEST_ALPHA, Clipped, Released, add_noise, clip, noise_stds
 from edp_lab.training.gradients import (
     FlatGradient,
@@ -46,7 +41,6 @@ from edp_lab.training.gradients import (
     MicroGradients,
     check_finite,
     layer_norms,
-    model_gradients,
     most_micro_batches,
     trainable,
 )
@@ -96,6 +90,7 @@ class PrivateStep(FlatGradient):
         self.model, self.mechanism, self.epochs = model, mechanism, epochs
         self.alpha: Tensor | None = None
         self._steps: Counter[int] = Counter()  # by epoch, of this process
+        self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
         self.divisor = micro_batches or mechanism.num_devices
         self.devices = shard(mechanism.num_devices, self.rank, self.world)
@@ -139,8 +134,7 @@ class PrivateStep(FlatGradient):
 
         Raises:
             UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; micro-batches
-                of several under Poisson sampling; a module keeps a tensor of the examples, see `unchanged`; as
-                `clip`.
+                of several under Poisson sampling; a buffer has changed; as `clip`.
         """
         self._count(epoch)
         declared, most = self.mechanism, math.ceil(self.divisor / self.mechanism.num_devices) * len(self.devices)
@@ -157,8 +151,8 @@ class PrivateStep(FlatGradient):
                 f"devices it may have {most}; give each process its own ones, as step.own(...) does"
             )
         checked = [partial(self._losses, compute) for compute in losses]
-        with unchanged(self.model):
-            clipped = self.clip([LoopGradient(self.parameters, compute, self.layout) for compute in checked])
+        clipped = self.clip([LoopGradient(self.parameters, compute, self.layout) for compute in checked])
+        self._check_kept()
         return self.release(clipped, epoch, step)
 
     def _count(self, epoch: int) -> None:
@@ -174,7 +168,7 @@ class PrivateStep(FlatGradient):
 
     def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
         """The losses of a micro-batch, if they are of as many examples as the mechanism declares."""
-        losses, most = computed_now(compute), self.mechanism.micro_batch_size
+        losses, most = compute(), self.mechanism.micro_batch_size
         if losses.ndim != 1:
             raise UsageError(
                 f"the losses of a micro-batch have the shape {tuple(losses.shape)}: give one number for each example, "
@@ -186,6 +180,15 @@ class PrivateStep(FlatGradient):
                 "noise would be too small for it; declare the larger size, or hand over smaller micro-batches"
             )
         return losses
+
+    def _check_kept(self) -> None:
+        """UsageError if a buffer is no longer what it was at first: it would get no noise."""
+        for name, now in self.model.named_buffers():
+            if not torch.allclose(now, self._kept[name], rtol=0.0, atol=0.0, equal_nan=True):
+                raise UsageError(
+                    f"the losses change {name!r}: what a layer keeps of the examples is not covered by any noise; put "
+                    "the layer into eval mode, or use one that keeps nothing, such as GroupNorm or LayerNorm"
+                )
 
     def noise_stds(self, epoch: int) -> list[float]:
         """Standard deviation of the noise on the released gradient, for each parameter."""
@@ -203,81 +206,7 @@ class PrivateStep(FlatGradient):
             raise UsageError("the processes have different keys, mechanisms or models: give all of them the same")
 
 
-# ---- What a module keeps ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """UsageError if the block changes a parameter, a buffer or a tensor in an attribute, which would get no noise.
-
-    Watched are the modules of the model and any other one that is called in the block. Numbers, containers, classes and
-    global variables are out of sight.
-    """
-    names = {module: name for name, module in model.named_modules()}
-    before = {module: _tensors(module) for module in names}
-
-    def called(module: nn.Module, _: object) -> None:
-        if module not in before:
-            before[module] = _tensors(module)
-
-    hook = nn.modules.module.register_module_forward_pre_hook(called)
-    try:
-        yield
-    finally:
-        hook.remove()
-    for module, earlier in before.items():
-        now = _tensors(module)
-        changed = sorted(name for name in earlier.keys() | now.keys() if earlier.get(name) != now.get(name))
-        if changed:
-            raise UsageError(
-                f"the losses change {', '.join(changed)} of layer {names.get(module, '')!r} ({type(module).__name__}): "
-                "what a layer keeps of the examples is not covered by any noise; put the layer into eval mode, or use "
-                "one that keeps nothing, such as GroupNorm or LayerNorm"
-            )
-
-
-def _tensors(module: nn.Module) -> dict[str, object]:
-    """Digests of the module's own parameters, buffers and tensors in its attributes, by name."""
-    held = {**vars(module), **module._parameters, **module._buffers}
-    return {name: _digest(tensor) for name, tensor in held.items() if isinstance(tensor, Tensor)}
-
-
-def _digest(tensor: Tensor) -> object:
-    """Shape and checksum of the numbers: unlike a version counter, it sees what was written through ``.data``."""
-    try:
-        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    except (RuntimeError, TypeError):  # sparse, quantised or on no device
-        return id(tensor), tensor._version
-    return tuple(tensor.shape), zlib.crc32(numbers.data)
-
-
-def computed_now(compute: Callable[[], Tensor]) -> Tensor:
-    """Result of `compute`; UsageError if part of it was computed before, when nobody watched the modules."""
-    first = _number((torch.zeros((), requires_grad=True) + 0).grad_fn)
-    losses = compute()
-    left, seen = [losses.grad_fn], set()
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if _number(node) < first:
-            raise UsageError(
-                "the losses of a micro-batch were computed before the step, which could not watch what layers keep: "
-                "hand over functions that compute them"
-            )
-        left += [further for further, _ in node.next_functions]
-    return losses
-
-
-def _number(node: Any) -> int:
-    """When autograd recorded it: later ones have larger numbers, parameters the largest."""
-    return int(node._sequence_nr())
-
-
 # ---- Layer scales ----------------------------------------------------------------------------------------------------
-
-MOST_SHARED = 0.1  # share of "public" utterances that may also be in the training set: short commands coincide
 
 
 def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
@@ -318,29 +247,3 @@ def noised_scales(
     add_exactly([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
     noised = noised.to(norms.device).clamp_min(std)
     return (noised / noised.max()).to(flat.gradient.dtype)
-
-
-def public_scales(
-    flat: FlatGradient, divisor: int, model: IntentSlotModel, config: TrainConfig, training: Sequence[tuple[str, ...]]
-) -> Tensor:
-    """alpha (K) from the first utterances of a public corpus that carry labels the model knows.
-
-    `training`: the tokens of each utterance to be protected, which a public corpus does not contain.
-    """
-    corpus = load_corpus(config.alpha_corpus)
-    usable = [u for u in corpus.utterances if model.labels.covers(u)][: config.batch_size]
-    if len(usable) < config.num_devices:
-        raise UsageError(
-            f"alpha corpus {config.alpha_corpus!r} has only {len(usable)} utterances with labels of "
-            f"{config.corpus!r}: give public text annotated with the same labels"
-        )
-    protected = set(training)
-    if sum(u.tokens in protected for u in usable) > MOST_SHARED * len(usable):
-        raise UsageError(
-            f"alpha corpus {config.alpha_corpus!r} shares utterances with the training set, so it is not "
-            "public: give separate text"
-        )
-    micro_batches = np.array_split(np.arange(len(usable)), config.num_devices)
-    local = shard(config.num_devices, flat.rank, flat.world)
-    data, micro_batches = model.dataset(usable), micro_batches[local.start : local.stop]
-    return mean_scales(flat, divisor, model_gradients(model, data, micro_batches, None, flat.layout))

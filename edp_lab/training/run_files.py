@@ -177,10 +177,7 @@ def versions() -> dict[str, str]:
 def settled(config: TrainConfig, delta: float) -> dict[str, Any]:
     """The configuration as it is recorded: defaults filled in, paths absolute."""
     settings = {**asdict(config), "delta": delta, "lr": config.learning_rate}
-    settings |= {"corpus": _absolute(config.corpus), "pretrained": _absolute(config.pretrained)}
-    if config.alpha_corpus:
-        settings["alpha"] = f"public:{_absolute(config.alpha_corpus)}"
-    return settings
+    return settings | {"corpus": _absolute(config.corpus), "pretrained": _absolute(config.pretrained)}
 
 
 def _absolute(given: str | None) -> str | None:

@@ -51,7 +51,7 @@ from edp_lab.training.gradients import (
     trainable,
 )
 from edp_lab.training.ledger import PrivacyLedger
-from edp_lab.training.private_step import PrivateStep, mean_scales, noised_scales, public_scales
+from edp_lab.training.private_step import PrivateStep, mean_scales, noised_scales
 from edp_lab.training.run_files import EpochDone, Listener, StepDone
 
 SCALES_SAMPLE = 2**32 - 1  # the "step" whose Poisson sample noised layer scales come from: no run has so many
@@ -110,9 +110,6 @@ class Trainer:
         else:
             about = self.accelerator, config.noise, config.micro_batches, more
             self.flat = self.private = PrivateStep(self.model, self.mechanism, self.key, config.epochs, *about)
-            if self.mechanism.alpha is Alpha.PUBLIC:
-                tokens = [u.tokens for u in self.train_data.utterances]
-                self.private.alpha = public_scales(self.private, self.private.divisor, self.model, config, tokens)
         self.layout = self.flat.layout
         flags = run_files.not_private(config, corpus, data, self.mechanism, self.delta)
         if reads_words(config, self.mechanism):

@@ -152,8 +152,7 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
     assert set(own.intents) == set(load_corpus("smart-home-health").intents)
     first = [{u.tokens for u in one.utterances[:200]} for one in (own, load_corpus("smart-home-health"))]
     assert first[0] != first[1]
-    public = TrainConfig(corpus="atis", as_printed=True, alpha="public:smart-home", z0=0.5, private_seed=True)
-    found = shadow_config(public, own)
+    found = shadow_config(TrainConfig(corpus="atis", as_printed=True, z0=0.5, private_seed=True), own)
     assert (found.z0, found.as_printed, found.alpha_source, found.private_seed) == (0.5, True, "private", False)
 
 
@@ -177,14 +176,13 @@ def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkey
 def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
     own = load_target(overfitted).config.corpus
     shutil.copy(own, tmp_path / "copy.jsonl")
-    for shadow, settings, said in (
-        (own, {}, "give the attack the answers"),
-        (str(tmp_path / "copy.jsonl"), {}, "give the attack the answers"),
-        ("nowhere", {}, "nowhere"),
-        (GENERATED, {"seed": -1}, "seed -1 is negative"),
+    for shadow, said in (
+        (own, "give the attack the answers"),
+        (str(tmp_path / "copy.jsonl"), "give the attack the answers"),
+        ("nowhere", "nowhere"),
     ):
         with pytest.raises(UsageError, match=said):
-            attack_shadow(overfitted, shadow, **settings)
+            attack_shadow(overfitted, shadow)
 
 
 def test_the_command_reports_the_attack(overfitted, private, cli):

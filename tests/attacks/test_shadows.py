@@ -242,8 +242,6 @@ def test_each_utterance_is_in_half_of_the_training_sets_beside_its_duplicates(sh
     [
         (PEOPLE, 5, 0, "even"),
         (PEOPLE, 2, 0, "at least 4"),
-        (PEOPLE, 4, -1, "negative"),
-        (PEOPLE[:1] * 3, 4, 0, "two texts"),
     ],
 )
 def test_a_design_that_cannot_be_is_refused(pool: tuple[Utterance, ...], shadows: int, seed: int, said: str) -> None:

@@ -91,20 +91,6 @@ def test_a_string_is_help_and_a_dataclass_stands_for_its_fields():
     assert seen == [Asked("ADA", 3.0, True)]
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (("train", "--corpus", "a\x1b[31m", "--out", "new"), "give it without control characters"),
-        (("data", "make", "smart-home", "--out", "-"), "neither reads nor writes a pipe"),
-        (("account", "--delta", "inf"), "--delta is inf: give a finite number"),
-        (("predict", "--run", "", "hello"), "--run is empty"),
-    ],
-)
-def test_what_no_option_can_mean_is_refused(cli, call, says):
-    status, out, err = cli(*call)
-    assert (status, out, says in err) == (2, "", True)
-
-
 # ---- Results ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from edp_lab.course.nb02_dp_sgd import panels
 from edp_lab.course.nb02_dp_sgd.panels import CLIPS, DELTA, clip_batch, per_example, train
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge, releases_by_epoch
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.three_phase.classifier import as_printed, by_norm, by_value, clipped_mean, normalising
+from edp_lab.three_phase.classifier import as_printed, by_norm, by_value, normalising
 from edp_lab.training.batches import Batches
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
@@ -196,7 +196,7 @@ def without(part: str) -> Callable[..., Any]:
 WRONG: dict[str, dict[str, Any]] = {
     "clip": {
         "clips every coordinate": Wrong(clipping(by_value), "With C = "),
-        "clips the mean": Wrong(clipping(clipped_mean), "yours has shape ("),
+        "clips the mean": Wrong(clipping(lambda g, C: by_norm(g.mean(0, keepdim=True), C)[0]), "yours has shape ("),
         "lengthens short gradients, as Algorithm 8 of the thesis": Wrong(clipping(as_printed), "longer than C"),
         "makes all gradients equally long": Wrong(clipping(normalising), "was short enough"),
         "one factor for the whole batch": Wrong(

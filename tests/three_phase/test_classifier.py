@@ -27,7 +27,6 @@ from edp_lab.three_phase.classifier import (
     by_norm,
     by_value,
     calibrated_noise,
-    clipped_mean,
     normalising,
     train_classifier,
 )
@@ -208,40 +207,15 @@ def test_defaults_take_smaller_batches_of_small_data_and_what_is_given_stays():
         ({"method": "adam", "clip_norm": 1.0}, "adds no noise"),
         ({"method": "dp-adam", "epsilon": 0.0}, "target epsilon is 0.0"),
         ({"method": "dp-adam", "delta": 0.0}, "delta"),
-        ({"epochs": 0}, "epochs is 0"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"method": "dp-adam", "clip_norm": 0.0, "epsilon": 2.0}, "clip norm C is 0.0"),
-        ({"method": "dp-sgd", "weight_decay": 0.5}, "learning rate 8.0: their product must be below 1"),
+        ({"method": "dp-adam", "clip_norm": 0.0, "epsilon": 2.0}, "clip norm C is 0.0: it must be greater than 0"),
         ({"batch_size": 1198}, "batch size is 1198, for 1197 training examples"),
-        ({"lr": -1.0}, "learning rate is -1.0"),
-        ({"classes": 9}, "training set holds a label outside 0..8"),
         ({"method": "sgd", "lr": 1e38, "activation": "relu"}, "the loss is not finite: lower the learning rate"),
     ],
 )
 def test_impossible_settings_are_refused(changes, problem: str):
     with pytest.raises(UsageError, match=problem):
         train(ClassifierSettings(**changes))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "problem"),
-    [
-        (lambda x, y: (x[1:], y), "training set has 19 and 20 examples and labels"),
-        (lambda x, y: (x[:0], y[:0]), "training set has 0 and 0"),
-        (lambda x, y: (x, np.where(y == y[0], 10, y)), "training set holds a label outside 0..9"),
-        (lambda x, y: (x, y / 2), "training set holds a label outside 0..9"),
-        (lambda x, y: (np.where(x > 0.5, np.nan, x), y), "training set holds a value that is not finite"),
-        (lambda x, y: (x, y, x[:5], y[:4]), "test set has 5 and 4"),
-        (lambda x, y: (x, y, x[:5, :, 1:], y[:5]), "resize them"),
-        (lambda x, y: (x, y, x[:5], y[:5] + 10), "test set holds a label"),
-    ],
-)
-def test_examples_that_do_not_fit_are_refused(spoil, problem: str):
-    data = digits()
-    given = spoil(data.train[:20], data.train_labels[:20])
-    test = given[2:] or (data.test, data.test_labels)
-    with pytest.raises(UsageError, match=problem):
-        train_classifier(ClassifierSettings(), *given[:2], *test)
 
 
 # ---- Each way to bound a gradient keeps the sensitivity that it states, and no smaller one would do ------------------
@@ -285,19 +259,6 @@ def test_rules_by_hand_of_which_the_printed_one_bounds_nothing_and_enlarges_the_
     rows = torch.tensor([[3e5, 4e5], [0.3, 0.4], [0.0, 0.0]])
     assert as_printed(rows, 1.0).tolist() == [[3e5, 4e5], pytest.approx([0.6, 0.8]), [0.0, 0.0]]
     assert RULES["as printed"].sensitivity(1.0, 2) == math.inf
-
-
-@pytest.mark.parametrize("size", [2, 2000])
-def test_one_example_turns_a_clipped_mean_around_however_many_there_are(size: int):
-    """T8: 2 C, where the mean of clipped gradients moves by C / B."""
-    rows = torch.zeros(size, 3)
-    rows[:, 0] = 1e3
-    other = rows.clone()
-    other[0, 0] = -1e9
-    assert float((clipped_mean(rows, 0.5) - clipped_mean(other, 0.5)).norm()) == pytest.approx(1.0)
-    assert float((by_norm(rows, 0.5).mean(0) - by_norm(other, 0.5).mean(0)).norm()) == pytest.approx(
-        1.0 / size, rel=1e-4
-    )
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -151,7 +151,6 @@ def test_ten_instructors_are_not_ten_times_more_private_and_full_batches_change_
         (partial(Aggregator, "hard", 1.0), "noise of a hard vote is 1.0: it must be 0"),
         (partial(label_probabilities, [1, 2], Aggregator("hard")), "no noise"),
         (partial(account_votes, Aggregator("laplace", 1.0), 1, 0.0), "delta is 0"),
-        (partial(composed_epsilons, Aggregator("laplace", 1.0), -1, DELTA), "count from 0"),
         (partial(partition_cost, 1000, 11, 100, 5, 1.0, DELTA), "no smaller than a batch"),
     ],
 )

@@ -136,18 +136,6 @@ def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
     assert np.abs(correlation).max() < 5.5 / math.sqrt(here.layout.size)
 
 
-@pytest.mark.parametrize("as_printed", [False, True])
-def test_public_alpha_is_a_function_of_public_text_alone(tmp_path, as_printed):
-    own = load_corpus(str(write_corpus(tmp_path / "own.jsonl")))
-    other = load_corpus(str(write_corpus(tmp_path / "other.jsonl", utterances=300)))
-    public = f"public:{write_corpus(tmp_path / 'public.jsonl', utterances=50, first=900)}"
-    private = config(own.name, alpha=public, as_printed=as_printed, pretrained=None)
-    runs = [Trainer(private, c, split(c, 0)) for c in (own, other)]
-    alphas = [one.private.alpha for one in runs]
-    assert torch.equal(*alphas)
-    assert float(alphas[0].max()) == 1.0
-
-
 def test_corpus_without_tags_trains_the_intent_head_alone_and_says_so(tmp_path):
     path = write_corpus(tmp_path / "own.jsonl", tags=False)
     record = train(config(str(path), method="sgd", epochs=4), tmp_path / "run")

@@ -43,12 +43,7 @@ def spread(first: int, last: int) -> NDArray[np.int64]:
 
 # ---- A table without names -------------------------------------------------------------------------------------------
 
-HIERARCHIES = (
-    basic.Hierarchy("postal code", basic.generalise_code(5)),
-    basic.Hierarchy("age", basic.generalise_number(5, 10, 20)),
-    basic.Hierarchy("sex", (str, basic.star)),
-)
-MONTH = basic.Hierarchy("month", (str, basic.star))
+FORMS = basic.generalise_code(5), basic.generalise_number(5, 10, 20), (str, basic.star)  # of postal code, age, sex
 
 
 def linked(k: int, seed: int) -> tuple[float, float]:
@@ -61,14 +56,10 @@ def linked(k: int, seed: int) -> tuple[float, float]:
     voters = np.column_stack([column.astype(np.str_) for column in columns])
     patients = voters[rng.choice(3000, 600, replace=False)]
     months = rng.integers(1, 13, 600).astype(np.str_)
-    release = basic.anonymise(patients, HIERARCHIES, k, most_suppressed=0.05)
-    with_month = release._replace(
-        rows=np.column_stack([release.rows, months]),
-        levels=(*release.levels, 0),
-        hierarchies=(*release.hierarchies, MONTH),
-    )
-    by_list = basic.link(release, voters, np.zeros(600)).identified
-    by_month = basic.link(with_month, np.column_stack([patients, months]), np.zeros(600)).rows_per_person == 1
+    release = basic.anonymise(patients, FORMS, k, most_suppressed=0.05)
+    with_month = basic.Release(np.column_stack([release.rows, months]), (*release.forms, str))
+    by_list = basic.link(release, voters).identified
+    by_month = basic.link(with_month, np.column_stack([patients, months])).rows_per_person == 1
     return float(by_list.mean()), float(by_month.mean())
 
 
