@@ -20,10 +20,11 @@ from edp_lab.files import read_json, write_whole
 from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
-from edp_lab.privacy.guarantee import HOLDS, upward
+from edp_lab.privacy.guarantee import HOLDS, Guarantee, upward
 from edp_lab.privacy.mechanism import Alpha, Mechanism
 from edp_lab.privacy.schedule import training_releases
 from edp_lab.privacy.scope import EXACT_NOISE, NEIGHBOURS, PUBLIC
+from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.run_files import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
@@ -63,6 +64,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "accountant": held.method,
         "best_attack_auc": attack.best_auc(),
         "protected": protected,
+        **_copies(record, ledger, held),
         "releases": sum(releases.values()),
         "clip_norm": mechanism.clip_norm,
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in training_releases(releases)}),
@@ -78,6 +80,16 @@ def certificate(folder: Path) -> dict[str, Any]:
         "model_sha256": record["model_sha256"],
         "ledger": ledger.chain,
     }
+
+
+def _copies(record: dict[str, Any], ledger: PrivacyLedger, held: Guarantee) -> dict[str, float | None]:
+    """The largest number of equal utterances, counted without noise, and the epsilon of all of them together."""
+    copies = record["corpus"].get("copies")  # older ones lack it
+    if copies is None:
+        return {}
+    if copies > 1:
+        held = judge(ledger.mechanism, ledger.releases_by_epoch(), held.delta, False, utterances_per_person=copies)
+    return {"copies": copies, "copies_epsilon": held.guaranteed_epsilon}
 
 
 def meaningful(delta: float, protected: int) -> bool:
@@ -126,7 +138,7 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
 
 def _same(name: str, stated: Any, value: Any) -> bool:
     """Equal; of bounds, up to a thousandth: each is rounded up, but on the grid of its version and its processor."""
-    if name in ("guaranteed_epsilon", "best_attack_auc") and isinstance(stated, float):
+    if name in ("guaranteed_epsilon", "copies_epsilon", "best_attack_auc") and isinstance(stated, float):
         return abs(stated - value) <= 1e-3 * abs(value)
     return bool(stated == value)
 

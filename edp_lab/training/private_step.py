@@ -86,6 +86,9 @@ class PrivateStep(FlatGradient):
         micro_batches: int | None = None,
         more: int = 0,
     ) -> None:
+        if not isinstance(mechanism, Mechanism):
+            raise UsageError(f"mechanism is {mechanism!r}: build one with Mechanism.sound")
+        check_whole("key", key, 0)
         super().__init__(trainable(model), accelerator, more)
         check_whole("number of epochs", epochs, 1)
         check_whole("number of micro-batches", 1 if micro_batches is None else micro_batches, 1)
@@ -116,6 +119,9 @@ class PrivateStep(FlatGradient):
         """
         for p in self.parameters:
             p.grad = None
+            if p.dtype != self.gradient.dtype:
+                before, now = self.gradient.dtype, p.dtype
+                raise UsageError(f"the model was {before} when its step was built and is {now} now: convert it before")
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = mean_scales(self, self.divisor, gradients)
         return clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)
@@ -327,7 +333,7 @@ def public_scales(
 
     `training`: the tokens of each utterance to be protected, which a public corpus does not contain.
     """
-    corpus = load_corpus(config.alpha_corpus)
+    corpus = load_corpus(config.alpha_corpus, config.tokens)
     usable = [u for u in corpus.utterances if model.labels.covers(u)][: config.batch_size]
     if len(usable) < config.num_devices:
         raise UsageError(
