@@ -33,10 +33,11 @@ class Utterance:
     tokens: tuple[str, ...]  # the words, at least one
     tags: tuple[str, ...] | None  # a BIO tag for each ("O", "B-city", "I-city"), or None without slot annotation
     intent: str
+    written: str | None = None  # the text, where it is not the tokens with spaces between
 
     @property
     def text(self) -> str:
-        return " ".join(self.tokens)
+        return " ".join(self.tokens) if self.written is None else self.written
 
     @property
     def line(self) -> bytes:
@@ -104,7 +105,7 @@ def by_character(u: Utterance) -> Utterance:
             else:
                 tokens.append(character)
                 tags.append(f"I-{tag[2:]}" if k and tag != "O" else tag)
-    return Utterance(tuple(tokens), None if u.tags is None else tuple(tags), u.intent)
+    return Utterance(tuple(tokens), None if u.tags is None else tuple(tags), u.intent, u.text)
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------

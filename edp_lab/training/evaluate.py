@@ -85,7 +85,7 @@ def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]
             value, probability = between.join(sentence[start:end]), min(prediction.tag_probabilities[start:end])
             slots.append({"slot": label, "value": value, "start": start, "end": end, "probability": probability})
         about = {
-            "text": between.join(sentence),
+            "text": u.text,
             "intent": prediction.intent,
             "intent_probability": prediction.intent_probability,
         }
