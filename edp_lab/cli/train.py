@@ -302,11 +302,11 @@ def _plan_to_read(made: Plan) -> Report:
     """What ``edp-lab train --epsilon`` is about to do."""
     config = made.config
     time = f"{made.seconds:.0f} s" if made.seconds < 120 else f"{made.seconds / 60:.0f} min"
-    unit = f"each of n = {made.protected:,} utterances"
+    unit, together = f"each of n = {made.protected:,} utterances", f"epsilon {up(made.copies_epsilon, 4)} together"
     facts = [
         ("delta times n", up(made.delta * made.protected, 2)),
         ("training", f"{made.steps} steps, about {time} here; noise multiplier {number(config.z0, 4)}"),
-        *((("equal utterances", _copies_to_read(made)),) if made.copies > 1 else ()),
+        *([("equal utterances", f"up to {made.copies:,}, with {together}")] if made.copies > 1 else []),
         *(("assumed public", f"the start, trained without privacy on {corpus}") for corpus in made.public),
         *((line.setting, f"{line.value}: {line.why}") for line in made.lines),
     ]
@@ -314,11 +314,6 @@ def _plan_to_read(made: Plan) -> Report:
     if made.delta >= 0.01:
         notes.append(f"note: delta is large: publishing everything with probability {up(made.delta, 3)} meets it")
     return Report(f"epsilon {number(made.epsilon)} for {unit}, at delta {up(made.delta, 3)}", facts, notes)
-
-
-def _copies_to_read(made: Plan) -> str:
-    together = "no epsilon" if made.copies_epsilon is None else f"epsilon {up(made.copies_epsilon, 4)}"
-    return f"up to {made.copies:,} have the same text, and {together} together: drop copies if one person made them"
 
 
 def _record_to_read(record: Mapping[str, Any], out: Path) -> Report:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import readers
-from edp_lab.corpora.corpus import MOST_WORDS, Corpus, by_character, fold, labels_of
+from edp_lab.corpora.corpus import Corpus, by_character, check_readable, labels_of
 from edp_lab.corpora.notes import notes_on
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
@@ -100,11 +100,7 @@ def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
     if not places:
         return corpus
     for utterance, place in zip(corpus.utterances, places, strict=True):
-        if len(utterance.tokens) > MOST_WORDS:
-            count = f"{len(utterance.tokens):,} {tokens}, at most {MOST_WORDS:,} are read"
-            raise UsageError(f"{place}: the utterance has {count}: cut it into several")
-        if not fold(utterance.text):
-            raise UsageError(f"{place}: the utterance holds invisible characters alone: take it out")
+        check_readable(utterance, f"{place}: the utterance")
     return replace(corpus, warnings=(*corpus.warnings, *notes_on(corpus, places)))
 
 

@@ -89,7 +89,9 @@ def labels_of(utterances: Iterable[Utterance]) -> tuple[tuple[str, ...], tuple[s
 
 
 def fold(text: str) -> str:
-    """The text without what a reader does not see or hear: capitals, Unicode form, invisible characters, spacing."""
+    """The text as texts are compared: whatever its capitals, Unicode form, invisible characters and spacing."""
+    if text.isascii() and text.isprintable():
+        return " ".join(text.lower().split())
     plain = INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
     return " ".join(unicodedata.normalize("NFKC", plain).split())
 
@@ -106,6 +108,15 @@ def by_character(u: Utterance) -> Utterance:
                 tokens.append(character)
                 tags.append(f"I-{tag[2:]}" if k and tag != "O" else tag)
     return Utterance(tuple(tokens), None if u.tags is None else tuple(tags), u.intent, u.text)
+
+
+def check_readable(u: Utterance, place: str) -> None:
+    """UsageError if nothing of the utterance shows, or it is too long."""
+    if not fold(u.text):
+        raise UsageError(f"{place} shows nothing: give at least one word")
+    if len(u.tokens) > MOST_WORDS:
+        count = f"{len(u.tokens):,} {'words' if u.written is None else 'characters'}"
+        raise UsageError(f"{place} has {count}, and at most {MOST_WORDS:,} are read: cut it into several")
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------
@@ -202,12 +213,11 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that
     occurs in train and in test is a member and a non-member at once. Hence: pool, shuffle, and by default keep
-    utterances of the same text on one side, also if they differ by what `fold` takes away.
+    utterances of the same text, as `fold` compares them, on one side.
 
     Groups of utterances with the same token string (without `keep_duplicates_together`: single utterances)
     are shuffled by PCG64(seed) and dealt in that order, near-copies with the first of them; train, and train with
-    validation, end before the first group that exceeds their share. So each part's size is within one group of its
-    ratio.
+    validation, end before the first group that exceeds their share. So each is within one group of its ratio.
 
     Raises:
         UsageError: a part would be empty, or the seed is negative.

@@ -75,10 +75,19 @@ def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path
             have = ", ".join(dict.fromkeys(name for names in known.values() for name in names)) or "none"
             raise UsageError(f"the chosen notebooks have no parameter {name!r}; they have: {have}")
         for default in defaults:
-            kind = type(ast.literal_eval(default))
-            if type(value) is not kind and not (kind is float and type(value) is int):
+            kind = type(literal(default))
+            known_kind = kind in KINDS and literal(default) != default
+            if known_kind and type(value) is not kind and not (kind is float and type(value) is int):
                 raise UsageError(f"parameter {name} is {value!r}: give {KINDS[kind]}, such as {default}")
     return {path: {name: parameters[name] for name in parameters if name in names} for path, names in known.items()}
+
+
+def literal(text: str) -> Any:
+    """The value of a Python literal; any other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
 
 
 # ---- Solutions and copies --------------------------------------------------------------------------------------------

@@ -20,11 +20,10 @@ from edp_lab.files import read_json, write_whole
 from edp_lab.models.factory import load_model, model_checksum
 from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
-from edp_lab.privacy.guarantee import HOLDS, Guarantee, upward
+from edp_lab.privacy.guarantee import HOLDS, upward
 from edp_lab.privacy.mechanism import Alpha, Mechanism
 from edp_lab.privacy.schedule import training_releases
 from edp_lab.privacy.scope import EXACT_NOISE, NEIGHBOURS, PUBLIC
-from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.run_files import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
@@ -52,7 +51,8 @@ def certificate(folder: Path) -> dict[str, Any]:
     if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
     attack, splits = accountant_for(mechanism, releases), record["corpus"]["splits"]
-    protected = splits["train"]
+    protected, copies = splits["train"], record["corpus"].get("copies")  # older ones lack it
+    together = held if not copies or copies == 1 else judge(mechanism, releases, held.delta, False, None, copies)
     if not meaningful(held.delta, protected):
         raise UsageError(f"{folder} gets no certificate: delta {held.delta:g} is not below 1/n = {1 / protected:.3g}")
     return {
@@ -64,7 +64,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "accountant": held.method,
         "best_attack_auc": attack.best_auc(),
         "protected": protected,
-        **_copies(record, ledger, held),
+        **({} if copies is None else {"copies": copies, "copies_epsilon": together.guaranteed_epsilon}),
         "releases": sum(releases.values()),
         "clip_norm": mechanism.clip_norm,
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in training_releases(releases)}),
@@ -80,16 +80,6 @@ def certificate(folder: Path) -> dict[str, Any]:
         "model_sha256": record["model_sha256"],
         "ledger": ledger.chain,
     }
-
-
-def _copies(record: dict[str, Any], ledger: PrivacyLedger, held: Guarantee) -> dict[str, float | None]:
-    """The largest number of equal utterances, counted without noise, and the epsilon of all of them together."""
-    copies = record["corpus"].get("copies")  # older ones lack it
-    if copies is None:
-        return {}
-    if copies > 1:
-        held = judge(ledger.mechanism, ledger.releases_by_epoch(), held.delta, False, utterances_per_person=copies)
-    return {"copies": copies, "copies_epsilon": held.guaranteed_epsilon}
 
 
 def meaningful(delta: float, protected: int) -> bool:
@@ -138,7 +128,7 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
 
 def _same(name: str, stated: Any, value: Any) -> bool:
     """Equal; of bounds, up to a thousandth: each is rounded up, but on the grid of its version and its processor."""
-    if name in ("guaranteed_epsilon", "copies_epsilon", "best_attack_auc") and isinstance(stated, float):
+    if name in ("guaranteed_epsilon", "copies_epsilon", "best_attack_auc") and type(stated) is type(value) is float:
         return abs(stated - value) <= 1e-3 * abs(value)
     return bool(stated == value)
 

@@ -33,12 +33,7 @@ NOISES = ("aggregate", "per-device")
 OPTIMIZERS = ("adam", "dp-adam")
 PRECISIONS = ("float32", "float64")
 TOKENS = ("words", "characters")
-OPTIONS = {  # not named as their fields
-    "clip_norm": "clip",
-    "num_devices": "gpus",
-    "tokens": "split",
-    "understudy_method": "understudy",
-}
+OPTIONS = {"clip_norm": "clip", "num_devices": "gpus", "tokens": "split", "understudy_method": "understudy"}
 LEARNING_RATES = {
     "paper": {"clc": 2e-3, "bert": 5e-4},
     "medium": {"clc": 5e-3, "bert": 1e-3},

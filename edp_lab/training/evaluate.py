@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from edp_lab.corpora.catalog import load_corpus
-from edp_lab.corpora.corpus import MOST_WORDS, Utterance, by_character, fold, split
+from edp_lab.corpora.corpus import Utterance, by_character, check_readable, split
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.corpora.metrics import Scores, Tally, spans
 from edp_lab.errors import UsageError
@@ -73,10 +73,7 @@ def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]
     for text in texts:
         u = Utterance(tuple(text.split()), None, model.labels.intents[0])
         u = by_character(u) if characters else u
-        if not fold(text):
-            raise UsageError(f"the sentence {text!r} shows nothing: give at least one word")
-        if len(u.tokens) > MOST_WORDS:
-            raise UsageError(f"the sentence {text[:20]!r}... is too long: give at most {MOST_WORDS:,} words")
+        check_readable(u, f"the sentence {text[:20]!r}")
         utterances.append(replace(u, tags=("O",) * len(u.tokens)))
     answers, between = [], "" if characters else " "
     for u, prediction in zip(utterances, model.predict(model.dataset(utterances)), strict=True):

@@ -86,8 +86,6 @@ class PrivateStep(FlatGradient):
         micro_batches: int | None = None,
         more: int = 0,
     ) -> None:
-        if not isinstance(mechanism, Mechanism):
-            raise UsageError(f"mechanism is {mechanism!r}: build one with Mechanism.sound")
         check_whole("key", key, 0)
         super().__init__(trainable(model), accelerator, more)
         check_whole("number of epochs", epochs, 1)
@@ -119,9 +117,8 @@ class PrivateStep(FlatGradient):
         """
         for p in self.parameters:
             p.grad = None
-            if p.dtype != self.gradient.dtype:
-                before, now = self.gradient.dtype, p.dtype
-                raise UsageError(f"the model was {before} when its step was built and is {now} now: convert it before")
+            if p.dtype != (built := self.gradient.dtype):
+                raise UsageError(f"the step was built for {built} and the model is {p.dtype} now: convert it before")
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = mean_scales(self, self.divisor, gradients)
         return clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)

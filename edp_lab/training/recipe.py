@@ -161,13 +161,11 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     validated = len(data.validation) * config.epochs
     read = len(data.train) + len(data.validation) if config.frozen else validated  # once for all epochs, or in each
     seconds = steps * step + scored * (read + len(data.test))
-    copies, together = most_copies(data.train), epsilon
-    if copies > 1:
-        group = judge(config.mechanism(n), config.epochs, delta, False, utterances_per_person=copies)
-        together = group.conditional_epsilon
-    warnings = (*whole.warnings, *notes_on_split(whole, data))
-    about = epsilon, delta, n, steps, seconds, tuple(made_of(start)), lines
-    return Plan(config, *about, copies, together, warnings)
+    copies = most_copies(data.train)
+    group = judge(config.mechanism(n), config.epochs, delta, False, None, copies) if copies > 1 else None
+    together = epsilon if group is None else group.conditional_epsilon
+    about = epsilon, delta, n, steps, seconds, tuple(made_of(start)), lines, copies, together
+    return Plan(config, *about, (*whole.warnings, *notes_on_split(whole, data)))
 
 
 MOST_EPSILON = 1000.0

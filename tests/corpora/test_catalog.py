@@ -216,12 +216,14 @@ def test_intents_without_a_training_utterance_are_noted_after_the_split(tmp_path
     (note,) = notes_on_split(corpus, split(corpus, 0))
     assert note == "intent 'pause' has no training utterance: no model learns what occurs nowhere"
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\nskip\n", slots="")
-    assert notes_on_split(corpus, split(corpus, 0))[0].startswith("2 intents, such as 'pause', have no training")
+    assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith(
+        "2 intents, such as 'pause', have no training"
+    )
     (tmp_path / "intents.txt").unlink(), (tmp_path / "slots.txt").unlink()
     corpus = own_corpus(tmp_path, *SLIPS["one example a class"][0])
-    assert notes_on_split(corpus, split(corpus, 0))[0].startswith("22 intents, such as ")
+    assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith("22 intents, such as ")
     corpus = own_corpus(tmp_path, *PLAIN)
-    assert notes_on_split(corpus, split(corpus, 0)) == []
+    assert [*notes_on_split(corpus, split(corpus, 0))] == []
 
 
 def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_path):
@@ -244,13 +246,13 @@ def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_p
         (
             "a " * 20_000,
             "words",
-            "line 25: the utterance has 20,000 words, at most 1,000 are read: cut it into several",
+            "line 25: the utterance has 20,000 words, and at most 1,000 are read: cut it",
         ),
         ("a " * 1001, "words", "line 25: the utterance has 1,001 words"),
-        ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, at most 1,000"),
+        ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
         ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),
-        ("\u200b\u200b", "words", "line 25: the utterance holds invisible characters alone: take it out"),
-        ("\u2800 \u3164 \xad", "words", "line 25: the utterance holds invisible characters alone"),
+        ("\u200b\u200b", "words", "line 25: the utterance shows nothing: give at least one word"),
+        ("\u2800 \u3164 \xad", "words", "line 25: the utterance shows nothing"),
     ],
 )
 def test_an_utterance_that_is_too_long_or_shows_nothing_is_refused_by_its_line(tmp_path, text, tokens, message):

@@ -109,7 +109,7 @@ def test_plan_and_certificate_say_what_epsilon_equal_utterances_have_together(tm
     assert made.copies_epsilon == pytest.approx(group.guaranteed_epsilon, rel=1e-2)
     assert (made.copies_epsilon > 8) == (most > 1)
     Screen().report(_plan_to_read(made))
-    said = f"up to {most} have the same text, and epsilon {upward(made.copies_epsilon, 4)} together"
+    said = f"equal utterances up to {most}, with epsilon {upward(made.copies_epsilon, 4)} together"
     assert (said in " ".join(capsys.readouterr().out.split())) == (most > 1)
     train(made.config, tmp_path / "run")
     told = check_certificate(tmp_path / "run")

@@ -164,7 +164,7 @@ def test_a_sentence_that_shows_nothing_or_is_too_long_is_refused(corpus, tmp_pat
     for text in ("", "  ", "\u200b", "\u200b\u200d \ufeff", "\xad", "\u2800", "\u3164"):
         with pytest.raises(UsageError, match="shows nothing: give at least one word"):
             predict_texts(tmp_path / "run", ["call anna", text])
-    with pytest.raises(UsageError, match="a a a '... is too long: give at most 1,000 words".replace(".", r"\.")):
+    with pytest.raises(UsageError, match=r"'a a a .* has 20,000 words, and at most 1,000 are"):
         predict_texts(tmp_path / "run", ["a " * 20_000])
     assert predict_texts(tmp_path / "run", ["\u200bcall anna", "?", "👩\u200d🔧"])
 
