@@ -1,6 +1,6 @@
 # edp_lab: `make course` and `make test` need only make and Python 3.11 to 3.13 (README.md has each command without make).
 #   make PYTHON=python3.12 ...   another Python;   make VENV=/some/folder ...   another place for the environment
-#   make TORCH_INDEX=https://download.pytorch.org/whl/cpu ...   torch without CUDA, on Linux a far smaller download
+#   make TORCH_INDEX=https://pypi.org/simple ...   where torch comes from (else: see INSTALL_TORCH)
 #   make test PYTEST_ARGS="-k runner"   arguments for pytest;   make course COURSE_ARGS="00_start --mode full"
 #   make lab LAB_ARGS="--no-browser --allow-root"   options for JupyterLab
 
@@ -18,6 +18,16 @@ INSTALLED := $(VENV)/.installed
 TESTED := $(VENV)/.tested
 # A module is compiled when it is first used.
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
+# On Linux, PyPI's torch brings some 3 GB of CUDA. Without an NVIDIA driver PyTorch's CPU index is asked first, once.
+NVIDIA := $(shell command -v nvidia-smi || ls -d /proc/driver/nvidia /dev/dxg 2>/dev/null)
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_FROM := $(BIN)/python -m pip install --no-compile --no-deps -c constraints.txt torch --index-url
+ifneq ($(TORCH_INDEX),)
+INSTALL_TORCH := $(TORCH_FROM) $(TORCH_INDEX)
+else ifeq ($(shell uname -s)$(NVIDIA),Linux)
+INSTALL_TORCH := timeout 8 $(BIN)/python -m pip index versions torch --retries 0 --index-url $(CPU_INDEX) >/dev/null 2>&1 \
+	&& $(TORCH_FROM) $(CPU_INDEX) --retries 0 || echo 'no torch from $(CPU_INDEX): it comes from PyPI, with CUDA'
+endif
 unexport PYTHONDONTWRITEBYTECODE  # some containers set it: every process would compile anew all that it imports
 
 .DEFAULT_GOAL := help
@@ -52,7 +62,7 @@ $(INSTALLED) $(TESTED): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c '$(SUITABLE)' || { \
 		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or name it with PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e '$(WHAT)'
 	$(BIN)/python -c 'import edp_lab.compiled'  # compiles the loops now, so that no first run waits for it
 	@touch $(INSTALLED) $@

@@ -1,6 +1,10 @@
 """One install: pyproject.toml (ranges), constraints.txt (pins), environment.yml and the README agree."""
 
+import os
 import re
+import shutil
+import subprocess
+import time
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -89,6 +93,44 @@ def test_make_installs_by_the_constraints_and_every_target_is_one_command() -> N
         assert len(recipe[1].splitlines()) == 1
     for bound in re.findall(r"\d\.\d+", PYPROJECT["requires-python"]):
         assert f"({bound.replace('.', ', ')})" in makefile  # the check of the Python that make finds
+
+
+PIP = """#!/bin/sh
+if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; fi
+case "$*" in *"pip index"*) sleep "${DELAY:-0}"; exit "${ANSWER:-0}";; *pip*) echo "$*" >>"$LOG";; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "answer", "torch_from"),
+    [
+        ("Linux", ("NVIDIA=",), "0", "https://download.pytorch.org/whl/cpu --retries 0"),
+        ("Linux", ("NVIDIA=",), "1", None),  # refused, or no name server
+        ("Linux", ("NVIDIA=",), "never", None),
+        ("Linux", ("NVIDIA=/usr/bin/nvidia-smi",), "0", None),
+        ("Darwin", ("NVIDIA=",), "0", None),  # there PyPI's has no CUDA
+        ("Linux", ("NVIDIA=", "TORCH_INDEX=https://pypi.org/simple"), "never", "https://pypi.org/simple"),
+    ],
+)
+def test_make_takes_torch_without_cuda_if_there_is_no_driver_and_its_index_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, given: tuple[str, ...], answer: str, torch_from: str
+) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name, script in (("python", PIP), ("uname", f"#!/bin/sh\necho {system}\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("DELAY" if answer == "never" else "ANSWER", "60" if answer == "never" else answer)
+    started = time.monotonic()
+    command = ["make", "--silent", "install", f"PYTHON={tmp_path}/python", "VENV=new", *given]
+    subprocess.run(command, cwd=tmp_path, check=True, env={k: v for k, v in os.environ.items() if k != "TORCH_INDEX"})
+    assert time.monotonic() - started < 20  # what an index that never answers may cost
+    *torch, everything = (tmp_path / "log").read_text().splitlines()
+    common = "-m pip install --no-compile"
+    assert torch == ([f"{common} --no-deps -c constraints.txt torch --index-url {torch_from}"] if torch_from else [])
+    assert everything == f"{common} -c constraints.txt -e .[test]"  # with the pins also of torch
 
 
 def test_workflow_tests_every_python_by_actions_that_cannot_change() -> None:

@@ -128,7 +128,7 @@ def load_target(run: str | Path | Target) -> Target:
     if record["status"] not in ("finished", "interrupted"):
         raise UsageError(f"the run in {folder} is {record['status']}: finish it with edp-lab train --resume {folder}")
     config = TrainConfig.from_record(record)
-    corpus = load_corpus(config.corpus)
+    corpus = load_corpus(config.corpus, config.tokens)
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(
             f"the content of corpus {config.corpus!r} has changed since {run} was trained: restore it, or train again"

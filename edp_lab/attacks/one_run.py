@@ -285,7 +285,7 @@ def audit_one_run(
     """
     delta = config.delta or DELTA
     _check(config, canaries, confidence)
-    corpus = None if linear else load_corpus(config.corpus)
+    corpus = None if linear else load_corpus(config.corpus, config.tokens)
     data = None if corpus is None else split(corpus, config.seed, **config.split)
     utterances = 0 if data is None else len(data.train)
     mechanism = config.mechanism(utterances + canaries)

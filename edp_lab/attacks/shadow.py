@@ -116,7 +116,7 @@ def shadow_corpus(name: str, target: Target) -> Corpus:
     if name == GENERATED:
         domain = target.config.corpus.removeprefix("smart-home-")
         return generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED + 1, domain if domain in DOMAINS else None)
-    corpus = load_corpus(name)
+    corpus = load_corpus(name, target.config.tokens)
     known, given = ({u.text.lower() for u in source.utterances} for source in (target.corpus, corpus))
     if len(known & given) > MOST_SHARED * min(len(known), len(given)):
         raise UsageError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -84,13 +83,12 @@ def run(
 
 def _name_and_value(text: str) -> tuple[str, Any]:
     """``NAME=VALUE`` with a Python literal, or plain text, as the value."""
+    from edp_lab.course.run import literal
+
     name, equals, value = text.partition("=")
     if not (equals and name.isidentifier()):
         raise UsageError(f"--parameter takes NAME=VALUE, such as z0=0.1, not {text!r}")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+    return name, literal(value)
 
 
 @course_app.command("solutions")

@@ -15,8 +15,7 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,12 +23,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import readers
-from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
+from edp_lab.corpora.corpus import Corpus, by_character, check_readable, labels_of
+from edp_lab.corpora.notes import notes_on
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, user_cache
 
-MANY = 20  # utterances for each intent, on average
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
 TIMEOUT = 30.0  # seconds without a byte
 PIECE = 1 << 16  # bytes read at a time
@@ -85,26 +84,37 @@ _EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
 }
 
 
-def load_corpus(name_or_path: str | Path) -> Corpus:
-    """Load a corpus of the catalogue by its name, or a user's own corpus by its path.
+def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
+    """Load a corpus of the catalogue by its name, or a user's own corpus by its path; `tokens`: words or characters.
 
     A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``,
     ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared if
     ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
 
     UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
-    intent or slot is not declared.
+    intent or slot is not declared, that shows nothing or that is too long.
     """
-    name = str(name_or_path)
+    corpus, places = _loaded(str(name_or_path))
+    if tokens == "characters":
+        corpus = replace(corpus, utterances=tuple(map(by_character, corpus.utterances)))
+    if not places:
+        return corpus
+    for utterance, place in zip(corpus.utterances, places, strict=True):
+        check_readable(utterance, f"{place}: the utterance")
+    return replace(corpus, warnings=(*corpus.warnings, *notes_on(corpus, places)))
+
+
+def _loaded(name: str) -> tuple[Corpus, list[str]]:
+    """A corpus and, if it is a user's own, the places of its utterances."""
     if name in _PUBLISHED:
         where = find(name)
         if where is None:
             raise _not_found(name)
-        return _corpus(name, _PUBLISHED[name].read(where), labels_declared=True)
+        return _corpus(name, _PUBLISHED[name].read(where), labels_declared=True), []
     if name in _EMBEDDED:
         from edp_lab.corpora import smart_home
 
-        return smart_home.load(_EMBEDDED[name])
+        return smart_home.load(_EMBEDDED[name]), []
     path = given_path(name)
     if path.exists() or path.suffix == ".jsonl" or "/" in name or os.sep in name:
         return _user_corpus(name, path)
@@ -183,15 +193,15 @@ def _not_found(name: str) -> UsageError:
     return UsageError(f"{name} is in none of {folders}: {hint}, or set EDP_LAB_DATA to the folder that holds it")
 
 
-def _user_corpus(name: str, path: Path) -> Corpus:
-    """A user's corpus, with declared label sets if their files are beside it."""
+def _user_corpus(name: str, path: Path) -> tuple[Corpus, list[str]]:
+    """A user's corpus, with declared label sets if their files are beside it, and the place of each utterance."""
     if not path.exists():
         raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or JSONL")
     reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
     if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):
-        return _corpus(name, reading._replace(warnings=[*reading.warnings, *_lone(reading.utterances)]), False)
+        return _corpus(name, reading, False), reading.places
 
     def declared(file: Path) -> set[str]:
         if not file.exists():
@@ -206,17 +216,8 @@ def _user_corpus(name: str, path: Path) -> Corpus:
         for tag in utterance.tags or ():
             if tag != "O" and tag[2:] not in slots:
                 raise UsageError(f"{place}: slot {tag[2:]!r} is not listed in {slot_file}")
-    return replace(_corpus(name, reading, True), intents=tuple(sorted(intents)), slots=tuple(sorted(slots)))
-
-
-def _lone(utterances: Sequence[Utterance]) -> list[str]:
-    """Warn of intents that occur once while others have many: often slips, and their names go into the model."""
-    count = Counter(utterance.intent for utterance in utterances)
-    once = [intent for intent, times in count.items() if times == 1]
-    if not once or len(utterances) < MANY * len(count):
-        return []
-    which = f"intent {once[0]!r} has" if len(once) == 1 else f"{len(once)} intents, such as {once[0]!r}, have"
-    return [f"{which} a single utterance: a slip? The model will hold that name"]
+    corpus = replace(_corpus(name, reading, True), intents=tuple(sorted(intents)), slots=tuple(sorted(slots)))
+    return corpus, reading.places
 
 
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:

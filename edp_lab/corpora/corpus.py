@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+import unicodedata
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as members
+MOST_WORDS = 1000  # of an utterance: memory grows with the longest of a batch
+# Characters that show nothing: controls, format characters, fillers, variation selectors, the empty Braille cell.
+INVISIBLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +33,11 @@ class Utterance:
     tokens: tuple[str, ...]  # the words, at least one
     tags: tuple[str, ...] | None  # a BIO tag for each ("O", "B-city", "I-city"), or None without slot annotation
     intent: str
+    written: str | None = None  # the text, where it is not the tokens with spaces between
 
     @property
     def text(self) -> str:
-        return " ".join(self.tokens)
+        return " ".join(self.tokens) if self.written is None else self.written
 
     @property
     def line(self) -> bytes:
@@ -77,6 +86,37 @@ def labels_of(utterances: Iterable[Utterance]) -> tuple[tuple[str, ...], tuple[s
     pairs = {(u.intent, u.tags) for u in utterances}
     slots = {tag[2:] for _, tags in pairs for tag in tags or () if tag != "O"}
     return tuple(sorted({intent for intent, _ in pairs})), tuple(sorted(slots))
+
+
+def fold(text: str) -> str:
+    """The text as texts are compared: whatever its capitals, Unicode form, invisible characters and spacing."""
+    if text.isascii() and text.isprintable():
+        return " ".join(text.lower().split())
+    plain = INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
+    return " ".join(unicodedata.normalize("NFKC", plain).split())
+
+
+def by_character(u: Utterance) -> Utterance:
+    """The utterance with each character a token, and marks with the letter that they are on; a slot stays one slot."""
+    tokens: list[str] = []
+    tags: list[str] = []
+    for token, tag in zip(u.tokens, u.tags or ("O",) * len(u.tokens), strict=True):
+        for k, character in enumerate(token):
+            if k and (unicodedata.category(character)[0] == "M" or INVISIBLE.match(character)):
+                tokens[-1] += character
+            else:
+                tokens.append(character)
+                tags.append(f"I-{tag[2:]}" if k and tag != "O" else tag)
+    return Utterance(tuple(tokens), None if u.tags is None else tuple(tags), u.intent, u.text)
+
+
+def check_readable(u: Utterance, place: str) -> None:
+    """UsageError if nothing of the utterance shows, or it is too long."""
+    if not fold(u.text):
+        raise UsageError(f"{place} shows nothing: give at least one word")
+    if len(u.tokens) > MOST_WORDS:
+        count = f"{len(u.tokens):,} {'words' if u.written is None else 'characters'}"
+        raise UsageError(f"{place} has {count}, and at most {MOST_WORDS:,} are read: cut it into several")
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------
@@ -160,7 +200,7 @@ class Split:
     train: Sequence[Utterance]
     validation: Sequence[Utterance]
     test: Sequence[Utterance]
-    duplicates: Sequence[Utterance] = ()  # of test, whose token string occurs in train: none if kept together
+    duplicates: Sequence[Utterance] = ()  # of test, whose text occurs in train: none if kept together
 
     @property
     def counts(self) -> dict[str, int]:
@@ -173,11 +213,11 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that
     occurs in train and in test is a member and a non-member at once. Hence: pool, shuffle, and by default keep
-    utterances of the same token string on one side.
+    utterances of the same text, as `fold` compares them, on one side.
 
     Groups of utterances with the same token string (without `keep_duplicates_together`: single utterances)
-    are shuffled by PCG64(seed) and dealt in that order; train, and train with validation, end before the
-    first group that exceeds their share. So each part's size is within one group of its ratio.
+    are shuffled by PCG64(seed) and dealt in that order, near-copies with the first of them; train, and train with
+    validation, end before the first group that exceeds their share. So each is within one group of its ratio.
 
     Raises:
         UsageError: a part would be empty, or the seed is negative.
@@ -185,11 +225,14 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     if seed < 0:
         raise UsageError(f"seed {seed} is negative: use 0 or more")
     n, texts = len(corpus.utterances), group_ids(corpus.utterances)
-    groups = texts if keep_duplicates_together else np.arange(n)
+    groups = _numbers_of(u.tokens for u in corpus.utterances) if keep_duplicates_together else np.arange(n)
     order = np.arange(groups.max() + 1 if n else 0)
     np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-    shuffled = np.argsort(np.argsort(order)[groups], kind="stable")  # by the turn of each utterance's group
-    dealt = np.cumsum(np.bincount(groups, minlength=len(order))[order])
+    turns = np.argsort(order)[groups]  # of each utterance's group
+    if keep_duplicates_together:
+        turns = turns[np.unique(texts, return_index=True)[1]][texts]
+    shuffled = np.argsort(turns, kind="stable")
+    dealt = np.cumsum(np.bincount(turns, minlength=len(order)))
     ends = n * np.cumsum(RATIOS)[:2] // sum(RATIOS)
     places = np.split(shuffled, [dealt[dealt <= end].max(initial=0) for end in ends])
     for name, rows in zip(("train", "validation", "test"), places, strict=True):
@@ -199,12 +242,16 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
             raise UsageError(
                 f"splitting {corpus.name} ({n} utterances) {shares} leaves {name} empty: use a larger corpus{apart}"
             )
-    if groups is not texts:
+    if not keep_duplicates_together:
         places.append(places[2][np.isin(texts[places[2]], texts[places[0]])])
     return Split(*(tuple(corpus.utterances[k] for k in rows) for rows in places))
 
 
 def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
-    """Number the distinct token strings from 0, in order of appearance; the number of each utterance's: (n)."""
-    known: dict[tuple[str, ...], int] = {}
-    return np.array([known.setdefault(u.tokens, len(known)) for u in utterances], dtype=np.int64)
+    """Number the distinct texts, as `fold` tells them apart, from 0 in order of appearance; each utterance's: (n)."""
+    return _numbers_of(fold(u.text) for u in utterances)
+
+
+def _numbers_of(texts: Iterable[Hashable]) -> np.ndarray:
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)

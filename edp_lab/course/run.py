@@ -11,6 +11,7 @@ had at the end. Formulas become MathML.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tempfile
@@ -46,6 +47,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 VERDICTS = "application/vnd.edp-lab.verdicts+json"
+KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 _NAME = re.compile(r"^# EXERCISE (\w+)[ \t]*$", re.MULTILINE)
 TABLES = "application/vnd.edp-lab.tables+json"
 MAKE_TABLES = f"""from IPython.display import display
@@ -73,13 +75,30 @@ def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
 
 def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
-    """The parameters that each notebook has; UsageError if none has one of them, which papermill would let pass."""
+    """The parameters that each notebook has.
+
+    UsageError if none has one of them, or a value is of another kind than its default; papermill would let both pass.
+    """
     known = {path: papermill.inspect_notebook(path) for path in paths}
-    for name in parameters:
-        if not any(name in names for names in known.values()):
+    for name, value in parameters.items():
+        defaults = [names[name]["default"] for names in known.values() if name in names]
+        if not defaults:
             have = ", ".join(dict.fromkeys(name for names in known.values() for name in names)) or "none"
             raise UsageError(f"the chosen notebooks have no parameter {name!r}; they have: {have}")
+        for default in defaults:
+            kind = type(literal(default))
+            known_kind = kind in KINDS and literal(default) != default
+            if known_kind and type(value) is not kind and not (kind is float and type(value) is int):
+                raise UsageError(f"parameter {name} is {value!r}: give {KINDS[kind]}, such as {default}")
     return {path: {name: parameters[name] for name in parameters if name in names} for path, names in known.items()}
+
+
+def literal(text: str) -> Any:
+    """The value of a Python literal; any other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
 
 
 # ---- Solutions and copies --------------------------------------------------------------------------------------------

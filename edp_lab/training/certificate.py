@@ -50,7 +50,8 @@ def certificate(folder: Path) -> dict[str, Any]:
     if held.status != HOLDS:
         raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
     attack, splits = accountant_for(mechanism, releases), record["corpus"]["splits"]
-    protected = splits["train"]
+    protected, copies = splits["train"], record["corpus"].get("copies")  # older ones lack it
+    together = held if not copies or copies == 1 else judge(mechanism, releases, held.delta, False, None, copies)
     if not meaningful(held.delta, protected):
         raise UsageError(f"{folder} gets no certificate: delta {held.delta:g} is not below 1/n = {1 / protected:.3g}")
     return {
@@ -62,6 +63,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "accountant": held.method,
         "best_attack_auc": attack.best_auc(),
         "protected": protected,
+        **({} if copies is None else {"copies": copies, "copies_epsilon": together.guaranteed_epsilon}),
         "releases": sum(releases.values()),
         "clip_norm": mechanism.clip_norm,
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in training_releases(releases)}),
@@ -125,7 +127,7 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
 
 def _same(name: str, stated: Any, value: Any) -> bool:
     """Equal; of bounds, up to a thousandth: each is rounded up, but on the grid of its version and its processor."""
-    if name in ("guaranteed_epsilon", "best_attack_auc") and isinstance(stated, float):
+    if name in ("guaranteed_epsilon", "copies_epsilon", "best_attack_auc") and type(stated) is type(value) is float:
         return abs(stated - value) <= 1e-3 * abs(value)
     return bool(stated == value)
 

@@ -32,7 +32,8 @@ SAMPLINGS = ("shuffle", "poisson")
 NOISES = ("aggregate", "per-device")
 OPTIMIZERS = ("adam", "dp-adam")
 PRECISIONS = ("float32", "float64")
-OPTIONS = {"clip_norm": "clip", "num_devices": "gpus", "understudy_method": "understudy"}  # not named as their fields
+TOKENS = ("words", "characters")
+OPTIONS = {"clip_norm": "clip", "num_devices": "gpus", "tokens": "split", "understudy_method": "understudy"}
 LEARNING_RATES = {
     "paper": {"clc": 2e-3, "bert": 5e-4},
     "medium": {"clc": 5e-3, "bert": 1e-3},
@@ -144,7 +145,12 @@ class TrainConfig:
         str,
         "aggregate: one draw for all devices; per-device: N draws, as real ranks do.",
     ] = "aggregate"
-    keep_duplicates_together: Annotated[bool, "Keep verbatim duplicates on one side of the split."] = True
+    keep_duplicates_together: Annotated[
+        bool, "Keep utterances of the same text on one side of the split, whatever their capitals or Unicode form."
+    ] = True
+    tokens: Annotated[
+        str, "What a text is cut into: words (at white space), or characters for one without spaces, such as Chinese."
+    ] = "words"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -157,6 +163,7 @@ class TrainConfig:
             ("sampling", self.sampling or "shuffle", SAMPLINGS),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("precision", self.precision, PRECISIONS),
+            ("split", self.tokens, TOKENS),
         ):
             if value not in known:
                 raise UsageError(f"unknown {name} {value!r}: choose {' or '.join(known)}")

@@ -6,7 +6,7 @@ UsageError where there is no run, or its model, corpus or ledger is damaged or h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from edp_lab.corpora.catalog import load_corpus
-from edp_lab.corpora.corpus import Utterance, split
+from edp_lab.corpora.corpus import Utterance, by_character, check_readable, split
 from edp_lab.corpora.encoding import Dataset
 from edp_lab.corpora.metrics import Scores, Tally, spans
 from edp_lab.errors import UsageError
@@ -58,7 +58,7 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     """SER, intent accuracy, slot F1 and exact match on the run's own test split."""
     record = read_record(run)
     config = TrainConfig.from_record(record)
-    corpus = load_corpus(config.corpus)
+    corpus = load_corpus(config.corpus, config.tokens)
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(f"corpus {config.corpus!r} is not the one of {run}: its content has changed since")
     data = split(corpus, config.seed, **config.split)
@@ -67,21 +67,22 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:
     """For each sentence: intent, its probability, and slots with their values and probabilities."""
-    read_record(run)
+    characters = read_record(run)["config"].get("tokens") == "characters"  # older ones lack it
     model = load_model(Path(run) / MODEL)
-    sentences = [text.split() for text in texts]
-    if not all(sentences):
-        raise UsageError("an empty sentence: give at least one word")
-    placeholder = model.labels.intents[0]
-    data = model.dataset([Utterance(tuple(s), ("O",) * len(s), placeholder) for s in sentences])
-    answers = []
-    for sentence, prediction in zip(sentences, model.predict(data), strict=True):
-        slots = []
+    utterances = []
+    for text in texts:
+        u = Utterance(tuple(text.split()), None, model.labels.intents[0])
+        u = by_character(u) if characters else u
+        check_readable(u, f"the sentence {text[:20]!r}")
+        utterances.append(replace(u, tags=("O",) * len(u.tokens)))
+    answers, between = [], "" if characters else " "
+    for u, prediction in zip(utterances, model.predict(model.dataset(utterances)), strict=True):
+        sentence, slots = list(u.tokens), []
         for start, end, label in spans(prediction.tags):
-            value, probability = " ".join(sentence[start:end]), min(prediction.tag_probabilities[start:end])
+            value, probability = between.join(sentence[start:end]), min(prediction.tag_probabilities[start:end])
             slots.append({"slot": label, "value": value, "start": start, "end": end, "probability": probability})
         about = {
-            "text": " ".join(sentence),
+            "text": u.text,
             "intent": prediction.intent,
             "intent_probability": prediction.intent_probability,
         }

@@ -80,6 +80,7 @@ class PrivateStep(FlatGradient):
         micro_batches: int | None = None,
         more: int = 0,
     ) -> None:
+        check_whole("key", key, 0)
         super().__init__(trainable(model), accelerator, more)
         check_whole("number of epochs", epochs, 1)
         check_whole("number of micro-batches", 1 if micro_batches is None else micro_batches, 1)
@@ -111,6 +112,8 @@ class PrivateStep(FlatGradient):
         """
         for p in self.parameters:
             p.grad = None
+            if p.dtype != (built := self.gradient.dtype):
+                raise UsageError(f"the step was built for {built} and the model is {p.dtype} now: convert it before")
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = mean_scales(self, self.divisor, gradients)
         return clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import Corpus, Split, split
+from edp_lab.corpora.notes import most_copies, notes_on_split
 from edp_lab.errors import UsageError
 from edp_lab.models.public_start import check_unseen, is_start, made_of, start_for
+from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.training.config import TrainConfig
@@ -41,6 +43,8 @@ class Plan:
         seconds: about how long the run takes here, with reading and scoring.
         public: what the model starts from, a line each.
         lines: the recipe.
+        copies: how often the most frequent text occurs in the training set.
+        copies_epsilon: of all its copies together, at `delta`; None if there is none.
         warnings: about the corpus.
     """
 
@@ -52,6 +56,8 @@ class Plan:
     seconds: float
     public: tuple[str, ...]
     lines: tuple[Line, ...]
+    copies: int
+    copies_epsilon: float | None
     warnings: tuple[str, ...]
 
 
@@ -113,8 +119,8 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     Raises:
         UsageError: as `TrainConfig`; a corpus too small for epsilon; settings that no noise makes private.
     """
-    whole = load_corpus(corpus)
     asked = TrainConfig(corpus, **{"method": "dp-sgd", "private_seed": True, **given})
+    whole = load_corpus(corpus, asked.tokens)
     if asked.method == "sgd":
         raise UsageError("sgd adds no noise: drop --epsilon, or choose another --method")
     if not asked.private_seed:
@@ -155,7 +161,11 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     validated = len(data.validation) * config.epochs
     read = len(data.train) + len(data.validation) if config.frozen else validated  # once for all epochs, or in each
     seconds = steps * step + scored * (read + len(data.test))
-    return Plan(config, epsilon, delta, n, steps, seconds, tuple(made_of(start)), lines, whole.warnings)
+    copies = most_copies(data.train)
+    group = judge(config.mechanism(n), config.epochs, delta, False, None, copies) if copies > 1 else None
+    together = epsilon if group is None else group.conditional_epsilon
+    about = epsilon, delta, n, steps, seconds, tuple(made_of(start)), lines, copies, together
+    return Plan(config, *about, (*whole.warnings, *notes_on_split(whole, data)))
 
 
 MOST_EPSILON = 1000.0

@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 
 from edp_lab.corpora.catalog import list_corpora
 from edp_lab.corpora.corpus import Corpus, Split
+from edp_lab.corpora.notes import most_copies, notes_on_split
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Alpha, Mechanism, judge
@@ -46,8 +47,9 @@ PACKAGES = (
 )  # fmt: skip
 
 NOT_PRIVATE = (
-    "training loss", "validation scores", "training time", "corpus checksum", "what was mended in the corpus",
-    "split counts", "choice of hyper-parameters", "whether and where a run failed",
+    "training loss", "validation scores", "training time", "corpus checksum", "what was mended or noted in the corpus",
+    "split counts", "the largest number of equal utterances", "choice of hyper-parameters",
+    "whether and where a run failed",
 )  # fmt: skip
 
 
@@ -205,7 +207,8 @@ def initial_record(
             "sha256": corpus.sha256,
             "splits": data.counts,
             "has_tags": corpus.has_tags,
-            "warnings": list(corpus.warnings),
+            "copies": most_copies(data.train),
+            "warnings": [*corpus.warnings, *notes_on_split(corpus, data)],
         },
         "final": None,
         "guarantee": {},

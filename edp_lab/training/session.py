@@ -84,7 +84,7 @@ def train_here(
     """This process's part of a run; UsageError as `train`, and for another number of processes than `config` says."""
     accelerator = start_accelerator(config.processes)
     with run_files.open_folder(folder, resuming, config.processes) if accelerator.is_main_process else nullcontext():
-        corpus = load_corpus(config.corpus)
+        corpus = load_corpus(config.corpus, config.tokens)
         earlier = run_files.read_record(folder) if resuming else None
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
             raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")

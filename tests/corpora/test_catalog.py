@@ -17,6 +17,8 @@ import pytest
 
 from edp_lab.corpora import catalog
 from edp_lab.corpora.catalog import Source, data_folders, fetch, list_corpora, load_corpus, sources
+from edp_lab.corpora.corpus import Corpus, Utterance, by_character, split
+from edp_lab.corpora.notes import notes_on_split
 from edp_lab.errors import UsageError
 
 FILES = {"seq.in": "fly home\nstop\n", "seq.out": "O B-place\nO\n", "label": "fly\nhalt\n"}
@@ -104,15 +106,159 @@ def test_own_folder_reads_its_label_sets_off_the_utterances(tmp_path, monkeypatc
     for name in (str(path), "mine"):  # in the working directory it needs no separator
         corpus = load_corpus(name)
         assert (corpus.name, corpus.labels_declared) == (name, False)
-        assert (corpus.intents, corpus.slots, corpus.warnings) == (("fly", "halt"), ("place",), ())
+        assert (corpus.intents, corpus.slots) == (("fly", "halt"), ("place",))
 
 
-def test_an_intent_that_occurs_once_among_many_is_named(tmp_path):
-    file = tmp_path / "mine.jsonl"
-    lines = [{"text": "hi", "intent": intent, "tags": ["O"]} for intent in ["greet", "leave"] * 30]
-    for some, named in ((lines, 0), ([*lines, {"text": "ho", "intent": "graet", "tags": ["O"]}], 1), (lines[:3], 0)):
-        file.write_text("\n".join(map(json.dumps, some)))
-        assert ["'graet'" in one for one in load_corpus(file).warnings] == [True] * named
+def own_corpus(folder: Path, *rows: tuple[str, ...], tokens: str = "words", **files: str) -> Corpus:
+    """The corpus of these texts, intents and, if any, tags, with more files beside it."""
+    lines = [
+        {"text": text, "intent": intent, **({"tags": tags[0].split()} if tags else {})} for text, intent, *tags in rows
+    ]
+    (folder / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_text(text)
+    return load_corpus(folder / "own.jsonl", tokens)
+
+
+def several(*intents: str) -> list[tuple[str, str]]:
+    return [(f"{word} the song {k}", intent) for k, word in enumerate(("sing", "hum", "skip")) for intent in intents]
+
+
+PLAIN = [(f"{word} number {k}", word) for k in range(12) for word in ("play", "stop")]
+CHINESE = ["打开客厅的灯", "今天天气怎么样", "明天早上叫我起床"]
+SLIPS = {  # rows, and the note on them; with them there is no other
+    "an intent once": ([*PLAIN, ("go on", "g0")], "intent 'g0' has a single utterance: a slip?"),
+    "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has a single utterance"),
+    "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have a single"),
+    "capitals": (
+        [(text, i) for text, i in PLAIN] + [("a b", "Play"), ("c d", "Play")],
+        "intents 'Play' and 'play' differ",
+    ),
+    "sharp s": (
+        [("a b", "groß"), ("b c", "groß"), ("c d", "GROSS"), ("d e", "GROSS")],
+        "intents 'GROSS' and 'groß' differ",
+    ),
+    "zero width": ([*PLAIN, ("a b", "play\u200b"), ("c d", "play\u200b")], r"intents 'play' and 'play\u200b' differ"),
+    "soft hyphen": ([*PLAIN, ("a b", "pl\xaday"), ("c d", "pl\xaday")], r"intents 'play' and 'pl\xaday' differ"),
+    "filler": ([*PLAIN, ("a b", "play\u3164"), ("c d", "play\u3164")], "differ by capitals, invisible characters"),
+    "full width": ([*PLAIN, ("a b", "ｐｌａｙ"), ("c d", "ｐｌａｙ")], "intents 'play' and 'ｐｌａｙ' differ"),
+    "composed": (
+        [("a b", "caf\xe9"), ("b c", "caf\xe9"), ("c d", "cafe\u0301"), ("d e", "cafe\u0301")],
+        r"intents 'cafe\u0301' and 'caf\xe9' differ",
+    ),
+    "two pairs": (
+        [*PLAIN, ("a b", "Play"), ("c d", "Play"), ("e f", "STOP"), ("g h", "STOP")],
+        "alone, and 1 more such groups:",
+    ),
+    "a text of two": (
+        [*PLAIN, ("stop number 3", "play")],
+        "a text has several intents (the first: FILE, line 8, and FILE, line 25)",
+    ),
+    "by capitals": ([*PLAIN, ("Stop number 3", "play"), ("STOP number 4", "play")], "2 texts have several intents"),
+    "by form": ([*PLAIN, ("caf\xe9", "play"), ("cafe\u0301", "stop")], "a text has several intents"),
+    "of three": ([*PLAIN, *[("go", intent) for intent in ("stop", "play", "stop")]], "a text has several intents"),
+    "chinese": (
+        [(text + str(k), "abc"[k % 3]) for k in range(9) for text in CHINESE[k % 3 : k % 3 + 1]],
+        "9 of 9 utterances are text",
+    ),
+    "japanese": (
+        [(f"明日の天気を教えて{k}", "ab"[k % 2]) for k in range(8)],
+        "8 of 8 utterances are text without spaces",
+    ),
+    "thai, with spaces between clauses": (
+        [(f"ช่วยเปิดไฟในห้องนั่งเล่น หน่อยนะครับตอนนี้{k}", "ab"[k % 2]) for k in range(8)],
+        "8 of 8",
+    ),
+    "underscores": ([(f"turn_on_the_light_{k}", "ab"[k % 2]) for k in range(8)], "8 of 8"),
+    "chinese among english": ([*PLAIN, *[(f"打开客厅的灯{k}", "play") for k in range(4)]], "4 of 28"),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_a_users_corpus_is_one_note(tmp_path, slip):
+    rows, note = SLIPS[slip]
+    _, *notes = own_corpus(tmp_path, *rows).warnings  # the first says that there are no tags
+    assert [note in one.replace(str(tmp_path / "own.jsonl"), "FILE") for one in notes] == [True]
+    assert rows[-1][0] not in notes[0]  # no text of a private corpus
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        PLAIN,
+        [*PLAIN, *PLAIN],
+        [(f"打 开 灯 {k}", "ab"[k % 2]) for k in range(8)],  # cut already
+        [(f"เปิด ไฟ ห้องนั่งเล่น {k}", "ab"[k % 2]) for k in range(8)],
+        [(word, word) for word in ("on", "off", "up") for _ in range(2)],  # short commands
+        [*PLAIN, ("weather", "play"), ("打开客厅的灯", "play")],
+        [(f"Donaudampfschifffahrt heute um {k} Uhr", "ab"[k % 2]) for k in range(8)],
+    ],
+)
+def test_a_corpus_without_slips_gets_no_note(tmp_path, rows):
+    assert len(own_corpus(tmp_path, *rows).warnings) == 1
+
+
+def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
+    rows = [(f"call {name}", "call", "O B-name") for name in ("ann", "bob", "eve")] * 3
+    odd = [*rows, ("call 5 and 6", "call", "O B-jane_doe O B-jane_doe")]
+    assert own_corpus(tmp_path, *rows).warnings == ()
+    (note,) = own_corpus(tmp_path, *odd).warnings
+    assert note == "slot 'jane_doe' has a single utterance: a slip? The model will hold that name"
+    (note,) = own_corpus(tmp_path, *rows, ("a b", "call", "B-x I-x"), ("a c", "call", "B-y B-z")).warnings
+    assert note.startswith("3 slots, such as ")
+    assert own_corpus(tmp_path, *odd, intents="call", slots="name\njane_doe\n").warnings == ()
+    (note,) = own_corpus(tmp_path, *rows, intents="call", slots="name\nName\n").warnings
+    assert note.startswith("slots 'Name' and 'name' differ by capitals")
+
+
+def test_intents_without_a_training_utterance_are_noted_after_the_split(tmp_path):
+    corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\n", slots="")
+    (note,) = notes_on_split(corpus, split(corpus, 0))
+    assert note == "intent 'pause' has no training utterance: no model learns what occurs nowhere"
+    corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\nskip\n", slots="")
+    assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith(
+        "2 intents, such as 'pause', have no training"
+    )
+    (tmp_path / "intents.txt").unlink(), (tmp_path / "slots.txt").unlink()
+    corpus = own_corpus(tmp_path, *SLIPS["one example a class"][0])
+    assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith("22 intents, such as ")
+    corpus = own_corpus(tmp_path, *PLAIN)
+    assert [*notes_on_split(corpus, split(corpus, 0))] == []
+
+
+def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_path):
+    rows = (
+        [(f"打开灯{k}", "on", "B-device") for k in range(3)],
+        [(f"cafe\u0301 à {k}", "on", "O B-x B-x") for k in range(3)],
+    )
+    corpus = own_corpus(tmp_path, *rows[0], *rows[1], tokens="characters")
+    assert corpus.warnings == ()
+    assert corpus.utterances[0].tokens == ("打", "开", "灯", "0")
+    assert corpus.utterances[0].tags == ("B-device", "I-device", "I-device", "I-device")
+    assert corpus.utterances[3].tokens == ("c", "a", "f", "e\u0301", "à", "0")
+    assert corpus.utterances[3].tags == ("O", "O", "O", "O", "B-x", "B-x")
+    assert by_character(Utterance(("ที่", "👩\u200d🔧"), None, "x")).tokens == ("ที่", "👩\u200d", "🔧")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "message"),
+    [
+        (
+            "a " * 20_000,
+            "words",
+            "line 25: the utterance has 20,000 words, and at most 1,000 are read: cut it",
+        ),
+        ("a " * 1001, "words", "line 25: the utterance has 1,001 words"),
+        ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
+        ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),
+        ("\u200b\u200b", "words", "line 25: the utterance shows nothing: give at least one word"),
+        ("\u2800 \u3164 \xad", "words", "line 25: the utterance shows nothing"),
+    ],
+)
+def test_an_utterance_that_is_too_long_or_shows_nothing_is_refused_by_its_line(tmp_path, text, tokens, message):
+    with pytest.raises(UsageError, match=message):
+        own_corpus(tmp_path, *PLAIN, (text, "play"), tokens=tokens)
+    assert own_corpus(tmp_path, *PLAIN, ("a " * 1000, "play")).utterances[-1].text
 
 
 def test_own_jsonl_without_tags_says_what_that_means(tmp_path):

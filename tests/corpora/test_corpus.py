@@ -65,6 +65,28 @@ def test_seeds_give_different_splits_and_each_utterance_a_fair_chance():
     assert all(abs(members[str(i)] / 400 - 0.45) < 0.125 for i in range(100))  # 5 standard deviations
 
 
+@pytest.mark.parametrize(
+    "forms",
+    [
+        ("turn it on", "Turn it on", "TURN IT ON"),
+        ("straße", "STRASSE", "Straße"),
+        ("caf\xe9", "cafe\u0301", "CAFE\u0301"),
+        ("ｐｌａｙ １", "play 1", "play\u200b 1"),
+        ("ﬁnd it", "find\xad it", "FIND it\ufe0f"),
+    ],
+)
+def test_near_copies_stay_on_one_side_and_move_nothing_else(forms):
+    for seed in range(8):
+        together = split(corpus([*forms, *MANY[:57]]), seed)
+        sides = [{u.text for u in part} & set(forms) for part in parts_of(together)]
+        assert sorted(map(len, sides)) == [0, 0, 3]
+        apart = split(corpus([*forms, *MANY[:57]]), seed, keep_duplicates_together=False)
+        (train, _, test), found = parts_of(apart), {u.text for u in apart.duplicates}
+        assert found == {u.text for u in test if u.text in forms and {v.text for v in train} & set(forms)}
+        exact, plain = (split(corpus(MANY[:60]), seed, keep_duplicates_together=k) for k in (True, False))
+        assert parts_of(exact) == parts_of(plain)  # as ever where no two are alike
+
+
 # ---- From utterances to tensors: rows follow their examples, unseen words never raise, bad input is refused ----------
 
 

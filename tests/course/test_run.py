@@ -67,6 +67,12 @@ def test_notebooks_run_with_solutions_and_parameters_and_one_that_fails_stops_no
         (["--parameter", "sigma=1"], "no parameter 'sigma'; they have: mode, clip_norm"),
         (["05"], "there is no notebook '05'"),
         (["--parameter", "sigma"], "--parameter takes NAME=VALUE"),
+        (["--parameter", "clip_norm=0,1"], "parameter clip_norm is (0, 1): give a number, such as 1.0"),
+        (["--parameter", "clip_norm=[1,2]"], "parameter clip_norm is [1, 2]: give a number, such as 1.0"),
+        (["--parameter", "clip_norm=high"], "parameter clip_norm is 'high': give a number, such as 1.0"),
+        (["--parameter", "clip_norm=True"], "parameter clip_norm is True: give a number, such as 1.0"),
+        (["--parameter", "clip_norm=None"], "parameter clip_norm is None: give a number, such as 1.0"),
+        (["--parameter", "clip_norm={}"], "parameter clip_norm is {}: give a number, such as 1.0"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_does(options: list[str], says: str, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Ways to an epsilon that is smaller than the truth: each is refused, and the refusal names what is wrong."""
 
+import math
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -87,6 +90,10 @@ def test_a_layer_that_keeps_nothing_trains_as_before(model):
 # ---- What is declared, against what arrives --------------------------------------------------------------------------
 
 
+def sound(**given: object) -> Mechanism:
+    return Mechanism.sound(**{"clip_norm": 1.0, "z0": 1.0, "num_devices": 1, "micro_batch_size": 1, **given})
+
+
 def losses_of(model: nn.Module, *sizes: int):
     return [lambda n=n: model(torch.ones(n, 4)).square().sum(1) for n in sizes]
 
@@ -106,7 +113,12 @@ def losses_of(model: nn.Module, *sizes: int):
         (8, {}, lambda step, net: step(-1, 0, losses_of(net, 1)), "epoch is -1"),
         (8, {}, lambda step, net: step(0.5, 0, losses_of(net, 1)), "epoch is 0.5"),
         (8, {}, lambda step, net: [step(epoch, 0, losses_of(net, 1)) for epoch in (1, 0)], "epoch is 0"),
-        (8, {}, lambda step, net: step_of(net.half()), "float16"),
+        (8, {}, lambda step, net: step_of(net.half()), "parameters of torch.float16: .*convert them"),
+        (8, {}, lambda step, net: step_of(net.bfloat16()), "parameters of torch.bfloat16: .*convert them"),
+        (8, {}, lambda step, net: step_of(nn.Sequential(net, nn.Linear(2, 2).half())), "parameters of torch.float16"),
+        (8, {}, lambda step, net: step(0, 0, losses_of(net.half(), 1)), "built for torch.float32 .* torch.float16 now"),
+        (8, {}, lambda step, net: step(0, 0, losses_of(net.bfloat16(), 1)), "the model is torch.bfloat16 now"),
+        (8, {}, lambda step, net: step(0, 0, losses_of(net.double(), 1)), "is torch.float64 now"),
         (
             1,
             {"sampling_rate": 0.5},
@@ -161,11 +173,23 @@ def test_a_later_step_that_is_refused_leaves_no_gradient_without_noise():
         ({"micro_batches": -1}, "micro-batches is -1"),
         ({"micro_batches": 2.5}, "micro-batches is 2.5"),
         ({"noise": "per_device"}, "unknown noise 'per_device'"),
+        ({"key": None}, "key is None: it must be a whole number"),
+        ({"key": "secret"}, "key is secret: it must be a whole number"),
+        ({"epochs": None}, "number of epochs is None: it must be a whole number"),
     ],
 )
 def test_a_step_is_set_up_with_numbers_and_words_that_mean_something(options, named):
+    set_up = {"mechanism": Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=0.1), "key": 1, "epochs": 1, **options}
     with pytest.raises(UsageError, match=named):
-        PrivateStep(nn.Linear(4, 2), Mechanism.sound(1.0, 1.0, 1, 1, sampling_rate=0.1), key=1, epochs=1, **options)
+        PrivateStep(nn.Linear(4, 2), **set_up)
+
+
+@pytest.mark.parametrize("build", [lambda **given: TrainConfig("smart-home", **given), sound])
+@pytest.mark.parametrize("name", ["z0", "clip_norm", "tau"])
+@pytest.mark.parametrize("value", ["0.1", None, [1, 2], (0, 1), {}, True, 1j])
+def test_a_setting_that_is_no_number_is_named(build, name, value):
+    with pytest.raises(UsageError, match=f"^{name} is {re.escape(repr(value))}: it must be a number$"):
+        build(**{name: value})
 
 
 def test_models_that_an_optimizer_would_move_without_noise_are_refused():

@@ -7,16 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edp_lab.cli.train import listening
+from edp_lab.cli.terminal import Screen
+from edp_lab.cli.train import _plan_to_read, listening
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.smart_home import generate, write_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.models import public_start
 from edp_lab.models.factory import load_model, save_model
 from edp_lab.privacy import judge
+from edp_lab.privacy.guarantee import upward
 from edp_lab.training.certificate import CERTIFICATE, PAGE, certificate, check_certificate
 from edp_lab.training.recipe import plan, recipe
-from edp_lab.training.run_files import SECRET, EpochDone, read_record, run_ledger
+from edp_lab.training.run_files import SECRET, EpochDone, read_record, run_ledger, write_record
 from edp_lab.training.session import resume, train
 
 
@@ -87,6 +89,50 @@ def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
     assert "everyday" in page  # what the model started from
 
 
+COPIES = {  # texts of which each is in the corpus so often, and how often the most frequent one is
+    "ten of each": (10, ["item{} please"], 10),
+    "near-copies": (2, ["item{} please", "Item{} Please", "ｉtem{} please"], 6),
+    "three of each": (3, ["item{} please"], 3),
+    "none": (1, ["item{} please"], 1),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_plan_and_certificate_say_what_epsilon_equal_utterances_have_together(tmp_path, capsys, kind):
+    times, forms, most = COPIES[kind]
+    texts = [form.format(k) for k in range(600 // times // len(forms)) for form in forms for _ in range(times)]
+    rows = [{"text": text, "intent": ("buy", "sell")[hash(len(text)) % 2]} for text in texts]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = plan(str(tmp_path / "own.jsonl"), 8.0, epochs=2)
+    group = judge(made.config.mechanism(made.protected), 2, made.delta, False, utterances_per_person=most)
+    assert made.copies == most
+    assert made.copies_epsilon == pytest.approx(group.guaranteed_epsilon, rel=1e-2)
+    assert (made.copies_epsilon > 8) == (most > 1)
+    Screen().report(_plan_to_read(made))
+    said = f"equal utterances up to {most}, with epsilon {upward(made.copies_epsilon, 4)} together"
+    assert (said in " ".join(capsys.readouterr().out.split())) == (most > 1)
+    train(made.config, tmp_path / "run")
+    told = check_certificate(tmp_path / "run")
+    assert (told["copies"], told["copies_epsilon"]) == (most, pytest.approx(made.copies_epsilon, rel=1e-2))
+    assert "the largest number of equal utterances" in told["not_covered"]
+    assert f"ε = {upward(told['copies_epsilon'], 4)}" in (tmp_path / "run" / PAGE).read_text()
+    (tmp_path / "run" / CERTIFICATE).write_text(json.dumps({**told, "copies": 1, "copies_epsilon": 1.0}))
+    with pytest.raises(UsageError, match="says copies"):
+        check_certificate(tmp_path / "run")
+
+
+def test_a_run_of_before_copies_were_counted_keeps_its_certificate(run, tmp_path):
+    *_, folder = run
+    shutil.copytree(folder, tmp_path / "copy")
+    record = read_record(folder)
+    del record["corpus"]["copies"]
+    write_record(tmp_path / "copy", record)
+    assert "copies" not in certificate(tmp_path / "copy")
+    (tmp_path / "copy" / CERTIFICATE).unlink()
+    resume(tmp_path / "copy")
+    assert "equal utterances" not in (tmp_path / "copy" / PAGE).read_text().partition("Not covered")[0]
+
+
 def test_epochs_show_what_the_certificate_will_say(run, capsys):
     made, record, folder = run
     first, last = record["epochs"]
@@ -153,7 +199,8 @@ def test_a_certificate_that_was_not_written_any_more_is_made_when_the_run_is_tak
     assert before | {"written": None} == after | {"written": None}
 
 
-def test_a_start_that_was_made_from_the_private_text_is_refused(corpus, tmp_path):
+@pytest.mark.parametrize("tokens", ["words", "characters"])
+def test_a_start_that_was_made_from_the_private_text_is_refused(corpus, tmp_path, tokens):
     start = tmp_path / "start"
     shutil.copytree(public_start.start_folder("public-start"), start)
     seen = public_start.utterance_hashes(one.text for one in load_corpus(corpus).utterances[::3])
@@ -161,7 +208,7 @@ def test_a_start_that_was_made_from_the_private_text_is_refused(corpus, tmp_path
     with pytest.raises(
         UsageError, match=r"has read [23]\d% of the different utterances, such as .*, so no epsilon would hold"
     ):
-        plan(corpus, 8.0, pretrained=str(start))
+        plan(corpus, 8.0, pretrained=str(start), tokens=tokens)
 
 
 def test_a_published_seed_gets_no_certificate(run, tmp_path):

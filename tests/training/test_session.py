@@ -1,5 +1,6 @@
 """Training end to end on a small corpus of the user's own: what is learnt, what is recorded, what is refused."""
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import split
+from edp_lab.errors import UsageError
 from edp_lab.privacy import Mechanism, guaranteed_epsilon
 from edp_lab.training import session
 from edp_lab.training import trainer as run
@@ -143,6 +145,34 @@ def test_corpus_without_tags_trains_the_intent_head_alone_and_says_so(tmp_path):
     assert record["final"]["intent_accuracy"] > 0.9
     assert any("no tags" in warning for warning in record["corpus"]["warnings"])
     assert predict_texts(tmp_path / "run", ["call anna"])[0]["slots"] == []
+
+
+def test_a_sentence_that_shows_nothing_or_is_too_long_is_refused(corpus, tmp_path):
+    train(config(corpus, method="sgd", epochs=1), tmp_path / "run")
+    for text in ("", "  ", "\u200b", "\u200b\u200d \ufeff", "\xad", "\u2800", "\u3164"):
+        with pytest.raises(UsageError, match="shows nothing: give at least one word"):
+            predict_texts(tmp_path / "run", ["call anna", text])
+    with pytest.raises(UsageError, match=r"'a a a .* has 20,000 words, and at most 1,000 are"):
+        predict_texts(tmp_path / "run", ["a " * 20_000])
+    assert predict_texts(tmp_path / "run", ["\u200bcall anna", "?", "👩\u200d🔧"])
+
+
+@pytest.mark.parametrize("method", ["sgd", "dp-sgd"])
+def test_text_without_spaces_is_learnt_by_its_characters(tmp_path, method):
+    """Without, each sentence is one word, of which nothing is known in another."""
+    wishes = {"on": "请帮我把{}的灯打开", "off": "请帮我把{}的灯关掉", "close": "请帮我把{}的窗帘拉上"}
+    places = [a + b for a in "北南东西上下前后" for b in "京海方边楼山门厅"]
+    rows = [{"text": wish.format(at), "intent": intent} for at in places for intent, wish in wishes.items()]
+    path = tmp_path / "zh.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    accuracy = {}
+    for tokens in ("words", "characters"):
+        asked = config(path, method=method, tokens=tokens, epochs=6, z0=0.05, lr=0.02)
+        accuracy[tokens] = train(asked, tmp_path / tokens)["final"]["intent_accuracy"]
+        assert evaluate_run(tmp_path / tokens)["intent_accuracy"] == accuracy[tokens]
+    assert accuracy["characters"] == 1 > 0.6 > accuracy["words"]
+    (answer,) = predict_texts(tmp_path / "characters", ["把北楼的灯打开"])
+    assert (answer["intent"], answer["text"], len(answer["tokens"])) == ("on", "把北楼的灯打开", 7)
 
 
 def test_bert_trains_with_one_gradient_per_device(corpus, tmp_path):
