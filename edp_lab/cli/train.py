@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -48,13 +49,19 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
     from edp_lab.training.run_files import Event
 
+Columns = Annotated[
+    str | None,
+    "Of a CSV or TSV file: the headings of the text and of the intent, or their numbers if it has none. (default: the "
+    "usual names)",
+]
+EXAMPLES = 5  # utterances of a corpus that are shown
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
 
 
 # ---- Corpora ---------------------------------------------------------------------------------------------------------
 
-data_app = App(no_args_is_help=True, help="Corpora: list, fetch, make.")
+data_app = App(no_args_is_help=True, help="Corpora: list, show, fetch, make.")
 
 
 @data_app.command("list")
@@ -69,6 +76,35 @@ def list_(as_json: Json = False) -> None:
         facts.append((row["name"], f"{size}{row['description']}"))
         facts.append(("", f"{row['licence']}; {row['where'] or 'not here: edp-lab data fetch ' + row['name']}"))
     answer(as_json, rows, Report(facts=facts))
+
+
+@data_app.command()
+def show(
+    corpus: Annotated[str, typer.Argument(help="A path to your own corpus, or a name from `edp-lab data list`.")],
+    columns: Columns = None,
+    as_json: Json = False,
+) -> None:
+    """Say what would be read from a file: counts, labels, five utterances and notes."""
+    from edp_lab.corpora.catalog import load_corpus
+    from edp_lab.corpora.metrics import spans
+
+    found = load_corpus(corpus if columns is None else f"{corpus}[{columns}]")
+    utterances, notes = found.utterances, [f"note: {warning}" for warning in found.warnings]
+    some = utterances[:: math.ceil(len(utterances) / EXAMPLES)]
+    labels = {
+        "intents": Counter(u.intent for u in utterances),
+        "slots": Counter(label for u in utterances for _, _, label in spans(u.tags or ())),
+    }
+    facts = [("utterances", f"{len(utterances):,}")]
+    for what, count in labels.items():
+        most = ", ".join(f"{name} {times:,}" for name, times in count.most_common(LINES))
+        facts.append((what, f"{len(count):,}: {most}{', ...' * (len(count) > LINES)}" if count else "none"))
+    for u in some:
+        words = zip(u.tokens, u.tags or "O" * len(u.tokens), strict=True)
+        facts.append((u.intent, " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)))
+    rows = {what: dict(count.most_common()) for what, count in labels.items()}
+    result = {"corpus": found.name, "utterances": len(utterances), **rows, "examples": [*map(asdict, some)]}
+    answer(as_json, result | {"warnings": found.warnings}, Report(facts=facts, notes=notes))
 
 
 @data_app.command()
@@ -113,6 +149,7 @@ def make(
 def train(
     ctx: typer.Context,
     corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path to your own corpus."] = None,
+    columns: Columns = None,
     out: Annotated[Path | None, "New folder for the run: record.json and the model."] = None,
     epsilon: Annotated[
         float | None,
@@ -140,6 +177,8 @@ def train(
     from edp_lab.training.session import train as run
 
     start: Callable[..., dict[str, Any]]
+    if corpus is not None and columns is not None:
+        corpus = ctx.params["corpus"] = f"{corpus}[{columns}]"
     if resume is not None:
         superfluous = [name for name in ctx.params if name in given(ctx) - {"resume", "as_json"}]
         if superfluous:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from edp_lab.corpora import readers
+from edp_lab.corpora import formats, readers
 from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
@@ -31,6 +31,7 @@ from edp_lab.files import CARRIED, comes_with, given_path, user_cache
 
 MANY = 20  # utterances for each intent, on average
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
+NO_SLOTS = "every tag of the corpus is O: there is no slot to learn, and slot F1 is none"
 TIMEOUT = 30.0  # seconds without a byte
 PIECE = 1 << 16  # bytes read at a time
 
@@ -88,14 +89,18 @@ _EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
 def load_corpus(name_or_path: str | Path) -> Corpus:
     """Load a corpus of the catalogue by its name, or a user's own corpus by its path.
 
-    A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``,
-    ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared if
-    ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
+    A path is anything that contains a separator, ends as a file of `formats`, or exists: a folder of ``seq.in``,
+    ``seq.out``, ``label`` (or of train/valid/test sub-folders), or a file. The columns of a table may stand behind it:
+    ``table.csv[question,topic]``. Label sets count as declared if ``intents.txt`` and ``slots.txt``, one name a line,
+    lie beside the files; without tags the first suffices.
 
     UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
     intent or slot is not declared.
     """
     name = str(name_or_path)
+    if overruled := hides_published(name):
+        corpus = _user_corpus(name, given_path(name))
+        return replace(corpus, warnings=(overruled, *corpus.warnings))
     if name in _PUBLISHED:
         where = find(name)
         if where is None:
@@ -105,10 +110,21 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
         from edp_lab.corpora import smart_home
 
         return smart_home.load(_EMBEDDED[name])
-    path = given_path(name)
-    if path.exists() or path.suffix == ".jsonl" or "/" in name or os.sep in name:
-        return _user_corpus(name, path)
+    bare, _, columns = (name, "", "") if given_path(name).exists() else name.partition("[")
+    path = given_path(bare)
+    if path.exists() or path.suffix in formats.READERS or "/" in name or os.sep in name:
+        return _user_corpus(name, path, columns.removesuffix("]"))
     raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
+
+
+def hides_published(name: str) -> str:
+    """A note if a folder here is read instead of the corpus of the catalogue with its name; "" if not."""
+    folder = given_path(name)
+    if name not in (*_PUBLISHED, *_EMBEDDED) or not readers.seq_folders(folder):
+        return ""
+    if folder.resolve().parent in (data_folder.resolve() for data_folder in data_folders()):
+        return ""
+    return f"the folder {name} was read, not the corpus of that name: to use that, rename the folder or run elsewhere"
 
 
 def list_corpora() -> list[CorpusInfo]:
@@ -183,11 +199,12 @@ def _not_found(name: str) -> UsageError:
     return UsageError(f"{name} is in none of {folders}: {hint}, or set EDP_LAB_DATA to the folder that holds it")
 
 
-def _user_corpus(name: str, path: Path) -> Corpus:
+def _user_corpus(name: str, path: Path, columns: str = "") -> Corpus:
     """A user's corpus, with declared label sets if their files are beside it."""
     if not path.exists():
-        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or JSONL")
-    reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
+        files = ", ".join(formats.READERS)
+        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a file ({files})")
+    reading = readers.read_seq_folder(path) if path.is_dir() else formats.read_file(path, columns)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
     if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):
@@ -222,9 +239,10 @@ def _lone(utterances: Sequence[Utterance]) -> list[str]:
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
     """A corpus with the labels that occur."""
     utterances, _, warnings = reading
-    if utterances[0].tags is None:
-        warnings = [*warnings, NO_TAGS]
-    return Corpus(name, tuple(utterances), *labels_of(utterances), labels_declared, tuple(warnings))
+    intents, slots = labels_of(utterances)
+    if not slots:
+        warnings = [*warnings, NO_TAGS if utterances[0].tags is None else NO_SLOTS]
+    return Corpus(name, tuple(utterances), intents, slots, labels_declared, tuple(warnings))
 
 
 # ---- Fetching --------------------------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ from random import Random
 from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
+from edp_lab.corpora.formats import read_jsonl
 from edp_lab.corpora.metrics import spans
-from edp_lab.corpora.readers import read_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, write_whole
 

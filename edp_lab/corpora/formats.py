@@ -1,0 +1,334 @@
+"""Files that people have: JSON, tables, CoNLL, Rasa's YAML. `read_file` chooses the reader by a file's suffix.
+
+Every reader says by notes what it made of the file, and of how many utterances.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from edp_lab.corpora.readers import SLOT, Chunk, Notes, Reading, Row, chunks_of, reader, text_lines, tokenise
+from edp_lab.errors import UsageError
+from edp_lab.files import read_bytes
+
+TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # names of what is read; the first there is counts
+INTENTS = ("intent", "label", "category")
+LIKE_SLOTS = re.compile("tag|slot|entit|ner|bio|iob")
+LIKE_PEOPLE = re.compile("speaker|user|customer|client|person|author|worker|account|session|device")
+LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+@reader
+def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; see `_row`.
+
+    Blank lines are passed over.
+    """
+    for number, line in enumerate(text_lines(path), start=1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            yield _row(_object(line, place), place, notes)
+
+
+def read_json(path: Path) -> Reading:
+    """Read an object a line, or one document."""
+    text = "\n".join(text_lines(path)).strip()
+    try:
+        document, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        if path.suffix == ".json":
+            raise UsageError(f"{path} is not JSON ({error}): give one document, or an object a line") from None
+        return read_jsonl(path)
+    return read_jsonl(path) if end < len(text) or _is_utterance(document) else _read_document(path, document)
+
+
+@reader
+def _read_document(path: Path, notes: Notes, document: Any) -> Iterator[Row]:
+    """Read all lists of utterances in a document: of objects (see `_row`), of Snips' "data", of [text, intent]."""
+    for keys, items in _lists(document):
+        name = ".".join(keys) or "list"
+        if not any(map(_is_utterance, items)):
+            notes[f'items of "{name}" that are no utterances, not read'] += [str(path)] * len(items)
+            continue
+        for number, item in enumerate(items, start=1):
+            place = f"{path}, {name} {number}"
+            if not _is_utterance(item):
+                raise UsageError(f"{place}: no utterance: give it a text and an intent, or take it out")
+            notes[f'utterances of "{name}"'].append(place)
+            if isinstance(item, list):
+                yield Row(item[0].split(), None, item[1], place)
+            elif "data" in item:
+                pieces = [(piece["text"], piece.get("slot_name") or piece.get("entity")) for piece in item["data"]]
+                yield Row(*tokenise(pieces), next((key for key in keys[::-1] if key != "utterances"), ""), place)
+            else:
+                yield _row(item, place, notes)
+
+
+def _lists(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """The lists of a document, with the keys that lead there."""
+    if isinstance(value, list):
+        yield keys, value
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield from _lists(inner, (*keys, key))
+
+
+def _is_utterance(item: Any) -> bool:
+    if isinstance(item, dict):
+        pieces = item.get("data")
+        return not item.keys().isdisjoint(TEXTS) or (isinstance(pieces, list) and all("text" in one for one in pieces))
+    return isinstance(item, list) and [*map(type, item)] == [str, str]
+
+
+def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
+    """The utterance in an object, and a note for every key that is not read.
+
+    Text may stand for tokens, cut at white space; "annot_utt" (as in MASSIVE) or "entities" then for tags.
+    """
+    words, intent = (next((key for key in keys if key in item), keys[0]) for keys in (TEXTS, INTENTS))
+    for key, what in ((words, 'a list of words (or "text")'), (intent, "a string")):
+        if key not in item:
+            raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {what}')
+    tokens, tags, read = item[words], item.get("tags"), {words, intent, "tags"}
+    if words != "tokens":
+        if not isinstance(tokens, str):
+            raise UsageError(f'{place}: "{words}" must be a string')
+        marks = next((key for key in ("annot_utt", "entities") if key in item and tags is None), "tags")
+        read.add(marks)
+        if marks == "tags":
+            tokens = tokens.split()
+        elif marks == "annot_utt":
+            tokens, tags = tokenise(chunks_of(SLOT, str(item[marks])))
+        else:
+            tokens, tags = tokenise(_entity_chunks(tokens, item[marks], place, notes))
+    for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
+        if not isinstance(value, list) or {*map(type, value)} - {str}:
+            raise UsageError(f'{place}: "{key}" must be a list of strings')
+    if not isinstance(item[intent], str):
+        raise UsageError(f'{place}: "{intent}" must be a string')
+    for key in item:
+        if key not in read:
+            notes[_unread(key)].append(place)
+    return Row(tokens, tags, item[intent].strip(), place)
+
+
+def _entity_chunks(text: str, entities: Any, place: str, notes: Notes) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    end = 0
+    try:
+        for entity in sorted(entities, key=lambda entity: entity["start"]):
+            start, stop = entity["start"], entity["end"]
+            if end <= start < stop <= len(text):
+                chunks += [(text[end:start], None), (text[start:stop], _slot_name(entity))]
+                end = stop
+            else:
+                notes["entities beyond their text or over another one, not read"].append(place)
+    except (KeyError, TypeError):
+        raise UsageError(f'{place}: "entities" must be a list of objects with start, end and entity') from None
+    return [*chunks, (text[end:], None)]
+
+
+def _slot_name(entity: Mapping[str, Any]) -> str:
+    """With its role and group, if it has them: "city.departure"."""
+    return ".".join(str(entity[key]) for key in ("entity", "role", "group") if key == "entity" or key in entity)
+
+
+@cache
+def _unread(key: str) -> str:
+    """A note on a key or a column that is not read."""
+    why = ""
+    if LIKE_SLOTS.search(key.casefold()):
+        why = ' (slots come from "tags", a BIO tag for each word; of a "text" also from "entities")'
+    elif LIKE_PEOPLE.search(key.casefold()):
+        why = " (epsilon is for one utterance, not for all that one person said)"
+    return f'"{key}" is not read{why}'
+
+
+def _object(text: str, place: str) -> dict[str, Any]:
+    try:
+        item = json.loads(text)
+    except json.JSONDecodeError as error:
+        why = f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
+    except (ValueError, RecursionError) as error:
+        why = f"not JSON ({error})"
+    else:
+        if isinstance(item, dict):
+            return item
+        why = "not an object"
+    raise UsageError(f"{place}: {why}: give each utterance a line such as {LINE}")
+
+
+# ---- Tables ----------------------------------------------------------------------------------------------------------
+
+
+@reader
+def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
+    """Read CSV or TSV, whose delimiter and encoding are found.
+
+    `columns`: headings of text, intent and maybe tags, with commas between; numbers from 1 if there are no headings.
+    """
+    text = _decoded(path, notes)
+    sample = text[:10_000].splitlines(keepends=True)[:100]
+
+    def fit(delimiter: str) -> int:
+        """How many rows have as many cells as the first, if it has several."""
+        sizes = [len(cells) for cells in csv.reader(sample, delimiter=delimiter)]
+        return sum(size == sizes[0] > 1 for size in sizes)
+
+    delimiter = max(",;\t|", key=fit)
+    rows = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        names = None
+        for cells in rows:
+            place = f"{path}, line {rows.line_num}"
+            if names is None:
+                numbered = columns.replace(",", "").isdigit()
+                names = _names([*map(str, range(1, len(cells) + 1))] if numbered else cells, columns, place)
+                if not numbered:
+                    continue
+            if not any(map(str.strip, cells)):
+                notes["rows without a word, not read"].append(place)
+                continue
+            if any(cells[len(names) :]):
+                raise UsageError(
+                    f"{place}: more cells than headings: put quotes around a text with {delimiter!r} in it"
+                )
+            item: dict[str, Any] = dict(zip(names, cells, strict=False))
+            if any("\n" in cell.strip() for cell in cells):
+                notes["rows of several lines, each read as one utterance"].append(place)
+            notes[f"utterances of a table split at {delimiter!r}"].append(place)
+            yield _row(item | ({"tags": item["tags"].split()} if "tags" in item else {}), place, notes)
+    except csv.Error as error:
+        hint = "put quotes around the whole cell, and double those inside"
+        raise UsageError(f"{path}, line {rows.line_num}: the quotes do not match ({error}): {hint}") from None
+
+
+def _names(headings: list[str], columns: str, place: str) -> list[str]:
+    """The headings in lower case; those that `columns` chooses as the keys that `_row` reads."""
+    names = [heading.strip().casefold() for heading in headings]
+    wanted = [name.strip().casefold() for name in columns.split(",")] if columns else []
+    if not {*wanted} <= {*names} or (not wanted and not all({*names} & {*known} for known in (TEXTS, INTENTS))):
+        hint = "give --columns TEXT,INTENT with two of these, or --columns 1,2 if there are no headings"
+        raise UsageError(f"{place}: no column {columns or 'text or intent'} (found: {', '.join(headings)}): {hint}")
+    chosen = dict(zip(wanted, ("text", "intent", "tags"), strict=False))
+    return [chosen.get(name, f"other {name}" if name in chosen.values() else name) for name in names]
+
+
+def _decoded(path: Path, notes: Notes) -> str:
+    """A text in UTF-8, or else in the encoding that fits it best, with a note."""
+    content = read_bytes(path)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        from charset_normalizer import from_bytes
+
+        matches = from_bytes(content)
+    best = next((match for match in matches if match.encoding == "cp1252"), matches.best())
+    if best is None:
+        raise UsageError(f"{path}: neither UTF-8 nor another encoding of a text: save the file as UTF-8")
+    notes[f"not UTF-8, read as {best.encoding} (save it as UTF-8 if words look wrong)"].append(str(path))
+    return str(best)
+
+
+# ---- CoNLL and Rasa --------------------------------------------------------------------------------------------------
+
+_TAG = re.compile(r"O|[BILUESMW]-\S+")
+_INTENT = re.compile(r"#\s*intent\s*[:=]\s*(.+)")
+_RASA_SLOT = re.compile(
+    r"\[([^\[\]]+)\](?:\(([^():]+)(?::[^()]*)?\)|(\{[^{}]*\}))"
+)  # [oslo](city), [oslo]{"entity": "city"}
+
+
+@reader
+def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read a line for each word, its tag last, and a blank line after each utterance.
+
+    The intent is in a comment ``# intent: NAME``, or alone on a line.
+    """
+    rows: list[list[str]] = []
+    intent, first = "", 0
+    for number, line in enumerate([*text_lines(path, _decoded(path, notes)), ""], start=1):
+        cells = line.split()
+        if comment := _INTENT.match(line):
+            intent = comment[1].strip()
+        elif len(cells) > 1 and _TAG.fullmatch(cells[-1]):
+            if cells[0] != "-DOCSTART-":
+                first = first if rows else number
+                rows.append(cells)
+        elif len(cells) == 1 and not intent:
+            intent = cells[0]
+        elif cells and line[0] != "#":
+            files = ", ".join(READERS)
+            raise UsageError(f"{path}, line {number}: no tag such as O or B-city at its end (files read are {files})")
+        if not cells and rows:
+            place = f"{path}, line {first}"
+            if not intent:
+                raise UsageError(f'{place}: no intent: put a line "# intent: NAME" above each utterance')
+            notes["utterances of CoNLL lines, the word first and the tag last"].append(place)
+            yield Row([row[0] for row in rows], [row[-1] for row in rows], intent, place)
+            rows, intent = [], ""
+
+
+@reader
+def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read the intents of Rasa's ``nlu.yml``; what else is there gets a note."""
+    import yaml
+
+    try:
+        document = yaml.load(_decoded(path, notes), Loader=yaml.BaseLoader)  # to which "yes" and "on" are words
+        sections = [dict(section) for section in document["nlu"]]
+    except (yaml.YAMLError, RecursionError, KeyError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise UsageError(f'{path} is not YAML with a list "nlu" ({why}): give Rasa\'s nlu.yml') from None
+    for key in [*document, *(next(iter(section), "") for section in sections if "intent" not in section)]:
+        if key not in ("nlu", "version"):
+            notes[_unread(key)].append(str(path))
+    for section in sections:
+        intent, examples = section.get("intent"), section.get("examples") or ""
+        if not isinstance(examples, str):
+            examples = "\n".join(example["text"] for example in examples)
+        for number, line in enumerate(filter(str.strip, examples.split("\n") if intent else ()), start=1):
+            place = f"{path}, intent {intent}, example {number}"
+            notes["utterances of Rasa's YAML"].append(place)
+            try:
+                tokens, tags = tokenise(chunks_of(_RASA_SLOT, line.strip().removeprefix("-"), _rasa_slot))
+            except (ValueError, KeyError, TypeError):
+                raise UsageError(f"{place}: write entities as [oslo](city) or [oslo]{{...}}, as Rasa does") from None
+            yield Row(tokens, tags, intent, place)
+
+
+def _rasa_slot(match: re.Match[str]) -> Chunk:
+    return match[1], match[2] or _slot_name(json.loads(match[3]))
+
+
+# ---- All of them -----------------------------------------------------------------------------------------------------
+
+READERS: dict[str, Callable[..., Reading]] = {
+    **dict.fromkeys((".jsonl", ".json"), read_json),
+    **dict.fromkeys((".csv", ".tsv"), read_table),
+    **dict.fromkeys((".conll", ".iob", ".bio"), read_conll),
+    **dict.fromkeys((".yml", ".yaml"), read_rasa),
+}
+
+
+def read_file(path: Path, columns: str = "") -> Reading:
+    """Read a file by its suffix; one with another suffix as JSON if it begins like that, else as CoNLL."""
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix in SPREADSHEETS:
+        raise UsageError(
+            f"{path} is a workbook: save its sheet as CSV (UTF-8) in the spreadsheet program, and give that"
+        )
+    read = READERS.get(suffix) or (read_json if read_bytes(path).lstrip()[:1] in (b"{", b"[") else read_conll)
+    if columns and read is not read_table:
+        raise UsageError(f"{path} is no table: drop --columns, or give a .csv or .tsv file")
+    return read(path, *filter(None, [columns]))
