@@ -49,11 +49,7 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
     from edp_lab.training.run_files import Event
 
-Columns = Annotated[
-    str | None,
-    "Of a CSV or TSV file: the headings of the text and of the intent, or their numbers if it has none. (default: the "
-    "usual names)",
-]
+Columns = Annotated[str | None, "Of a CSV or TSV file: TEXT,INTENT, two headings, or 1,2 if it has no headings."]
 EXAMPLES = 5  # utterances of a corpus that are shown
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
@@ -86,24 +82,18 @@ def show(
 ) -> None:
     """Say what would be read from a file: counts, labels, five utterances and notes."""
     from edp_lab.corpora.catalog import load_corpus
-    from edp_lab.corpora.metrics import spans
 
-    found = load_corpus(corpus if columns is None else f"{corpus}[{columns}]")
-    utterances, notes = found.utterances, [f"note: {warning}" for warning in found.warnings]
-    some = utterances[:: math.ceil(len(utterances) / EXAMPLES)]
-    labels = {
-        "intents": Counter(u.intent for u in utterances),
-        "slots": Counter(label for u in utterances for _, _, label in spans(u.tags or ())),
-    }
+    found = load_corpus(f"{corpus}[{columns}]" if columns else corpus)
+    utterances, slots = found.utterances, (tag[2:] for u in found.utterances for tag in u.tags or () if tag[0] == "B")
+    counts = {"intents": Counter(u.intent for u in utterances), "slots": Counter(slots)}
     facts = [("utterances", f"{len(utterances):,}")]
-    for what, count in labels.items():
-        most = ", ".join(f"{name} {times:,}" for name, times in count.most_common(LINES))
-        facts.append((what, f"{len(count):,}: {most}{', ...' * (len(count) > LINES)}" if count else "none"))
+    for what, count in counts.items():
+        facts.append((f"{len(count)} {what}", ", ".join(f"{name} {times:,}" for name, times in count.most_common())))
+    some = utterances[:: math.ceil(len(utterances) / EXAMPLES)]
     for u in some:
-        words = zip(u.tokens, u.tags or "O" * len(u.tokens), strict=True)
-        facts.append((u.intent, " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)))
-    rows = {what: dict(count.most_common()) for what, count in labels.items()}
-    result = {"corpus": found.name, "utterances": len(utterances), **rows, "examples": [*map(asdict, some)]}
+        facts += [(u.intent, u.text), *([("", " ".join(u.tags))] if u.tags else [])]
+    result = {"corpus": found.name, "utterances": len(utterances), **counts, "examples": [*map(asdict, some)]}
+    notes = [f"note: {warning}" for warning in found.warnings]
     answer(as_json, result | {"warnings": found.warnings}, Report(facts=facts, notes=notes))
 
 
@@ -177,7 +167,7 @@ def train(
     from edp_lab.training.session import train as run
 
     start: Callable[..., dict[str, Any]]
-    if corpus is not None and columns is not None:
+    if corpus and columns:
         corpus = ctx.params["corpus"] = f"{corpus}[{columns}]"
     if resume is not None:
         superfluous = [name for name in ctx.params if name in given(ctx) - {"resume", "as_json"}]

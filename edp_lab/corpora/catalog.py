@@ -98,9 +98,9 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
     intent or slot is not declared.
     """
     name = str(name_or_path)
-    if overruled := hides_published(name):
+    if hides_published(name):
         corpus = _user_corpus(name, given_path(name))
-        return replace(corpus, warnings=(overruled, *corpus.warnings))
+        return replace(corpus, warnings=(f"the folder {name} was read, not the corpus of that name", *corpus.warnings))
     if name in _PUBLISHED:
         where = find(name)
         if where is None:
@@ -117,14 +117,9 @@ def load_corpus(name_or_path: str | Path) -> Corpus:
     raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
 
 
-def hides_published(name: str) -> str:
-    """A note if a folder here is read instead of the corpus of the catalogue with its name; "" if not."""
-    folder = given_path(name)
-    if name not in (*_PUBLISHED, *_EMBEDDED) or not readers.seq_folders(folder):
-        return ""
-    if folder.resolve().parent in (data_folder.resolve() for data_folder in data_folders()):
-        return ""
-    return f"the folder {name} was read, not the corpus of that name: to use that, rename the folder or run elsewhere"
+def hides_published(name: str) -> bool:
+    """True if a folder here is read instead of the corpus of the catalogue with its name."""
+    return name in (*_PUBLISHED, *_EMBEDDED) and bool(readers.seq_folders(given_path(name)))
 
 
 def list_corpora() -> list[CorpusInfo]:
@@ -202,9 +197,8 @@ def _not_found(name: str) -> UsageError:
 def _user_corpus(name: str, path: Path, columns: str = "") -> Corpus:
     """A user's corpus, with declared label sets if their files are beside it."""
     if not path.exists():
-        files = ", ".join(formats.READERS)
-        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a file ({files})")
-    reading = readers.read_seq_folder(path) if path.is_dir() else formats.read_file(path, columns)
+        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a file such as JSONL")
+    reading = readers.read_seq_folder(path) if path.is_dir() and not columns else formats.read_file(path, columns)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
     if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):

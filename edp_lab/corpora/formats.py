@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +20,26 @@ from edp_lab.files import read_bytes
 
 TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # names of what is read; the first there is counts
 INTENTS = ("intent", "label", "category")
-LIKE_SLOTS = re.compile("tag|slot|entit|ner|bio|iob")
-LIKE_PEOPLE = re.compile("speaker|user|customer|client|person|author|worker|account|session|device")
+HINTS = {  # why a key is not read
+    "tag|slot|entit|ner|bio|iob": 'slots come from "tags", a BIO tag for each word; of a "text" also from "entities"',
+    "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not all that one person said",
+}
 LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
+TAG = re.compile(r"O|[BILUESMW]-\S+")
+INTENT_LINE = re.compile(r"#\s*intent\s*[:=]\s*(.+)")
+RASA_SLOT = re.compile(r"\[(?P<value>[^\[\]]+)\](?P<slot>\([^()]+\)|\{[^{}]*\})")  # [oslo](city), [oslo]{"entity": ...}
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
-# ---- JSON ------------------------------------------------------------------------------------------------------------
-
-
 @reader
-def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; see `_row`.
-
-    Blank lines are passed over.
-    """
-    for number, line in enumerate(text_lines(path), start=1):
+def read_json(path: Path, notes: Notes) -> Iterator[Row]:
+    """Read an object a line (see `_row`), or a document: lists of objects, of [text, intent], of Snips' "data"."""
+    lines = text_lines(path)
+    document = _document(path, "\n".join(lines).strip())
+    for number, line in enumerate(lines if document is None else (), start=1):
         if line.strip():
             place = f"{path}, line {number}"
             yield _row(_object(line, place), place, notes)
-
-
-def read_json(path: Path) -> Reading:
-    """Read an object a line, or one document."""
-    text = "\n".join(text_lines(path)).strip()
-    try:
-        document, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError) as error:
-        if path.suffix == ".json":
-            raise UsageError(f"{path} is not JSON ({error}): give one document, or an object a line") from None
-        return read_jsonl(path)
-    return read_jsonl(path) if end < len(text) or _is_utterance(document) else _read_document(path, document)
-
-
-@reader
-def _read_document(path: Path, notes: Notes, document: Any) -> Iterator[Row]:
-    """Read all lists of utterances in a document: of objects (see `_row`), of Snips' "data", of [text, intent]."""
     for keys, items in _lists(document):
         name = ".".join(keys) or "list"
         if not any(map(_is_utterance, items)):
@@ -75,6 +59,17 @@ def _read_document(path: Path, notes: Notes, document: Any) -> Iterator[Row]:
                 yield _row(item, place, notes)
 
 
+def _document(path: Path, text: str) -> Any:
+    """The document that the text is, or None if each of its lines should be one object."""
+    try:
+        document, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        if path.suffix == ".json":
+            raise UsageError(f"{path} is not JSON ({error}): give one document, or an object a line") from None
+        return None
+    return None if end < len(text) or (path.suffix == ".jsonl" and "\n" not in text) else document
+
+
 def _lists(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
     """The lists of a document, with the keys that lead there."""
     if isinstance(value, list):
@@ -85,8 +80,7 @@ def _lists(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 def _is_utterance(item: Any) -> bool:
     if isinstance(item, dict):
-        pieces = item.get("data")
-        return not item.keys().isdisjoint(TEXTS) or (isinstance(pieces, list) and all("text" in one for one in pieces))
+        return not item.keys().isdisjoint((*TEXTS, "data"))
     return isinstance(item, list) and [*map(type, item)] == [str, str]
 
 
@@ -96,28 +90,24 @@ def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
     Text may stand for tokens, cut at white space; "annot_utt" (as in MASSIVE) or "entities" then for tags.
     """
     words, intent = (next((key for key in keys if key in item), keys[0]) for keys in (TEXTS, INTENTS))
-    for key, what in ((words, 'a list of words (or "text")'), (intent, "a string")):
-        if key not in item:
-            raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {what}')
-    tokens, tags, read = item[words], item.get("tags"), {words, intent, "tags"}
-    if words != "tokens":
-        if not isinstance(tokens, str):
-            raise UsageError(f'{place}: "{words}" must be a string')
-        marks = next((key for key in ("annot_utt", "entities") if key in item and tags is None), "tags")
-        read.add(marks)
-        if marks == "tags":
-            tokens = tokens.split()
-        elif marks == "annot_utt":
-            tokens, tags = tokenise(chunks_of(SLOT, str(item[marks])))
-        else:
-            tokens, tags = tokenise(_entity_chunks(tokens, item[marks], place, notes))
-    for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
-        if not isinstance(value, list) or {*map(type, value)} - {str}:
-            raise UsageError(f'{place}: "{key}" must be a list of strings')
-    if not isinstance(item[intent], str):
-        raise UsageError(f'{place}: "{intent}" must be a string')
+    string, strings = "a string", "a list of strings"
+    for key, kind in ((words, strings if words == "tokens" else string), (intent, string), ("tags", strings)):
+        value = item.get(key)
+        if key not in item and key != "tags":
+            raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {kind}')
+        fits = isinstance(value, str) if kind is string else isinstance(value, list) and {*map(type, value)} <= {str}
+        if not fits and (value is not None or key != "tags"):
+            raise UsageError(f'{place}: "{key}" must be {kind}')
+    tokens, tags = item[words], item.get("tags")
+    marks = next((key for key in ("tags", "annot_utt", "entities") if item.get(key) is not None), "tags")
+    if words == "tokens" or marks == "tags":
+        marks, tokens = "tags", tokens if words == "tokens" else tokens.split()
+    elif marks == "annot_utt":
+        tokens, tags = tokenise(chunks_of(SLOT, str(item[marks])))
+    else:
+        tokens, tags = tokenise(_entity_chunks(tokens, item[marks], place, notes))
     for key in item:
-        if key not in read:
+        if key not in (words, intent, marks, "tags"):
             notes[_unread(key)].append(place)
     return Row(tokens, tags, item[intent].strip(), place)
 
@@ -146,29 +136,18 @@ def _slot_name(entity: Mapping[str, Any]) -> str:
 @cache
 def _unread(key: str) -> str:
     """A note on a key or a column that is not read."""
-    why = ""
-    if LIKE_SLOTS.search(key.casefold()):
-        why = ' (slots come from "tags", a BIO tag for each word; of a "text" also from "entities")'
-    elif LIKE_PEOPLE.search(key.casefold()):
-        why = " (epsilon is for one utterance, not for all that one person said)"
-    return f'"{key}" is not read{why}'
+    hint = next((f" ({hint})" for like, hint in HINTS.items() if re.search(like, key.casefold())), "")
+    return f'"{key}" is not read{hint}'
 
 
 def _object(text: str, place: str) -> dict[str, Any]:
     try:
-        item = json.loads(text)
-    except json.JSONDecodeError as error:
-        why = f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
-    except (ValueError, RecursionError) as error:
-        why = f"not JSON ({error})"
-    else:
-        if isinstance(item, dict):
+        if isinstance(item := json.loads(text), dict):
             return item
         why = "not an object"
+    except (ValueError, RecursionError) as error:
+        why = "not JSON (" + re.sub(r"( at)?: line 1 (column \d+).*", r" at \2", str(error)) + ")"
     raise UsageError(f"{place}: {why}: give each utterance a line such as {LINE}")
-
-
-# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
 @reader
@@ -177,76 +156,45 @@ def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
 
     `columns`: headings of text, intent and maybe tags, with commas between; numbers from 1 if there are no headings.
     """
-    text = _decoded(path, notes)
-    sample = text[:10_000].splitlines(keepends=True)[:100]
+    lines = text_lines(path, notes)
 
     def fit(delimiter: str) -> int:
         """How many rows have as many cells as the first, if it has several."""
-        sizes = [len(cells) for cells in csv.reader(sample, delimiter=delimiter)]
+        sizes = [len(cells) for cells in csv.reader([line[:1000] for line in lines[:100]], delimiter=delimiter)]
         return sum(size == sizes[0] > 1 for size in sizes)
 
     delimiter = max(",;\t|", key=fit)
-    rows = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    table = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     try:
-        names = None
-        for cells in rows:
-            place = f"{path}, line {rows.line_num}"
-            if names is None:
-                numbered = columns.replace(",", "").isdigit()
-                names = _names([*map(str, range(1, len(cells) + 1))] if numbered else cells, columns, place)
-                if not numbered:
-                    continue
+        first = next(table, [])
+        numbered = columns.replace(",", "").isdigit()
+        names = _names(path, [*map(str, range(1, len(first) + 1))] if numbered else first, columns)
+        for cells in chain([first] if numbered else (), table):
+            place = f"{path}, line {table.line_num}"
             if not any(map(str.strip, cells)):
                 notes["rows without a word, not read"].append(place)
                 continue
             if any(cells[len(names) :]):
-                raise UsageError(
-                    f"{place}: more cells than headings: put quotes around a text with {delimiter!r} in it"
-                )
-            item: dict[str, Any] = dict(zip(names, cells, strict=False))
+                raise UsageError(f"{place}: more cells than columns: put quotes around a text with {delimiter!r}")
             if any("\n" in cell.strip() for cell in cells):
                 notes["rows of several lines, each read as one utterance"].append(place)
             notes[f"utterances of a table split at {delimiter!r}"].append(place)
+            item: dict[str, Any] = dict(zip(names, cells, strict=False))
             yield _row(item | ({"tags": item["tags"].split()} if "tags" in item else {}), place, notes)
     except csv.Error as error:
         hint = "put quotes around the whole cell, and double those inside"
-        raise UsageError(f"{path}, line {rows.line_num}: the quotes do not match ({error}): {hint}") from None
+        raise UsageError(f"{path}, line {table.line_num}: the quotes do not match ({error}): {hint}") from None
 
 
-def _names(headings: list[str], columns: str, place: str) -> list[str]:
+def _names(path: Path, headings: list[str], columns: str) -> list[str]:
     """The headings in lower case; those that `columns` chooses as the keys that `_row` reads."""
     names = [heading.strip().casefold() for heading in headings]
     wanted = [name.strip().casefold() for name in columns.split(",")] if columns else []
     if not {*wanted} <= {*names} or (not wanted and not all({*names} & {*known} for known in (TEXTS, INTENTS))):
         hint = "give --columns TEXT,INTENT with two of these, or --columns 1,2 if there are no headings"
-        raise UsageError(f"{place}: no column {columns or 'text or intent'} (found: {', '.join(headings)}): {hint}")
+        raise UsageError(f"{path} has no column {columns or 'text or intent'} (found: {', '.join(headings)}): {hint}")
     chosen = dict(zip(wanted, ("text", "intent", "tags"), strict=False))
     return [chosen.get(name, f"other {name}" if name in chosen.values() else name) for name in names]
-
-
-def _decoded(path: Path, notes: Notes) -> str:
-    """A text in UTF-8, or else in the encoding that fits it best, with a note."""
-    content = read_bytes(path)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        from charset_normalizer import from_bytes
-
-        matches = from_bytes(content)
-    best = next((match for match in matches if match.encoding == "cp1252"), matches.best())
-    if best is None:
-        raise UsageError(f"{path}: neither UTF-8 nor another encoding of a text: save the file as UTF-8")
-    notes[f"not UTF-8, read as {best.encoding} (save it as UTF-8 if words look wrong)"].append(str(path))
-    return str(best)
-
-
-# ---- CoNLL and Rasa --------------------------------------------------------------------------------------------------
-
-_TAG = re.compile(r"O|[BILUESMW]-\S+")
-_INTENT = re.compile(r"#\s*intent\s*[:=]\s*(.+)")
-_RASA_SLOT = re.compile(
-    r"\[([^\[\]]+)\](?:\(([^():]+)(?::[^()]*)?\)|(\{[^{}]*\}))"
-)  # [oslo](city), [oslo]{"entity": "city"}
 
 
 @reader
@@ -257,19 +205,18 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
     """
     rows: list[list[str]] = []
     intent, first = "", 0
-    for number, line in enumerate([*text_lines(path, _decoded(path, notes)), ""], start=1):
+    for number, line in enumerate([*text_lines(path, notes), ""], start=1):
         cells = line.split()
-        if comment := _INTENT.match(line):
+        if comment := INTENT_LINE.match(line):
             intent = comment[1].strip()
-        elif len(cells) > 1 and _TAG.fullmatch(cells[-1]):
+        elif len(cells) > 1 and TAG.fullmatch(cells[-1]):
             if cells[0] != "-DOCSTART-":
                 first = first if rows else number
                 rows.append(cells)
         elif len(cells) == 1 and not intent:
             intent = cells[0]
         elif cells and line[0] != "#":
-            files = ", ".join(READERS)
-            raise UsageError(f"{path}, line {number}: no tag such as O or B-city at its end (files read are {files})")
+            raise UsageError(f"{path}, line {number}: no tag such as B-city at its end (read are {', '.join(READERS)})")
         if not cells and rows:
             place = f"{path}, line {first}"
             if not intent:
@@ -285,11 +232,12 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
     import yaml
 
     try:
-        document = yaml.load(_decoded(path, notes), Loader=yaml.BaseLoader)  # to which "yes" and "on" are words
+        text = "\n".join(text_lines(path, notes))
+        document = yaml.load(text, Loader=yaml.BaseLoader)  # to which "yes" and "on" are words
         sections = [dict(section) for section in document["nlu"]]
     except (yaml.YAMLError, RecursionError, KeyError, TypeError, ValueError) as error:
         why = " ".join(str(error).split())
-        raise UsageError(f'{path} is not YAML with a list "nlu" ({why}): give Rasa\'s nlu.yml') from None
+        raise UsageError(f'{path} has no YAML list "nlu" ({why}): give the nlu.yml of a Rasa assistant') from None
     for key in [*document, *(next(iter(section), "") for section in sections if "intent" not in section)]:
         if key not in ("nlu", "version"):
             notes[_unread(key)].append(str(path))
@@ -300,18 +248,17 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
         for number, line in enumerate(filter(str.strip, examples.split("\n") if intent else ()), start=1):
             place = f"{path}, intent {intent}, example {number}"
             notes["utterances of Rasa's YAML"].append(place)
+            chunks = chunks_of(RASA_SLOT, line.strip().removeprefix("-"))
             try:
-                tokens, tags = tokenise(chunks_of(_RASA_SLOT, line.strip().removeprefix("-"), _rasa_slot))
+                named = [(text, mark and _rasa_name(mark)) for text, mark in chunks]
             except (ValueError, KeyError, TypeError):
                 raise UsageError(f"{place}: write entities as [oslo](city) or [oslo]{{...}}, as Rasa does") from None
-            yield Row(tokens, tags, intent, place)
+            yield Row(*tokenise(named), intent, place)
 
 
-def _rasa_slot(match: re.Match[str]) -> Chunk:
-    return match[1], match[2] or _slot_name(json.loads(match[3]))
+def _rasa_name(mark: str) -> str:
+    return mark[1:-1].partition(":")[0] if mark[0] == "(" else _slot_name(json.loads(mark))
 
-
-# ---- All of them -----------------------------------------------------------------------------------------------------
 
 READERS: dict[str, Callable[..., Reading]] = {
     **dict.fromkeys((".jsonl", ".json"), read_json),
@@ -325,9 +272,7 @@ def read_file(path: Path, columns: str = "") -> Reading:
     """Read a file by its suffix; one with another suffix as JSON if it begins like that, else as CoNLL."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in SPREADSHEETS:
-        raise UsageError(
-            f"{path} is a workbook: save its sheet as CSV (UTF-8) in the spreadsheet program, and give that"
-        )
+        raise UsageError(f"{path} is a workbook: save its sheet as CSV (UTF-8) from the spreadsheet program")
     read = READERS.get(suffix) or (read_json if read_bytes(path).lstrip()[:1] in (b"{", b"[") else read_conll)
     if columns and read is not read_table:
         raise UsageError(f"{path} is no table: drop --columns, or give a .csv or .tsv file")

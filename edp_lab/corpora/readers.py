@@ -195,22 +195,33 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
                 (damaged if aligned else lost).append(place)
                 if not aligned:
                     continue
-            yield Row(*tokenise(chunks), intent.lower(), place)
+            lower = [(text, slot and slot.lower()) for text, slot in chunks]
+            yield Row(*tokenise(lower), intent.lower(), place)
 
 
 # --- Text files ---
 
 
-def text_lines(path: Path, text: str | None = None) -> list[str]:
-    """A UTF-8 file's lines without their ends (LF or CRLF) and without blank ones at the end of the file.
+def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
+    """A file's lines without their ends (LF or CRLF) and without blank ones at the end of the file.
 
-    Not str.splitlines: it also breaks at characters that occur inside utterances. `text`: of the file, if known.
+    Not str.splitlines: it also breaks at characters that occur inside utterances. A file that is not UTF-8 is refused,
+    or with `notes` read in the encoding that fits it best.
     """
+    content = read_bytes(path)
     try:
-        text = read_bytes(path).decode("utf-8-sig") if text is None else text
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+        from charset_normalizer import from_bytes
+
+        line = content[: error.start].count(b"\n") + 1
+        guesses = [] if notes is None else [*from_bytes(content)]  # the best first
+        if notes is None or not guesses:
+            raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+        # A few bytes cannot tell Western from Central European.
+        guess = next((guess for guess in guesses if "cp1252" in guess.could_be_from_charset), guesses[0])
+        notes[f"not UTF-8, read as {guess.encoding} (save the file as UTF-8 if words look wrong)"].append(str(path))
+        text = str(guess)
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if len(lines) == 1 and "\r" in lines[0]:
         raise UsageError(f"{path}: its lines end in CR alone: save the file with LF or CRLF")
@@ -221,21 +232,17 @@ def text_lines(path: Path, text: str | None = None) -> list[str]:
 
 # --- Slots inside running text ---
 
-SLOT = re.compile(r"\[(?:SL:)?\s*(\w+)\s*:([^\[\]]*)\]")  # [date : today] as well as [SL:DATE: today]
-_UNISLU_SLOT = re.compile(r"\[SL:([A-Z_]+):([^\[\]]*)\]")
+SLOT = re.compile(r"\[(?:SL:)?\s*(?P<slot>\w+)\s*:(?P<value>[^\[\]]*)\]")  # [date : today] as well as [SL:DATE: today]
+_UNISLU_SLOT = re.compile(r"\[SL:(?P<slot>[A-Z_]+):(?P<value>[^\[\]]*)\]")
 _UNISLU_LINE = re.compile(r"([^\t]*)\t\[IN:([A-Z_]+) (.*)\]")
 
 
-def chunks_of(
-    slot: re.Pattern[str],
-    annotated: str,
-    read: Callable[[re.Match[str]], Chunk] = lambda match: (match[2].strip(), match[1].lower()),
-) -> list[Chunk]:
+def chunks_of(slot: re.Pattern[str], annotated: str) -> list[Chunk]:
     """Cut a bracket annotation into pieces, for instance ("wake me ", None), ("today", "date")."""
     chunks: list[Chunk] = []
     end = 0
     for match in slot.finditer(annotated):
-        chunks += [(annotated[end : match.start()], None), read(match)]
+        chunks += [(annotated[end : match.start()], None), (match["value"].strip(), match["slot"])]
         end = match.end()
     return [*chunks, (annotated[end:], None)]
 

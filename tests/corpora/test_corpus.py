@@ -256,6 +256,7 @@ def test_scores_computed_by_hand():
         ([("x", "a b", "O O")], [("y", "a b", "B-p B-q")], 3.0, 0, 0, 0),  # inserted slots exceed one
         # the same (label, value) at another place is no semantic error, though it is a wrong span
         ([("x", "rome rome", "B-to O")], [("x", "rome rome", "O B-to")], 0, 1, 0, 0),
+        ([("x", "a b", "O O")], [("x", "a b", "O O")], 0, 1, None, 1),  # no slot to find, and none found
         ([("x", "a", None), ("y", "b", None)], [("x", "a", None), ("x", "b", None)], 0.5, 0.5, None, 0.5),
     ],
 )

@@ -403,7 +403,7 @@ def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
 def draw_scores(result: Scored) -> Figure:
     """The four scores."""
     scores = result.tally.scores()
-    shown = [scores.ser, scores.intent_accuracy, scores.slot_f1 or 0.0, scores.exact_match]
+    shown = [scores.ser, scores.intent_accuracy, scores.slot_f1, scores.exact_match]
     on: Trace = {"x": shown, "y": ["SER", "intent accuracy", "slot F1", "exactly right"], "showlegend": False}
     marker = {"color": [PRINTED, PLAIN, PLAIN, PLAIN], "pattern": {"shape": ["/", "", "", ""]}}
     text = {"mode": "text", "textposition": "middle right", "texttemplate": " %{x:.2f}", "hoverinfo": "skip"}
