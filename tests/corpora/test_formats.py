@@ -74,17 +74,18 @@ def test_tables_are_read_whatever_their_delimiter_headings_and_encoding(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("encoding", "word"),
+    ("encoding", "text"),
     [
-        ("cp1252", "Öffnungszeiten"),
-        ("cp1251", "какая завтра погода"),
+        ("cp1252", "Können Sie die Öffnungszeiten nennen?"),
+        ("cp1252", "quel temps fera-t-il demain à Genève"),
+        ("cp1251", "какая завтра погода на улице"),
         ("gbk", "今天广州天气怎么样"),
-        ("cp1252", "à Genève"),
+        ("shift_jis", "明日の天気を教えてください"),
     ],
 )
-def test_an_encoding_that_is_not_utf8_is_guessed_and_said(tmp_path, encoding, word):
-    corpus = load(tmp_path, "a.csv", f"text,intent\n{word} bitte schnell,x\n".encode(encoding))
-    assert corpus.utterances[0].text == f"{word} bitte schnell"
+def test_an_encoding_that_is_not_utf8_is_guessed_and_said(tmp_path, encoding, text):
+    corpus = load(tmp_path, "a.csv", f"text,intent\n{text},x\n".encode(encoding))
+    assert corpus.utterances[0].text == text
     assert "not UTF-8, read as" in notes(corpus)
 
 
