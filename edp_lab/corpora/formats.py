@@ -52,7 +52,7 @@ def read_json(path: Path, notes: Notes) -> Iterator[Row]:
             notes[f'utterances of "{name}"'].append(place)
             if isinstance(item, list):
                 yield Row(item[0].split(), None, item[1], place)
-            elif "data" in item:
+            elif item.keys().isdisjoint(TEXTS):
                 pieces = [(piece["text"], piece.get("slot_name") or piece.get("entity")) for piece in item["data"]]
                 yield Row(*tokenise(pieces), next((key for key in keys[::-1] if key != "utterances"), ""), place)
             else:
@@ -79,9 +79,12 @@ def _lists(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _is_utterance(item: Any) -> bool:
-    if isinstance(item, dict):
-        return not item.keys().isdisjoint((*TEXTS, "data"))
-    return isinstance(item, list) and [*map(type, item)] == [str, str]
+    if isinstance(item, list):
+        return [*map(type, item)] == [str, str]
+    if not isinstance(item, dict) or not item.keys().isdisjoint(TEXTS):
+        return isinstance(item, dict)
+    pieces = item.get("data")
+    return isinstance(pieces, list) and all(isinstance(one, dict) and type(one.get("text")) is str for one in pieces)
 
 
 def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
@@ -160,7 +163,10 @@ def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
 
     def fit(delimiter: str) -> int:
         """How many rows have as many cells as the first, if it has several."""
-        sizes = [len(cells) for cells in csv.reader([line[:1000] for line in lines[:100]], delimiter=delimiter)]
+        sizes = [
+            len(cells)
+            for cells in csv.reader([line[:1000].replace("\r", "") for line in lines[:100]], delimiter=delimiter)
+        ]
         return sum(size == sizes[0] > 1 for size in sizes)
 
     delimiter = max(",;\t|", key=fit)
@@ -235,25 +241,30 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
         text = "\n".join(text_lines(path, notes))
         document = yaml.load(text, Loader=yaml.BaseLoader)  # to which "yes" and "on" are words
         sections = [dict(section) for section in document["nlu"]]
-    except (yaml.YAMLError, RecursionError, KeyError, TypeError, ValueError) as error:
+        examples = [_examples(section.get("examples", "")) for section in sections]
+    except (yaml.YAMLError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())
         raise UsageError(f'{path} has no YAML list "nlu" ({why}): give the nlu.yml of a Rasa assistant') from None
     for key in [*document, *(next(iter(section), "") for section in sections if "intent" not in section)]:
         if key not in ("nlu", "version"):
             notes[_unread(key)].append(str(path))
-    for section in sections:
-        intent, examples = section.get("intent"), section.get("examples") or ""
-        if not isinstance(examples, str):
-            examples = "\n".join(example["text"] for example in examples)
-        for number, line in enumerate(filter(str.strip, examples.split("\n") if intent else ()), start=1):
+    for section, lines in zip(sections, examples, strict=True):
+        intent = str(section.get("intent", ""))
+        for number, line in enumerate(lines if intent else (), start=1):
             place = f"{path}, intent {intent}, example {number}"
             notes["utterances of Rasa's YAML"].append(place)
-            chunks = chunks_of(RASA_SLOT, line.strip().removeprefix("-"))
+            chunks = chunks_of(RASA_SLOT, line.removeprefix("-"))
             try:
                 named = [(text, mark and _rasa_name(mark)) for text, mark in chunks]
             except (ValueError, KeyError, TypeError):
                 raise UsageError(f"{place}: write entities as [oslo](city) or [oslo]{{...}}, as Rasa does") from None
             yield Row(*tokenise(named), intent, place)
+
+
+def _examples(block: Any) -> list[str]:
+    """The lines of a block, or of the texts in a list."""
+    blocks = [block] if isinstance(block, str) else [one if isinstance(one, str) else one["text"] for one in block]
+    return [line.strip() for text in blocks for line in text.split("\n") if line.strip()]
 
 
 def _rasa_name(mark: str) -> str:

@@ -413,7 +413,7 @@ def draw_scores(result: Scored) -> Figure:
         fig.trace("", text, **on),
         height=300,
         bargap=0.35,
-        xaxis=fig.axis("score (as a fraction)", [0, 1.15 * max(1.0, *shown)]),
+        xaxis=fig.axis("score (as a fraction)", [0, 1.15 * max(1.0, scores.ser)]),
         yaxis=fig.axis("score", **WIDE),
     )
 
