@@ -348,7 +348,7 @@ def _record_to_read(record: Mapping[str, Any], out: Path) -> Report:
     """The record of a run."""
     final, held, config, corpus = (record[name] for name in ("final", "guarantee", "config", "corpus"))
     sizes = "{train} utterances to train, {validation} to validate, {test} to test".format_map(corpus["splits"])
-    slots = "no slot annotation" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
+    slots = "no slots" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
     facts = [
         ("split", sizes),
         ("test", f"SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}"),

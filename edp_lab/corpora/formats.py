@@ -88,31 +88,39 @@ def _is_utterance(item: Any) -> bool:
 
 
 def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
-    """The utterance in an object, and a note for every key that is not read.
-
-    Text may stand for tokens, cut at white space; "annot_utt" (as in MASSIVE) or "entities" then for tags.
-    """
-    words, intent = (next((key for key in keys if key in item), keys[0]) for keys in (TEXTS, INTENTS))
+    """The utterance in an object, and a note for every key that is not read."""
+    words, intent, marks, others = _keys(tuple(item))
+    for note in others:
+        notes[note].append(place)
     string, strings = "a string", "a list of strings"
     for key, kind in ((words, strings if words == "tokens" else string), (intent, string), ("tags", strings)):
         value = item.get(key)
-        if key not in item and key != "tags":
+        if value is None and key == "tags":
+            continue
+        if key not in item:
             raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {kind}')
-        fits = isinstance(value, str) if kind is string else isinstance(value, list) and {*map(type, value)} <= {str}
-        if not fits and (value is not None or key != "tags"):
+        if type(value) is not str if kind is string else type(value) is not list or {*map(type, value)} - {str}:
             raise UsageError(f'{place}: "{key}" must be {kind}')
     tokens, tags = item[words], item.get("tags")
-    marks = next((key for key in ("tags", "annot_utt", "entities") if item.get(key) is not None), "tags")
-    if words == "tokens" or marks == "tags":
-        marks, tokens = "tags", tokens if words == "tokens" else tokens.split()
-    elif marks == "annot_utt":
+    if marks == "annot_utt":
         tokens, tags = tokenise(chunks_of(SLOT, str(item[marks])))
-    else:
+    elif marks == "entities":
         tokens, tags = tokenise(_entity_chunks(tokens, item[marks], place, notes))
-    for key in item:
-        if key not in (words, intent, marks, "tags"):
-            notes[_unread(key)].append(place)
+    elif words != "tokens":
+        tokens = tokens.split()
     return Row(tokens, tags, item[intent].strip(), place)
+
+
+@cache
+def _keys(keys: tuple[str, ...]) -> tuple[str, str, str, list[str]]:
+    """Those of an object's keys that hold its text, intent and slots, and notes on the others.
+
+    Text may stand for tokens, cut at white space; "annot_utt" (as in MASSIVE) or "entities" then for tags.
+    """
+    words, intent = (next((name for name in names if name in keys), names[0]) for names in (TEXTS, INTENTS))
+    ways = ["tags"] if words == "tokens" else ["tags", "annot_utt", "entities"]
+    marks = next((way for way in ways if way in keys), "tags")
+    return words, intent, marks, [_unread(key) for key in keys if key not in (words, intent, marks)]
 
 
 def _entity_chunks(text: str, entities: Any, place: str, notes: Notes) -> list[Chunk]:
@@ -136,7 +144,6 @@ def _slot_name(entity: Mapping[str, Any]) -> str:
     return ".".join(str(entity[key]) for key in ("entity", "role", "group") if key == "entity" or key in entity)
 
 
-@cache
 def _unread(key: str) -> str:
     """A note on a key or a column that is not read."""
     hint = next((f" ({hint})" for like, hint in HINTS.items() if re.search(like, key.casefold())), "")
@@ -254,11 +261,7 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
             place = f"{path}, intent {intent}, example {number}"
             notes["utterances of Rasa's YAML"].append(place)
             chunks = chunks_of(RASA_SLOT, line.removeprefix("-"))
-            try:
-                named = [(text, mark and _rasa_name(mark)) for text, mark in chunks]
-            except (ValueError, KeyError, TypeError):
-                raise UsageError(f"{place}: write entities as [oslo](city) or [oslo]{{...}}, as Rasa does") from None
-            yield Row(*tokenise(named), intent, place)
+            yield Row(*tokenise((text, mark and _rasa_name(mark, place)) for text, mark in chunks), intent, place)
 
 
 def _examples(block: Any) -> list[str]:
@@ -267,8 +270,11 @@ def _examples(block: Any) -> list[str]:
     return [line.strip() for text in blocks for line in text.split("\n") if line.strip()]
 
 
-def _rasa_name(mark: str) -> str:
-    return mark[1:-1].partition(":")[0] if mark[0] == "(" else _slot_name(json.loads(mark))
+def _rasa_name(mark: str, place: str) -> str:
+    try:
+        return mark[1:-1].partition(":")[0] if mark[0] == "(" else _slot_name(json.loads(mark))
+    except (ValueError, KeyError):
+        raise UsageError(f"{place}: write entities as [oslo](city) or [oslo]{{...}}, as Rasa does") from None
 
 
 READERS: dict[str, Callable[..., Reading]] = {

@@ -59,9 +59,7 @@ def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
         notes: Notes = defaultdict(list)
         utterances: list[Utterance] = []
         places: list[str] = []
-        loose: list[str] = []
-        # A million utterances have few tag sequences.
-        seen: dict[tuple[str, ...], tuple[tuple[str, ...], int, bool]] = {}
+        seen: dict[tuple[str, ...], tuple[tuple[str, ...], int, bool]] = {}  # a million have few tag sequences
         for row in rows(path, notes, *more):
             _check(row)
             if utterances and (row.tags is None) != (utterances[0].tags is None):
@@ -77,12 +75,11 @@ def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
                     seen[given] = (*repair_bio(bio), bio != given)
                 tags, repairs, other_letters = seen[given]
                 notes["utterances with tags in BILOU, IOBES or BMEWO, read as BIO"] += [row.place] * other_letters
-                loose += [row.place] * repairs
+                notes["I- tags that continue nothing, read as B-"] += [row.place] * repairs
             utterances.append(Utterance(tuple(row.tokens), tags, row.intent))
             places.append(row.place)
         if not utterances:
             raise UsageError(f"{path} holds no utterances")
-        notes["I- tags that continue nothing, read as B-"] = loose
         warnings = [f"{what}: {len(where)} (the first: {where[0]})" for what, where in notes.items() if where]
         return Reading(utterances, places, warnings)
 
@@ -214,11 +211,10 @@ def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
     except UnicodeDecodeError as error:
         from charset_normalizer import from_bytes
 
-        line = content[: error.start].count(b"\n") + 1
-        guesses = [] if notes is None else [*from_bytes(content)]  # the best first
-        if notes is None or not guesses:
+        if notes is None or not (guesses := [*from_bytes(content)]):
+            line = content[: error.start].count(b"\n") + 1
             raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
-        # A few bytes cannot tell Western from Central European.
+        # The best is first, but a few bytes cannot tell Western from Central European.
         guess = next((guess for guess in guesses if "cp1252" in guess.could_be_from_charset), guesses[0])
         notes[f"not UTF-8, read as {guess.encoding} (save the file as UTF-8 if words look wrong)"].append(str(path))
         text = str(guess)
