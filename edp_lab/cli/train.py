@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
     from edp_lab.training.run_files import Event
 
-Columns = Annotated[str | None, "Of a CSV or TSV file: TEXT,INTENT, two headings, or 1,2 if it has no headings."]
+Columns = Annotated[str | None, "Of a CSV or TSV file: the headings of text and intent, TEXT,INTENT."]
 EXAMPLES = 5  # utterances of a corpus that are shown
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
@@ -93,8 +93,8 @@ def show(
     for u in some:
         facts += [(u.intent, u.text), *([("", " ".join(u.tags))] if u.tags else [])]
     result = {"corpus": found.name, "utterances": len(utterances), **counts, "examples": [*map(asdict, some)]}
-    notes = [f"note: {warning}" for warning in found.warnings]
-    answer(as_json, result | {"warnings": found.warnings}, Report(facts=facts, notes=notes))
+    notes = found.warnings
+    answer(as_json, result | {"warnings": notes}, Report(facts=facts, notes=[f"note: {note}" for note in notes]))
 
 
 @data_app.command()

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +112,7 @@ def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
 
 @cache
 def _keys(keys: tuple[str, ...]) -> tuple[str, str, str, list[str]]:
-    """Those of an object's keys that hold its text, intent and slots, and notes on the others.
-
-    Text may stand for tokens, cut at white space; "annot_utt" (as in MASSIVE) or "entities" then for tags.
-    """
+    """Those of an object's keys that hold text, intent and slots ("annot_utt" in MASSIVE), and notes on the others."""
     words, intent = (next((name for name in names if name in keys), names[0]) for names in (TEXTS, INTENTS))
     ways = ["tags"] if words == "tokens" else ["tags", "annot_utt", "entities"]
     marks = next((way for way in ways if way in keys), "tags")
@@ -162,10 +158,7 @@ def _object(text: str, place: str) -> dict[str, Any]:
 
 @reader
 def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
-    """Read CSV or TSV, whose delimiter and encoding are found.
-
-    `columns`: headings of text, intent and maybe tags, with commas between; numbers from 1 if there are no headings.
-    """
+    """Read CSV or TSV; `columns`: the headings of text, intent and maybe tags, with commas between."""
     lines = text_lines(path, notes)
 
     def fit(delimiter: str) -> int:
@@ -179,10 +172,8 @@ def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
     delimiter = max(",;\t|", key=fit)
     table = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     try:
-        first = next(table, [])
-        numbered = columns.replace(",", "").isdigit()
-        names = _names(path, [*map(str, range(1, len(first) + 1))] if numbered else first, columns)
-        for cells in chain([first] if numbered else (), table):
+        names = _names(path, next(table, []), columns)
+        for cells in table:
             place = f"{path}, line {table.line_num}"
             if not any(map(str.strip, cells)):
                 notes["rows without a word, not read"].append(place)
@@ -204,7 +195,7 @@ def _names(path: Path, headings: list[str], columns: str) -> list[str]:
     names = [heading.strip().casefold() for heading in headings]
     wanted = [name.strip().casefold() for name in columns.split(",")] if columns else []
     if not {*wanted} <= {*names} or (not wanted and not all({*names} & {*known} for known in (TEXTS, INTENTS))):
-        hint = "give --columns TEXT,INTENT with two of these, or --columns 1,2 if there are no headings"
+        hint = "give --columns TEXT,INTENT with two headings, or write a line of headings"
         raise UsageError(f"{path} has no column {columns or 'text or intent'} (found: {', '.join(headings)}): {hint}")
     chosen = dict(zip(wanted, ("text", "intent", "tags"), strict=False))
     return [chosen.get(name, f"other {name}" if name in chosen.values() else name) for name in names]
@@ -216,26 +207,25 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
 
     The intent is in a comment ``# intent: NAME``, or alone on a line.
     """
-    rows: list[list[str]] = []
-    intent, first = "", 0
+    rows: list[tuple[int, list[str]]] = []
+    intent = ""
     for number, line in enumerate([*text_lines(path, notes), ""], start=1):
         cells = line.split()
         if comment := INTENT_LINE.match(line):
             intent = comment[1].strip()
         elif len(cells) > 1 and TAG.fullmatch(cells[-1]):
             if cells[0] != "-DOCSTART-":
-                first = first if rows else number
-                rows.append(cells)
+                rows.append((number, cells))
         elif len(cells) == 1 and not intent:
             intent = cells[0]
         elif cells and line[0] != "#":
             raise UsageError(f"{path}, line {number}: no tag such as B-city at its end (read are {', '.join(READERS)})")
         if not cells and rows:
-            place = f"{path}, line {first}"
+            place = f"{path}, line {rows[0][0]}"
             if not intent:
                 raise UsageError(f'{place}: no intent: put a line "# intent: NAME" above each utterance')
             notes["utterances of CoNLL lines, the word first and the tag last"].append(place)
-            yield Row([row[0] for row in rows], [row[-1] for row in rows], intent, place)
+            yield Row([row[0] for _, row in rows], [row[-1] for _, row in rows], intent, place)
             rows, intent = [], ""
 
 
@@ -245,29 +235,24 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
     import yaml
 
     try:
-        text = "\n".join(text_lines(path, notes))
-        document = yaml.load(text, Loader=yaml.BaseLoader)  # to which "yes" and "on" are words
+        # To the base loader "yes" and "on" are words.
+        document = yaml.load("\n".join(text_lines(path, notes)), Loader=yaml.BaseLoader)
         sections = [dict(section) for section in document["nlu"]]
-        examples = [_examples(section.get("examples", "")) for section in sections]
+        blocks = [section.get("examples", "") for section in sections]
+        texts = [block if isinstance(block, str) else "\n".join(one["text"] for one in block) for block in blocks]
     except (yaml.YAMLError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())
         raise UsageError(f'{path} has no YAML list "nlu" ({why}): give the nlu.yml of a Rasa assistant') from None
     for key in [*document, *(next(iter(section), "") for section in sections if "intent" not in section)]:
         if key not in ("nlu", "version"):
             notes[_unread(key)].append(str(path))
-    for section, lines in zip(sections, examples, strict=True):
+    for section, text in zip(sections, texts, strict=True):
         intent = str(section.get("intent", ""))
-        for number, line in enumerate(lines if intent else (), start=1):
+        for number, line in enumerate(filter(None, map(str.strip, text.split("\n") if intent else ())), start=1):
             place = f"{path}, intent {intent}, example {number}"
             notes["utterances of Rasa's YAML"].append(place)
             chunks = chunks_of(RASA_SLOT, line.removeprefix("-"))
             yield Row(*tokenise((text, mark and _rasa_name(mark, place)) for text, mark in chunks), intent, place)
-
-
-def _examples(block: Any) -> list[str]:
-    """The lines of a block, or of the texts in a list."""
-    blocks = [block] if isinstance(block, str) else [one if isinstance(one, str) else one["text"] for one in block]
-    return [line.strip() for text in blocks for line in text.split("\n") if line.strip()]
 
 
 def _rasa_name(mark: str, place: str) -> str:

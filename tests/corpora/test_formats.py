@@ -8,6 +8,8 @@ import pytest
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import Corpus
 from edp_lab.errors import UsageError
+from edp_lab.training.config import TrainConfig
+from edp_lab.training.run_files import settled
 
 TAGS_NOTE = 'is not read (slots come from "tags", a BIO tag for each word; of a "text" also from "entities"): 1'
 PEOPLE_NOTE = "is not read (epsilon is for one utterance, not all that one person said): 1"
@@ -89,14 +91,13 @@ def test_an_encoding_that_is_not_utf8_is_guessed_and_said(tmp_path, encoding, te
     assert "not UTF-8, read as" in notes(corpus)
 
 
-def test_columns_can_be_named_or_numbered_and_the_others_are_noted(tmp_path):
+def test_columns_can_be_named_and_the_others_are_noted(tmp_path):
     table = "Frage;Kunde;Thema;text\nplay jazz;7;play;x\n"
     corpus = load(tmp_path, "a.csv", table, "frage,Thema")
     assert frames(corpus) == [("play", "play jazz", "")]
     assert f'"kunde" {TAGS_NOTE}' not in notes(corpus)
     assert '"kunde" is not read' in notes(corpus)
     assert '"other text" is not read' in notes(corpus)
-    assert frames(load(tmp_path, "b.csv", "play jazz,play\nstop,stop\n", "1,2"))[0] == ("play", "play jazz", "")
     tagged = load(tmp_path, "c.csv", "text,intent,tags\nplay jazz,play,O B-genre\n")
     assert frames(tagged) == [("play", "play jazz", "O B-genre")]
 
@@ -347,3 +348,14 @@ def test_data_show_prints_what_would_be_read(cli, tmp_path):
     answer = json.loads(cli("data", "show", str(file), "--columns", "frage,thema", "--json")[1])
     assert (answer["utterances"], answer["intents"], len(answer["examples"])) == (20, {"play": 10, "stop": 10}, 5)
     assert "utterances of a table split at ';': 20" in answer["warnings"][0]
+
+
+def test_the_record_of_a_run_has_the_whole_path_and_the_columns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    load(tmp_path, "a.csv", "frage,thema\nhi,greet\n", "frage,thema")
+    for name in ("a.csv", "a.csv[frage,thema]"):
+        assert settled(TrainConfig(name), 1e-5)["corpus"] == str(tmp_path / name)
+    assert settled(TrainConfig("atis"), 1e-5)["corpus"] == "atis"
+    (tmp_path / "atis").mkdir()
+    (tmp_path / "atis" / "seq.in").write_text("hi\n")
+    assert settled(TrainConfig("atis"), 1e-5)["corpus"] == str(tmp_path / "atis")
