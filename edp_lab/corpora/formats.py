@@ -19,7 +19,7 @@ from edp_lab.files import read_bytes
 
 TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # names of what is read; the first there is counts
 INTENTS = ("intent", "label", "category")
-HINTS = {  # why a key is not read
+HINTS = {  # why a key is not read, by how a word in it begins
     "tag|slot|entit|ner|bio|iob": 'slots come from "tags", a BIO tag for each word; of a "text" also from "entities"',
     "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not all that one person said",
 }
@@ -142,7 +142,9 @@ def _slot_name(entity: Mapping[str, Any]) -> str:
 
 def _unread(key: str) -> str:
     """A note on a key or a column that is not read."""
-    hint = next((f" ({hint})" for like, hint in HINTS.items() if re.search(like, key.casefold())), "")
+    hint = next(
+        (f" ({hint})" for like, hint in HINTS.items() if re.search(f"(?:^|[^a-z])(?:{like})", key.casefold())), ""
+    )
     return f'"{key}" is not read{hint}'
 
 

@@ -44,6 +44,7 @@ def notes(corpus: Corpus) -> str:
         ("user", 7, PEOPLE_NOTE),
         ("customer_id", 7, PEOPLE_NOTE),
         ("id", 7, "is not read: 1"),
+        ("owner_stage", 7, "is not read: 1"),
     ],
 )
 def test_a_key_that_is_not_read_is_named_with_the_one_that_is_wanted(tmp_path, key, value, note):
