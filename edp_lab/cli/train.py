@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -48,13 +49,15 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
     from edp_lab.training.run_files import Event
 
+Columns = Annotated[str | None, "Of a CSV or TSV file: the headings of text and intent, TEXT,INTENT."]
+EXAMPLES = 5  # utterances of a corpus that are shown
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
 
 
 # ---- Corpora ---------------------------------------------------------------------------------------------------------
 
-data_app = App(no_args_is_help=True, help="Corpora: list, fetch, make.")
+data_app = App(no_args_is_help=True, help="Corpora: list, show, fetch, make.")
 
 
 @data_app.command("list")
@@ -69,6 +72,29 @@ def list_(as_json: Json = False) -> None:
         facts.append((row["name"], f"{size}{row['description']}"))
         facts.append(("", f"{row['licence']}; {row['where'] or 'not here: edp-lab data fetch ' + row['name']}"))
     answer(as_json, rows, Report(facts=facts))
+
+
+@data_app.command()
+def show(
+    corpus: Annotated[str, typer.Argument(help="A path to your own corpus, or a name from `edp-lab data list`.")],
+    columns: Columns = None,
+    as_json: Json = False,
+) -> None:
+    """Say what would be read from a file: counts, labels, five utterances and notes."""
+    from edp_lab.corpora.catalog import load_corpus
+
+    found = load_corpus(f"{corpus}[{columns}]" if columns else corpus)
+    utterances, slots = found.utterances, (tag[2:] for u in found.utterances for tag in u.tags or () if tag[0] == "B")
+    counts = {"intents": Counter(u.intent for u in utterances), "slots": Counter(slots)}
+    facts = [("utterances", f"{len(utterances):,}")]
+    for what, count in counts.items():
+        facts.append((f"{len(count)} {what}", ", ".join(f"{name} {times:,}" for name, times in count.most_common())))
+    some = utterances[:: math.ceil(len(utterances) / EXAMPLES)]
+    for u in some:
+        facts += [(u.intent, u.text), *([("", " ".join(u.tags))] if u.tags else [])]
+    result = {"corpus": found.name, "utterances": len(utterances), **counts, "examples": [*map(asdict, some)]}
+    notes = found.warnings
+    answer(as_json, result | {"warnings": notes}, Report(facts=facts, notes=[f"note: {note}" for note in notes]))
 
 
 @data_app.command()
@@ -113,6 +139,7 @@ def make(
 def train(
     ctx: typer.Context,
     corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path to your own corpus."] = None,
+    columns: Columns = None,
     out: Annotated[Path | None, "New folder for the run: record.json and the model."] = None,
     epsilon: Annotated[
         float | None,
@@ -140,6 +167,8 @@ def train(
     from edp_lab.training.session import train as run
 
     start: Callable[..., dict[str, Any]]
+    if corpus and columns:
+        corpus = ctx.params["corpus"] = f"{corpus}[{columns}]"
     if resume is not None:
         superfluous = [name for name in ctx.params if name in given(ctx) - {"resume", "as_json"}]
         if superfluous:
@@ -320,7 +349,7 @@ def _record_to_read(record: Mapping[str, Any], out: Path) -> Report:
     """The record of a run."""
     final, held, config, corpus = (record[name] for name in ("final", "guarantee", "config", "corpus"))
     sizes = "{train} utterances to train, {validation} to validate, {test} to test".format_map(corpus["splits"])
-    slots = "no slot annotation" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
+    slots = "no slots" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
     facts = [
         ("split", sizes),
         ("test", f"SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}"),

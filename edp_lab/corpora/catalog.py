@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from edp_lab.corpora import readers
+from edp_lab.corpora import formats, readers
 from edp_lab.corpora.corpus import Corpus, by_character, check_readable, labels_of
 from edp_lab.corpora.notes import notes_on
 from edp_lab.corpora.readers import Reading
@@ -30,6 +30,7 @@ from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, user_cache
 
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
+NO_SLOTS = "every tag of the corpus is O: there is no slot to learn, and slot F1 is none"
 TIMEOUT = 30.0  # seconds without a byte
 PIECE = 1 << 16  # bytes read at a time
 
@@ -87,9 +88,10 @@ _EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
 def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
     """Load a corpus of the catalogue by its name, or a user's own corpus by its path; `tokens`: words or characters.
 
-    A path is anything that contains a separator, ends in ``.jsonl``, or exists: a folder of ``seq.in``, ``seq.out``,
-    ``label`` (or of train/valid/test sub-folders), or a JSONL file. Its label sets count as declared if
-    ``intents.txt`` and ``slots.txt``, one name a line, lie beside the files; without tags the first suffices.
+    A path is anything that contains a separator, ends as a file of `formats`, or exists: a folder of ``seq.in``,
+    ``seq.out``, ``label`` (or of train/valid/test sub-folders), or a file. The columns of a table may stand behind it:
+    ``table.csv[question,topic]``. Label sets count as declared if ``intents.txt`` and ``slots.txt``, one name a line,
+    lie beside the files; without tags the first suffices.
 
     UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
     intent or slot is not declared, that shows nothing or that is too long.
@@ -106,6 +108,10 @@ def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
 
 def _loaded(name: str) -> tuple[Corpus, list[str]]:
     """A corpus and, if it is a user's own, the places of its utterances."""
+    if hides_published(name):
+        corpus, places = _user_corpus(name, given_path(name))
+        note = f"the folder {name} was read, not the corpus of that name"
+        return replace(corpus, warnings=(note, *corpus.warnings)), places
     if name in _PUBLISHED:
         where = find(name)
         if where is None:
@@ -115,10 +121,16 @@ def _loaded(name: str) -> tuple[Corpus, list[str]]:
         from edp_lab.corpora import smart_home
 
         return smart_home.load(_EMBEDDED[name]), []
-    path = given_path(name)
-    if path.exists() or path.suffix == ".jsonl" or "/" in name or os.sep in name:
-        return _user_corpus(name, path)
+    bare, _, columns = (name, "", "") if given_path(name).exists() else name.partition("[")
+    path = given_path(bare)
+    if path.exists() or path.suffix in formats.READERS or "/" in name or os.sep in name:
+        return _user_corpus(name, path, columns.removesuffix("]"))
     raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
+
+
+def hides_published(name: str) -> bool:
+    """True if a folder here is read instead of the corpus of the catalogue with its name."""
+    return name in (*_PUBLISHED, *_EMBEDDED) and bool(readers.seq_folders(given_path(name)))
 
 
 def list_corpora() -> list[CorpusInfo]:
@@ -193,11 +205,11 @@ def _not_found(name: str) -> UsageError:
     return UsageError(f"{name} is in none of {folders}: {hint}, or set EDP_LAB_DATA to the folder that holds it")
 
 
-def _user_corpus(name: str, path: Path) -> tuple[Corpus, list[str]]:
+def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list[str]]:
     """A user's corpus, with declared label sets if their files are beside it, and the place of each utterance."""
     if not path.exists():
-        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or JSONL")
-    reading = readers.read_seq_folder(path) if path.is_dir() else readers.read_jsonl(path)
+        raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a file such as JSONL")
+    reading = readers.read_seq_folder(path) if path.is_dir() and not columns else formats.read_file(path, columns)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
     if not os.path.lexists(intent_file) and not os.path.lexists(slot_file):
@@ -223,9 +235,10 @@ def _user_corpus(name: str, path: Path) -> tuple[Corpus, list[str]]:
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
     """A corpus with the labels that occur."""
     utterances, _, warnings = reading
-    if utterances[0].tags is None:
-        warnings = [*warnings, NO_TAGS]
-    return Corpus(name, tuple(utterances), *labels_of(utterances), labels_declared, tuple(warnings))
+    intents, slots = labels_of(utterances)
+    if not slots:
+        warnings = [*warnings, NO_TAGS if utterances[0].tags is None else NO_SLOTS]
+    return Corpus(name, tuple(utterances), intents, slots, labels_declared, tuple(warnings))
 
 
 # ---- Fetching --------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ class Scores:
     # (label, value), aligned by edit distance. Exceeds 1 if many slots are inserted.
     ser: float
     intent_accuracy: float  # share of utterances with the right intent
-    # Over all slots of all utterances; a slot is right if start, end and label are (as conlleval). None without tags; 0
-    # if neither side has a slot.
+    # Over all slots of all utterances; a slot is right if start, end and label are (as conlleval). None if neither
+    # side has a slot, as without tags.
     slot_f1: float | None
     exact_match: float  # share of utterances with the right intent and exactly the right slots
 
@@ -42,7 +42,6 @@ class Tally:
     slots: int = 0
     predicted_slots: int = 0
     slots_right: int = 0
-    tagged: int = 0
 
     @classmethod
     def of(cls, references: Sequence[Frame], predictions: Sequence[Frame]) -> Tally:
@@ -62,7 +61,7 @@ class Tally:
         return Scores(
             ser=(n - self.intents_right + self.slot_errors) / (n + slots),
             intent_accuracy=self.intents_right / n,
-            slot_f1=2 * self.slots_right / max(1, slots + self.predicted_slots) if self.tagged else None,
+            slot_f1=2 * self.slots_right / both if (both := slots + self.predicted_slots) else None,
             exact_match=self.exact / n,
         )
 
@@ -91,7 +90,7 @@ def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
         )
         errors = edit_distance(*slots)
     exact = intent == guess and wanted == got
-    return 1, intent == guess, exact, errors, len(wanted), len(got), right, tags is not None
+    return 1, intent == guess, exact, errors, len(wanted), len(got), right
 
 
 def spans(tags: Sequence[str]) -> list[Span]:

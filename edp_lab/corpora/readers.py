@@ -1,18 +1,19 @@
-"""Readers: one function per file format, each giving the utterances in file order.
+"""Readers: one function per file format, each giving the utterances in file order; `formats` has more of them.
 
 Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens (JSONL's ``text`` is cut at white
 space). If slots are marked inside running text (NLU-EVAL), a token ends at white space and at the edge of a slot,
 nowhere else: "[place : rome]'s weather" gives ``rome 's weather``. Punctuation stays on its word, case is kept.
 
-Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does, with one
-warning that counts them and names the first.
+Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does, and the
+letters of BILOU, IOBES and BMEWO as those of BIO, with one warning that counts them and names the first.
+
+No utterance is left out without a warning that counts how many.
 
 All readers raise `UsageError` (file and line) for a file that cannot be read, is malformed or holds no utterance.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -26,8 +27,8 @@ from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+LETTERS = {"L-": "I-", "E-": "I-", "M-": "I-", "U-": "B-", "S-": "B-", "W-": "B-"}
 SPLIT_FOLDERS = ("train", "valid", "dev", "test")
-LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
 
 Chunk = tuple[str, str | None]  # a piece of running text, and the slot it fills if any
 Notes = defaultdict[str, list[str]]  # kinds of repairs, and the places of each
@@ -50,17 +51,16 @@ class Reading(NamedTuple):
     warnings: list[str]
 
 
-def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Reading]:
+def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
     """A reader from the rows of its format: checks that all formats share. Each note becomes a warning."""
 
     @wraps(rows)
-    def read(path: Path) -> Reading:
+    def read(path: Path, *more: Any) -> Reading:
         notes: Notes = defaultdict(list)
         utterances: list[Utterance] = []
         places: list[str] = []
-        loose: list[str] = []
-        seen: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {}  # a million utterances have few tag sequences
-        for row in rows(path, notes):
+        seen: dict[tuple[str, ...], tuple[tuple[str, ...], int, bool]] = {}  # a million have few tag sequences
+        for row in rows(path, notes, *more):
             _check(row)
             if utterances and (row.tags is None) != (utterances[0].tags is None):
                 has = "has no tags" if row.tags is None else "has tags"
@@ -69,16 +69,17 @@ def _reader(rows: Callable[[Path, Notes], Iterator[Row]]) -> Callable[[Path], Re
             if row.tags is not None:
                 given = tuple(row.tags)
                 if given not in seen:
-                    for tag in given:
+                    bio = tuple(LETTERS.get(tag[:2], tag[:2]) + tag[2:] for tag in given)
+                    for tag in bio:
                         _check_tag(tag, row.place)
-                    seen[given] = repair_bio(given)
-                tags, repairs = seen[given]
-                loose += [row.place] * repairs
+                    seen[given] = (*repair_bio(bio), bio != given)
+                tags, repairs, other_letters = seen[given]
+                notes["utterances with tags in BILOU, IOBES or BMEWO, read as BIO"] += [row.place] * other_letters
+                notes["I- tags that continue nothing, read as B-"] += [row.place] * repairs
             utterances.append(Utterance(tuple(row.tokens), tags, row.intent))
             places.append(row.place)
         if not utterances:
             raise UsageError(f"{path} holds no utterances")
-        notes["I- tags that continue nothing, read as B-"] = loose
         warnings = [f"{what}: {len(where)} (the first: {where[0]})" for what, where in notes.items() if where]
         return Reading(utterances, places, warnings)
 
@@ -125,16 +126,14 @@ def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
 # --- The formats ---
 
 
-@_reader
+@reader
 def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
     """Read a folder of ``seq.in``, ``seq.out``, ``label``, one utterance a line.
 
     Or of train/valid/dev/test sub-folders of that form, which are pooled in this order. Tokens and tags are
     separated by any white space (the SNIPS files hold double spaces). Without ``seq.out`` there are no tags.
     """
-    candidates = (path, *(path / name for name in SPLIT_FOLDERS))
-    folders = [folder for folder in candidates if (folder / "seq.in").exists()]
-    if not folders:
+    if not (folders := seq_folders(path)):
         raise UsageError(
             f"{path} holds no seq.in, neither at its top nor in {', '.join(SPLIT_FOLDERS)}: "
             "put seq.in, seq.out and label there, one utterance a line, or give a .jsonl file"
@@ -158,36 +157,12 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
             yield Row(words.split(), bio.split() if tagged else None, intent.strip(), f"{files}, line {number}")
 
 
-@_reader
-def read_jsonl(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read one object ``{"tokens": [...], "tags": [...], "intent": "..."}`` a line; all have tags or none.
-
-    ``"text": "..."`` may stand for tokens, cut at white space.
-    Blank lines are passed over.
-    """
-    for number, line in enumerate(text_lines(path), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
-        item = _json_object(line, place)
-        words = "text" if "text" in item and "tokens" not in item else "tokens"
-        for key, what in ((words, 'a list of words (or "text")'), ("intent", "a string")):
-            if key not in item:
-                raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {what}')
-        tokens, tags, intent = item[words], item.get("tags"), item.get("intent")
-        if words == "text":
-            if not isinstance(tokens, str):
-                raise UsageError(f'{place}: "text" must be a string')
-            tokens = tokens.split()
-        for key, value in (("tokens", tokens), ("tags", [] if tags is None else tags)):
-            if not isinstance(value, list) or {*map(type, value)} - {str}:
-                raise UsageError(f'{place}: "{key}" must be a list of strings')
-        if not isinstance(intent, str):
-            raise UsageError(f'{place}: "intent" must be a string')
-        yield Row(tokens, tags, intent.strip(), place)
+def seq_folders(path: Path) -> list[Path]:
+    """Those of the folder and its train/valid/dev/test that have a ``seq.in``."""
+    return [folder for folder in (path, *(path / name for name in SPLIT_FOLDERS)) if (folder / "seq.in").exists()]
 
 
-@_reader
+@reader
 def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
     """Read UniSLU's reformatting of the whole NLU-EVAL CSV: ``{train,dev,test}.tsv`` below a folder.
 
@@ -206,33 +181,43 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
             if not (match := _UNISLU_LINE.fullmatch(line)):
                 raise UsageError(f"{place}: expected an utterance, a tab and [IN:INTENT ...], found {line!r}")
             utterance, intent, output = match.groups()
-            chunks = _chunks(_UNISLU_SLOT, output)
+            chunks = chunks_of(_UNISLU_SLOT, output)
             if _joined(chunks).split() != utterance.split():
                 # A slot's name and the space after it were replaced everywhere: "time is" became "SL:TIMEis".
                 chunks = [
                     (re.sub(r"SL:([A-Z_]+)", lambda name: f"{name[1].lower()} ", text), slot)
-                    for text, slot in _chunks(_SLOT, output)
+                    for text, slot in chunks_of(SLOT, output)
                 ]
                 aligned = _joined(chunks).split() == utterance.split()
                 (damaged if aligned else lost).append(place)
                 if not aligned:
                     continue
-            yield Row(*_tokenise(chunks), intent.lower(), place)
+            lower = [(text, slot and slot.lower()) for text, slot in chunks]
+            yield Row(*tokenise(lower), intent.lower(), place)
 
 
 # --- Text files ---
 
 
-def text_lines(path: Path) -> list[str]:
-    """A UTF-8 file's lines without their ends (LF or CRLF) and without blank ones at the end of the file.
+def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
+    """A file's lines without their ends (LF or CRLF) and without blank ones at the end of the file.
 
-    Not str.splitlines: it also breaks at characters that occur inside utterances.
+    Not str.splitlines: it also breaks at characters that occur inside utterances. A file that is not UTF-8 is refused,
+    or with `notes` read in the encoding that fits it best.
     """
+    content = read_bytes(path)
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+        from charset_normalizer import from_bytes
+
+        if notes is None or not (guesses := [*from_bytes(content)]):
+            line = content[: error.start].count(b"\n") + 1
+            raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+        # The best is first, but a few bytes cannot tell Western from Central European.
+        guess = next((guess for guess in guesses if "cp1252" in guess.could_be_from_charset), guesses[0])
+        notes[f"not UTF-8, read as {guess.encoding} (save the file as UTF-8 if words look wrong)"].append(str(path))
+        text = str(guess)
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if len(lines) == 1 and "\r" in lines[0]:
         raise UsageError(f"{path}: its lines end in CR alone: save the file with LF or CRLF")
@@ -241,33 +226,19 @@ def text_lines(path: Path) -> list[str]:
     return lines
 
 
-def _json_object(text: str, place: str) -> dict[str, Any]:
-    try:
-        item = json.loads(text)
-    except json.JSONDecodeError as error:
-        why = f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
-    except (ValueError, RecursionError) as error:
-        why = f"not JSON ({error})"
-    else:
-        if isinstance(item, dict):
-            return item
-        why = "not an object"
-    raise UsageError(f"{place}: {why}: give each utterance a line such as {LINE}")
-
-
 # --- Slots inside running text ---
 
-_SLOT = re.compile(r"\[(?:SL:)?\s*(\w+)\s*:([^\[\]]*)\]")  # [date : today] as well as [SL:DATE: today]
-_UNISLU_SLOT = re.compile(r"\[SL:([A-Z_]+):([^\[\]]*)\]")
+SLOT = re.compile(r"\[(?:SL:)?\s*(?P<slot>\w+)\s*:(?P<value>[^\[\]]*)\]")  # [date : today] as well as [SL:DATE: today]
+_UNISLU_SLOT = re.compile(r"\[SL:(?P<slot>[A-Z_]+):(?P<value>[^\[\]]*)\]")
 _UNISLU_LINE = re.compile(r"([^\t]*)\t\[IN:([A-Z_]+) (.*)\]")
 
 
-def _chunks(slot: re.Pattern[str], annotated: str) -> list[Chunk]:
+def chunks_of(slot: re.Pattern[str], annotated: str) -> list[Chunk]:
     """Cut a bracket annotation into pieces, for instance ("wake me ", None), ("today", "date")."""
     chunks: list[Chunk] = []
     end = 0
     for match in slot.finditer(annotated):
-        chunks += [(annotated[end : match.start()], None), (match[2].strip(), match[1].lower())]
+        chunks += [(annotated[end : match.start()], None), (match["value"].strip(), match["slot"])]
         end = match.end()
     return [*chunks, (annotated[end:], None)]
 
@@ -276,7 +247,7 @@ def _joined(chunks: Iterable[Chunk]) -> str:
     return "".join(text for text, _ in chunks)
 
 
-def _tokenise(chunks: Iterable[Chunk]) -> tuple[list[str], list[str]]:
+def tokenise(chunks: Iterable[Chunk]) -> tuple[list[str], list[str]]:
     """Tokens and BIO tags; a token ends at white space and at the edge of a slot."""
     tokens: list[str] = []
     tags: list[str] = []

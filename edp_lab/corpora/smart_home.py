@@ -44,8 +44,8 @@ from random import Random
 from typing import NamedTuple
 
 from edp_lab.corpora.corpus import Corpus, Utterance, labels_of
+from edp_lab.corpora.formats import read_json
 from edp_lab.corpora.metrics import spans
-from edp_lab.corpora.readers import read_jsonl
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, write_whole
 
@@ -85,7 +85,7 @@ def load(domain: str | None = None) -> Corpus:
     """The embedded corpus, `generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED)`, or its utterances of one domain."""
     corpus = _corpus((), domain)
     try:
-        utterances = read_jsonl(EMBEDDED).utterances
+        utterances = read_json(EMBEDDED).utterances
         if len(utterances) != EMBEDDED_UTTERANCES:
             raise UsageError(f"{EMBEDDED} holds {len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
     except UsageError as error:

@@ -27,7 +27,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from edp_lab.corpora.catalog import list_corpora
+from edp_lab.corpora.catalog import hides_published, list_corpora
 from edp_lab.corpora.corpus import Corpus, Split
 from edp_lab.corpora.notes import most_copies, notes_on_split
 from edp_lab.errors import UsageError, writing
@@ -184,9 +184,10 @@ def settled(config: TrainConfig, delta: float) -> dict[str, Any]:
 
 def _absolute(given: str | None) -> str | None:
     """An absolute path; the name of a corpus, or on a hub, stays as it is."""
-    if given is None or given in {corpus.name for corpus in list_corpora()} or not Path(given).exists():
+    if given is None or (given in {corpus.name for corpus in list_corpora()} and not hides_published(given)):
         return given
-    return str(Path(given).resolve())
+    path, *columns = (given,) if Path(given).exists() else given.partition("[")
+    return "".join([str(Path(path).resolve()), *columns]) if Path(path).exists() else given
 
 
 def initial_record(

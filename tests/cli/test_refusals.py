@@ -54,6 +54,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Path:
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
     (folder / "submissions" / "ada").mkdir(parents=True)
+    (folder / "sheet.xlsx").write_bytes(b"PK")
     (folder / "seeds.csv").write_text("name,number\nada,1\n")
     for name, settings in {"plain": {"method": "sgd"}, "noised": {"z0": 0.5}}.items():
         config = TrainConfig("own.jsonl", size="small", epochs=2, batch_size=16, num_devices=4, **settings)

@@ -278,6 +278,7 @@ def test_scores_computed_by_hand():
         ([("x", "a b", "O O")], [("y", "a b", "B-p B-q")], 3.0, 0, 0, 0),  # inserted slots exceed one
         # the same (label, value) at another place is no semantic error, though it is a wrong span
         ([("x", "rome rome", "B-to O")], [("x", "rome rome", "O B-to")], 0, 1, 0, 0),
+        ([("x", "a b", "O O")], [("x", "a b", "O O")], 0, 1, None, 1),  # no slot to find, and none found
         ([("x", "a", None), ("y", "b", None)], [("x", "a", None), ("x", "b", None)], 0.5, 0.5, None, 0.5),
     ],
 )
@@ -335,9 +336,9 @@ def test_slot_f1_equals_conlleval(pairs):
     wanted = [[w for w, _ in pair] for pair in pairs]
     got = [[g for _, g in pair] for pair in pairs]
     correct, guessed, true = conlleval_counts(wanted, got)
-    expected = 2 * correct / (guessed + true) if correct else 0.0
+    expected = 2 * correct / (guessed + true) if guessed + true else None
     frames = ([("i", [str(i) for i in range(len(tags))], tags) for tags in side] for side in (wanted, got))
-    assert evaluate(*frames).slot_f1 == pytest.approx(expected)
+    assert evaluate(*frames).slot_f1 == (expected and pytest.approx(expected))
 
 
 @given(st.text("abc", max_size=9), st.text("abc", max_size=9))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edp_lab.corpora import readers
+from edp_lab.corpora import formats, readers
 from edp_lab.corpora.corpus import Utterance
 from edp_lab.corpora.metrics import spans
 from edp_lab.corpora.readers import Reading, repair_bio
@@ -124,13 +124,13 @@ def test_jsonl(tmp_path):
         {"tokens": ["halt"], "tags": ["O"], "intent": "stop"},
     ]
     file = write(tmp_path / "a.jsonl", "\n\n".join(json.dumps(row) for row in rows))
-    reading = readers.read_jsonl(file)
+    reading = formats.read_json(file)
     assert reading.utterances[0] == Utterance(("höre", "jazz"), ("O", "B-genre"), "play")
     assert reading.places[1] == f"{file}, line 3"
     untagged = write(tmp_path / "b.jsonl", '{"tokens": ["hi"], "intent": "greet"}\n')
-    assert only(readers.read_jsonl(untagged)).tags is None
+    assert only(formats.read_json(untagged)).tags is None
     text = write(tmp_path / "d.jsonl", '{"text": "new  york", "tags": ["B-city", "I-city"], "intent": "go"}\n')
-    assert readers.read_jsonl(text).utterances[0].tokens == ("new", "york")
+    assert formats.read_json(text).utterances[0].tokens == ("new", "york")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_malformed_jsonl_is_named_by_file_and_line(tmp_path, line, message):
     good = '{"tokens": ["a"], "tags": ["O"], "intent": "x"}'
     file = write(tmp_path / "a.jsonl", f"{good}\n{line}\n{good}\n")
     with pytest.raises(UsageError) as error:
-        readers.read_jsonl(file)
+        formats.read_json(file)
     assert f"{file}, line 2" in str(error.value)
     assert message in str(error.value)
 

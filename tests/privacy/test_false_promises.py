@@ -1,6 +1,5 @@
 """Ways to an epsilon that is smaller than the truth: each is refused, and the refusal names what is wrong."""
 
-import math
 import re
 
 import pytest

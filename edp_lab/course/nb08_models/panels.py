@@ -403,7 +403,7 @@ def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
 def draw_scores(result: Scored) -> Figure:
     """The four scores."""
     scores = result.tally.scores()
-    shown = [scores.ser, scores.intent_accuracy, scores.slot_f1 or 0.0, scores.exact_match]
+    shown = [scores.ser, scores.intent_accuracy, scores.slot_f1, scores.exact_match]
     on: Trace = {"x": shown, "y": ["SER", "intent accuracy", "slot F1", "exactly right"], "showlegend": False}
     marker = {"color": [PRINTED, PLAIN, PLAIN, PLAIN], "pattern": {"shape": ["/", "", "", ""]}}
     text = {"mode": "text", "textposition": "middle right", "texttemplate": " %{x:.2f}", "hoverinfo": "skip"}
@@ -413,7 +413,7 @@ def draw_scores(result: Scored) -> Figure:
         fig.trace("", text, **on),
         height=300,
         bargap=0.35,
-        xaxis=fig.axis("score (as a fraction)", [0, 1.15 * max(1.0, *shown)]),
+        xaxis=fig.axis("score (as a fraction)", [0, 1.15 * max(1.0, scores.ser)]),
         yaxis=fig.axis("score", **WIDE),
     )
 
