@@ -1,6 +1,7 @@
 // Panels of a page without a kernel. Each widget is drawn by its own front end; when a control moves, what the panel shows
 // is looked up in its table (`Panel.table` in panel.py).
 const { modules, how } = edpLab;
+globalThis.edpLabReady = false;  // until all tables are unpacked
 globalThis.edpLabPlotly = { promise: Promise.resolve({ plotly: Plotly, ...how }) };
 const load = code => import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
 const loaded = Object.fromEntries(Object.entries(modules).map(([name, code]) => [name, load(code)]));
@@ -98,4 +99,5 @@ addEventListener("DOMContentLoaded", async () => {
         if (panel.table) tables.push(move(el, panel));
     }
     for (const states of tables) await states();  // unpacked before anyone moves anything
+    globalThis.edpLabReady = true;
 });

@@ -53,7 +53,7 @@ TABLES = "application/vnd.edp-lab.tables+json"
 MAKE_TABLES = f"""from IPython.display import display
 from edp_lab.course.kit.panel import tables
 display({{{TABLES!r}: tables()}}, raw=True)"""
-FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # its name as a front end: see `_panels_js`
+FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # its name as a front end: see `write_shared`
 ABOUT = (
     "*The sliders move on this page. To run code, open the notebook: `edp-lab course lab`.* [The course](index.html)"
 )
@@ -278,16 +278,21 @@ def still(notebook: NotebookNode) -> None:
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         data = output.get("data", {})
         if WIDGET in data:
-            drawn = _panel(data[WIDGET]["model_id"], models, tables)
+            drawn = page_state(data[WIDGET]["model_id"], models, tables)
         elif PLOTLY in data:
             height = data[PLOTLY]["layout"].get("height", 450)
             drawn = {"module": FIGURE, "state": {"drawn": data[PLOTLY]}, "style": {"height": f"{height}px"}}
         else:
             continue
-        output.data = NotebookNode({"text/html": f'<div class="edp-still">{_json(drawn)}</div>'})
+        output.data = NotebookNode({"text/html": page_element(drawn)})
 
 
-def _panel(key: str, models: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+def page_element(drawn: Mapping[str, Any]) -> str:
+    """The HTML of a widget or figure that ``page.js`` draws."""
+    return f'<div class="edp-still">{_json(drawn)}</div>'
+
+
+def page_state(key: str, models: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
     """A widget with its table, if it has one; without one its controls cannot be moved."""
     table = tables.get(key)
     for control in table["controls"] if table else ():
@@ -381,13 +386,14 @@ def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> 
     pages = {path.stem: [new_markdown_cell(path.read_text(encoding="utf-8"))] for path in sorted(folder.glob("*.md"))}
     for stem, cells in {**pages, "index": [new_markdown_cell(about), *shown, below]}.items():
         write_whole(out / f"{stem}.html", page_of(new_notebook(cells=cells), stem, folder).encode())
-    write_whole(out / "plotly.min.js", get_plotlyjs().encode())
-    write_whole(out / "panels.js", _panels_js().encode())
+    write_shared(out)
 
 
-def _panels_js() -> str:
-    """``page.js`` with the panels' front ends and the figures' look, for all pages of a folder."""
+def write_shared(out: Path) -> None:
+    """Write what all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends and figures' look."""
     widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure, theme.Fit)
     modules = {f"{widget.__module__}.{widget.__name__}": str(widget._esm) for widget in widgets}
     shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}
-    return f"const edpLab = {json.dumps(shared)};\n" + (HERE / "page.js").read_text(encoding="utf-8")
+    code = f"const edpLab = {json.dumps(shared)};\n" + (HERE / "page.js").read_text(encoding="utf-8")
+    write_whole(out / "panels.js", code.encode())
+    write_whole(out / "plotly.min.js", get_plotlyjs().encode())

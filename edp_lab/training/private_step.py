@@ -91,7 +91,7 @@ class PrivateStep(FlatGradient):
         self.model, self.mechanism, self.epochs = model, mechanism, epochs
         self.alpha: Tensor | None = None
         self._steps: Counter[int] = Counter()  # by epoch, of this process
-        self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self._kept = {name: tensor.detach().clone() for name, tensor in not_trained(model).items()}
         self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
         self.divisor = micro_batches or mechanism.num_devices
         self.devices = shard(mechanism.num_devices, self.rank, self.world)
@@ -185,9 +185,11 @@ class PrivateStep(FlatGradient):
         return losses
 
     def _check_kept(self) -> None:
-        """UsageError if a buffer is no longer what it was at first: it would get no noise."""
-        for name, now in self.model.named_buffers():
-            if not torch.allclose(now, self._kept[name], rtol=0.0, atol=0.0, equal_nan=True):
+        """UsageError if a buffer or a frozen parameter is no longer what it was at first: it would get no noise."""
+        for name, now in not_trained(self.model).items():
+            before = self._kept.get(name)
+            same = before is not None and before.shape == now.shape
+            if not same or not torch.allclose(now, before, rtol=0.0, atol=0.0, equal_nan=True):  # type: ignore[arg-type]
                 raise UsageError(
                     f"the losses change {name!r}: what a layer keeps of the examples is not covered by any noise; put "
                     "the layer into eval mode, or use one that keeps nothing, such as GroupNorm or LayerNorm"
@@ -207,6 +209,12 @@ class PrivateStep(FlatGradient):
         """UsageError on every rank, if these are not the same on all: each would release noise of its own."""
         if self.world > 1 and any(other != settings for other in gather_object([settings])):
             raise UsageError("the processes have different keys, mechanisms or models: give all of them the same")
+
+
+def not_trained(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers and frozen parameters by name: part of a model that no noise covers."""
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    return {**frozen, **dict(model.named_buffers())}
 
 
 # ---- Layer scales ----------------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => done({
 """
 RESET = """
 const [place] = arguments;
-[...document.querySelectorAll(".edp-panel")[place].querySelectorAll("button")].find(b => b.textContent == "reset").click();
+const buttons = [...document.querySelectorAll(".edp-panel")[place].querySelectorAll("button")];
+buttons.find(button => button.textContent == "reset").click();
 """
 
 
