@@ -390,7 +390,7 @@ def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> 
 
 
 def write_shared(out: Path) -> None:
-    """Write what all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends and figures' look."""
+    """Write what all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends."""
     widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure, theme.Fit)
     modules = {f"{widget.__module__}.{widget.__name__}": str(widget._esm) for widget in widgets}
     shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}
