@@ -357,7 +357,8 @@ def page_of(notebook: NotebookNode, name: str, folder: Path) -> str:
     how: Any = {"template_file": "page.html.j2", "extra_template_paths": [str(HERE)], "embed_images": True}
     exporter = _Exporter(setup, exclude_input_prompt=True, exclude_output_prompt=True, **how)
     resources = {"metadata": {"name": name, "path": str(folder)}, "style": theme.STYLE}
-    cells = [new_markdown_cell(ABOUT), *notebook.cells]
+    about = [] if name == "index" else [new_markdown_cell(ABOUT)]
+    cells = [*about, *notebook.cells]
     page, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), resources)
     return re.sub(r'href="([\w-]+)\.(?:ipynb|md)(?=[#"])', r'href="\1.html', page)
 
