@@ -235,7 +235,7 @@ def mechanism(
         typer.Option(
             "--alpha",
             "--alpha-source",
-            help="Layer scales from: none, public, noised (if sound) or private (as printed), audited as if public "
+            help="Layer scales from: none, public or private (as printed), audited as if public "
             "(default: none; public if --as-printed).",
         ),
     ] = None,
@@ -255,9 +255,7 @@ def mechanism(
     if alpha is None:
         alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
     if alpha == Alpha.PRIVATE and not as_printed:
-        raise UsageError(
-            "--alpha private is Algorithm 1 as printed: add --as-printed, or choose none, public or noised"
-        )
+        raise UsageError("--alpha private is Algorithm 1 as printed: add --as-printed, or choose none or public")
     sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
     tested = described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws) as (update, _):
