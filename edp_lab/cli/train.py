@@ -330,11 +330,10 @@ def _tell_of_secret(folder: Path) -> None:
 def _plan_to_read(made: Plan) -> Report:
     """What ``edp-lab train --epsilon`` is about to do."""
     config = made.config
-    time = f"{made.seconds:.0f} s" if made.seconds < 120 else f"{made.seconds / 60:.0f} min"
     unit, together = f"each of n = {made.protected:,} utterances", f"epsilon {up(made.copies_epsilon, 4)} together"
     facts = [
         ("delta times n", up(made.delta * made.protected, 2)),
-        ("training", f"{made.steps} steps, about {time} here; noise multiplier {number(config.z0, 4)}"),
+        ("training", f"{made.steps} steps; noise multiplier {number(config.z0, 4)}"),
         *([("equal utterances", f"up to {made.copies:,}, with {together}")] if made.copies > 1 else []),
         *(("assumed public", f"the start, trained without privacy on {corpus}") for corpus in made.public),
         *((line.setting, f"{line.value}: {line.why}") for line in made.lines),
