@@ -209,7 +209,7 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
     if bound is not None:
         rates = [f"TPR at most {most:.4f} at {100 * float(rate):g} % FPR" for rate, most in bound["tpr_at_fpr"].items()]
         facts.append(("", ", ".join([*rates, f"advantage at most {bound['advantage']:.4f}"])))
-    facts += [("guards", result["guards"]["said"]), ("verdict", result["verdict"])]
+    facts += [("guards", result["guards"]["message"]), ("verdict", result["verdict"])]
     return Report(f"{title}: {result['members']} members, {result['non_members']} non-members", facts)
 
 
