@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edp_lab.corpora.catalog import load_corpus
-from edp_lab.corpora.corpus import split
-from edp_lab.corpora.notes import most_copies, notes_on_split
+from edp_lab.corpora.corpus import most_copies, notes_on_split, split
 from edp_lab.errors import UsageError
 from edp_lab.models.public_start import check_unseen, is_start, made_of, start_for
 from edp_lab.privacy import judge
