@@ -146,7 +146,7 @@ def train(
         "Train for this epsilon by the best recipe known; the key is secret, and a certificate says what holds. Other "
         "options stand in for lines of the recipe.",
     ] = None,
-    dry_run: Annotated[bool, "With --epsilon: say what would be done and how long it takes, and stop there."] = False,
+    dry_run: Annotated[bool, "With --epsilon: say what would be done, and stop there."] = False,
     resume: Annotated[
         Path | None, "Instead of --corpus and --out: go on with the run in this folder, bit for bit."
     ] = None,
@@ -222,7 +222,7 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
         if name in named:
             raise UsageError(f"--epsilon {why}: drop it, or drop {flag_of(name)}")
     overrides = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
-    with telling(f"reading {corpus}, seeking the noise, timing a step", lines=False):
+    with telling(f"reading {corpus}, seeking the noise", lines=False):
         return plan(corpus, epsilon, **overrides)
 
 
