@@ -47,10 +47,11 @@ test: $(TESTED)  ## the whole test suite, three files at a time (some wait for a
 lab: $(INSTALLED)  ## open JupyterLab on your own copy of the notebooks, in edp-lab-course/
 	@$(BIN)/edp-lab course lab $(LAB_ARGS)
 
-lint: $(TESTED)  ## linter, formatter and type checker
+lint: $(TESTED)  ## linter, formatter, type checker, wording
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_words.py
 
 clean:  ## remove the environment and the caches; results under runs/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

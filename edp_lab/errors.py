@@ -18,7 +18,7 @@ HINTS = {
     errno.ENOENT: "check the path",
     errno.EMFILE: "allow more open files (ulimit -n)",
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), ROOM),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "mend its permissions, or give another path"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or give another path"),
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), "give another path"),
 }
 
@@ -67,7 +67,7 @@ def sentence(error: BaseException) -> str | None:
             return str(error)
         case OSError():
             if error.errno is None:  # a library that cannot be loaded says so at length
-                return f"{str(error).split('. ')[0]}: mend that, or allow more memory, then run it again"
+                return f"{str(error).split('. ')[0]}: fix that, or allow more memory, then run it again"
             return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {hint_of(error)}"
         case RuntimeError() if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
             return f"{error}: give another path"
@@ -85,7 +85,7 @@ def why(error: BaseException) -> str | None:
 
 
 def hint_of(error: Exception) -> str:
-    return HINTS.get(getattr(error, "errno", None) or 0, "mend that, then run it again")
+    return HINTS.get(getattr(error, "errno", None) or 0, "fix that, then run it again")
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def writing(what: object, hint: str) -> Iterator[None]:
     """Raise a UsageError if the block's file or folder cannot be written, as on a full disk."""
     try:
         yield
-    except (UsageError, BrokenPipeError):  # the second is no fault: whoever reads has read enough
+    except (UsageError, BrokenPipeError):  # the second is no fault: the reader has closed the pipe
         raise
     except Exception as error:
         if reason := why(error):

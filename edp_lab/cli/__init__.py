@@ -27,7 +27,7 @@ app = App(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Differentially private training of language-understanding models, as a course and a laboratory.\n\n"
     "Start with: edp-lab train --corpus smart-home --epsilon 8 --out runs/private\n\n"
-    "Files and folders that an option names as output are made with the first result, and so are folders on the way.",
+    "Output files and folders, and their parent folders, are created with the first result.",
 )
 app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
@@ -56,7 +56,7 @@ def _root(
 def main() -> None:
     """Entry point. Exit status: 0 done, 1 failed, 2 bad input or a fault of the machine, 130 interrupted.
 
-    Bad input and faults of the machine, whoever meets them, end here in one sentence.
+    Bad input and faults of the machine end here in one sentence.
     """
     if "RANK" not in os.environ:  # a rank that waits for another would not come to run a handler
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as after Ctrl-C, nothing half-done is left
@@ -80,7 +80,7 @@ def main() -> None:
     except (OSError, UsageError) as error:  # what was printed has not arrived
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
         status = 1
-        if not isinstance(error, BrokenPipeError):  # which is no fault: whoever reads has read enough
+        if not isinstance(error, BrokenPipeError):  # which is no fault: the reader has closed the pipe
             error_message = error_message or sentence(error)
     if error_message:
         print(f"error: {shown(error_message)}", file=sys.stderr)

@@ -31,7 +31,7 @@ def account(
     z0: Annotated[
         float, "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C."
     ] = 1.0,
-    decay: Annotated[str, "Of the noise by epoch: none, linear or exponential."] = "none",
+    decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none",
     tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1,
     epochs: Annotated[int, "Passes over the corpus.", COUNT] = 1,
     gpus: Gpus = 8,
@@ -51,18 +51,18 @@ def account(
     adjacency: Annotated[
         str | None, "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling)."
     ] = None,
-    utterances_per_person: Annotated[int, "Protect anyone with up to so many utterances.", COUNT] = 1,
+    utterances_per_person: Annotated[int, "Protect a person with up to this many utterances.", COUNT] = 1,
     run: Annotated[
         Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
     ] = None,
     claimed: Annotated[
         float | None, "Judge this epsilon, claimed with another library; needs the settings named above."
     ] = None,
-    sampler: Annotated[str | None, "Of a claim: shuffle (disjoint batches, one pass an epoch) or poisson."] = None,
-    n: Annotated[int | None, "Of a claim: examples in the training set."] = None,
-    batch_size: Annotated[float | None, "Of a claim: examples in a step; under Poisson sampling, expected."] = None,
+    sampler: Annotated[str | None, "With --claimed: shuffle (disjoint batches, one pass an epoch) or poisson."] = None,
+    n: Annotated[int | None, "With --claimed: examples in the training set."] = None,
+    batch_size: Annotated[float | None, "With --claimed: examples in a step; expected ones under Poisson."] = None,
     noise_multiplier: Annotated[
-        float | None, "Of a claim: standard deviation of the noise on the sum of gradients over the clip norm."
+        float | None, "With --claimed: standard deviation of the noise on the gradient sum over the clip norm."
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -62,7 +62,7 @@ def canaries(
     ctx: typer.Context,
     corpus: Corpus = "smart-home",
     methods: Annotated[
-        str, "Of sgd, edp-sgd-as-printed, edp-sgd and dp-sgd, with commas between."
+        str, "Any of sgd, edp-sgd-as-printed, edp-sgd and dp-sgd, with commas between."
     ] = "sgd,edp-sgd-as-printed,edp-sgd,dp-sgd",
     repetitions: Annotated[str, "How often a canary is inserted, with commas between; 0 is the control."] = "0,1,4,16",
     each: Annotated[int, typer.Option("--canaries", help="Canaries for each repetition count.", **COUNT)] = 8,
@@ -132,12 +132,12 @@ def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
 # ---- Who was in the training set -------------------------------------------------------------------------------------
 
 Cache = Annotated[Path | None, "Folder for results of trained shadow models. (default: the user's cache)"]
-Seed = Annotated[int, "Of the shadow models and the classifier.", SEED]
+Seed = Annotated[int, "Seed of the shadow models and the classifier.", SEED]
 
 
 @attack_app.command()
 def loss(ctx: typer.Context, run: RunFolder, as_json: Json = False) -> None:
-    """The floor: call those members whose loss is low. No training."""
+    """The baseline: call utterances with a low loss members. No training."""
     from edp_lab.attacks.loss import attack_loss
 
     _finish(ctx, lambda run, progress, **settings: attack_loss(run, **settings))
@@ -168,8 +168,8 @@ def lira(
     ctx: typer.Context,
     run: RunFolder,
     shadows: Annotated[int, "Shadow models, an even number; each is trained on half of the pool.", COUNT] = 16,
-    size: Annotated[str | None, "Of the shadow models. (default: the target's)"] = None,
-    epochs: Annotated[int | None, "Of the shadow models. (default: the target's)", COUNT] = None,
+    size: Annotated[str | None, "Size of the shadow models (default: the target's)."] = None,
+    epochs: Annotated[int | None, "Epochs of the shadow models (default: the target's).", COUNT] = None,
     seed: Seed = 0,
     cache: Cache = None,
     as_json: Json = False,
@@ -216,7 +216,7 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
 # ---- Audits ----------------------------------------------------------------------------------------------------------
 
 Z0 = Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."]
-Confidence = Annotated[float, "With which the lower bound on epsilon holds."]
+Confidence = Annotated[float, "Confidence of the lower bound on epsilon."]
 
 audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the test.")
 
@@ -241,12 +241,12 @@ def mechanism(
     ] = None,
     draws: Annotated[int, "Steps drawn with the canary, and as many without."] = 10_000,
     confidence: Confidence = 0.95,
-    seed: Annotated[int, "Of the noise.", SEED] = 0,
+    seed: Annotated[int, "Seed of the noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Draw one step with and without a canary: a lower bound on epsilon beside the epsilon that is claimed.
+    """Draw one step with and without a canary: a lower bound on epsilon beside the claimed epsilon.
 
-    No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the epsilon that holds.
+    No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the guaranteed epsilon.
     """
     from edp_lab.attacks.step_audit import audit_mechanism
     from edp_lab.privacy import Alpha
@@ -279,14 +279,14 @@ def one_run(
         int | None, "Utterances that share a clip (default: batch size over devices; dp-sgd: 1)."
     ] = None,
     epochs: Epochs = 1,
-    size: Annotated[str, "Of the model: small or paper."] = "small",
+    size: Annotated[str, "Size of the model: small or paper."] = "small",
     pretrained: Annotated[str | None, "FastText .vec, a folder of edp-lab pretrain, or a BERT hub name."] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
-    seed: Annotated[int, "Of split, weights, order, canaries and noise.", SEED] = 0,
+    seed: Annotated[int, "Seed of split, weights, order, canaries and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train once with many canaries: a lower bound on the run's epsilon beside the epsilon that is claimed.
+    """Train once with many canaries: a lower bound on the run's epsilon beside the claimed epsilon.
 
     Every canary is in or out by a coin. An attacker who sees what the run releases guesses which; more right
     guesses than the claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.

@@ -43,7 +43,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set runs side by side: what differs between them, their scores, their time, and what each epsilon means."""
+    """Compare runs: settings that differ, scores, time, and what each epsilon means."""
     comparison = compare_runs(runs or [])
     if as_json:
         print_json(comparison._asdict())

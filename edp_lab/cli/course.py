@@ -109,7 +109,7 @@ def solutions(
 def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
     """Open JupyterLab on your own copy of the notebooks, on this machine only; it asks for no news and no updates.
 
-    The copy is in edp-lab-course/, in the folder that you are in. What is there is never overwritten. For a fresh copy
+    The copy is in edp-lab-course/, in the current folder. Existing files are never overwritten. For a fresh copy
     of a notebook, rename yours.
 
     Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.

@@ -69,7 +69,7 @@ def table1(
     models: Annotated[str, "clc, bert, or both with a comma between."] = "clc,bert",
     corpora: Annotated[
         str,
-        "Of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
+        "Any of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
         "smart-home-communication, smart-home-video; with commas between.",
     ] = "atis,snips,nlu-eval",
     encoder: Annotated[
@@ -178,20 +178,20 @@ def table2(
     corpus: Corpus = "smart-home",
     model: Annotated[str, "clc or bert (of the paper's size, random weights)."] = "clc",
     methods: Annotated[
-        str, "Of sgd, edp-sgd, dp-sgd-naive and dp-sgd, with commas between; sgd is one of them."
+        str, "Any of sgd, edp-sgd, dp-sgd-naive and dp-sgd, with commas between; sgd is required."
     ] = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
     gpus: Annotated[str, "Numbers of devices for edp-sgd."] = "1,8",
     processes: Annotated[str, "Numbers of real processes."] = "1",
     batch_size: BatchSize = 64,
     rounds: Annotated[int, "Timed steps of each method, one after another in each round.", COUNT] = 30,
-    threads: Annotated[int | None, "Of each process (default: its share of the cores).", CORES] = None,
+    threads: Annotated[int | None, "Threads per process (default: its share of the cores).", CORES] = None,
     size: Size = "paper",
     device: Annotated[str | None, "cpu or cuda (default: cuda if there is one)."] = None,
     as_json: Json = False,
 ) -> None:
     """Table 2: seconds of a training step under each method, as a ratio to SGD's, beside the paper's.
 
-    Leave the machine alone meanwhile.
+    Run nothing else on the machine meanwhile.
     """
     from edp_lab.reproduce.table2 import Task
     from edp_lab.reproduce.table2 import table2 as rows_of
@@ -279,12 +279,12 @@ def thesis(
     ] = None,
     quick: Annotated[bool, "Digits and short training: minutes on one core."] = False,
     data: Annotated[str | None, "digits or mnist. (default: mnist if at hand; digits if --quick)"] = None,
-    repeats: Annotated[int | None, "Of all that is trained on images (default: 3; 1 if --quick).", COUNT] = None,
+    repeats: Annotated[int | None, "Repeats of everything trained on images (default: 3; 1 if --quick).", COUNT] = None,
     out: Annotated[Path, "Folder of finished networks."] = Path("runs/reproduce-thesis"),
-    seed: Annotated[int, "Of the first repeat; published, so that a table can be repeated.", SEED] = 0,
+    seed: Annotated[int, "Seed of the first repeat; published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train the thesis' tables again: our scores beside the printed ones, and the guaranteed epsilon.
+    """Retrain the networks of the thesis' tables: our scores beside the printed ones, and the guaranteed epsilon.
 
     In full, on MNIST, it takes about ten hours on two cores, a third of that with --repeats 1. Finished networks are
     kept in the folder: after a kill, the same command resumes. JSON also has confusion matrices and loss curves.

@@ -182,7 +182,7 @@ def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
 
 
-Facts = list[tuple[str, str]]  # names and values; a line without a name goes on with what is above it
+Facts = list[tuple[str, str]]  # names and values; a line without a name continues the one above
 
 
 def up(bound: float | None, digits: int = 6) -> str:

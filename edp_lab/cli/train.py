@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
     from edp_lab.training.run_files import Event
 
-Columns = Annotated[str | None, "Of a CSV or TSV file: the headings of text and intent, TEXT,INTENT."]
+Columns = Annotated[str | None, "Headings of the columns of text and intent in a CSV or TSV file: TEXT,INTENT."]
 EXAMPLES = 5  # utterances of a corpus that are shown
 LINES = 20  # of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
@@ -62,7 +62,7 @@ data_app = App(no_args_is_help=True, help="Corpora: list, show, fetch, make.")
 
 @data_app.command("list")
 def list_(as_json: Json = False) -> None:
-    """Every corpus the course knows, its licence, and where it lies on this machine."""
+    """List every corpus, its licence, and its place on this machine."""
     from edp_lab.corpora.catalog import list_corpora
 
     rows = [row._asdict() | {"where": row.where and str(row.where)} for row in list_corpora()]
@@ -80,7 +80,7 @@ def show(
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Say what would be read from a file: counts, labels, five utterances and notes."""
+    """Show what is read from a file: counts, labels, five utterances and notes."""
     from edp_lab.corpora.catalog import load_corpus
 
     found = load_corpus(f"{corpus}[{columns}]" if columns else corpus)
@@ -143,24 +143,22 @@ def train(
     out: Annotated[Path | None, "New folder for the run: record.json and the model."] = None,
     epsilon: Annotated[
         float | None,
-        "Train for this epsilon by the best recipe known; the key is secret, and a certificate says what holds. Other "
-        "options stand in for lines of the recipe.",
+        "Guarantee this epsilon, with the recipe's settings, a secret key and a certificate. Other options replace "
+        "settings of the recipe.",
     ] = None,
-    dry_run: Annotated[bool, "With --epsilon: say what would be done, and stop there."] = False,
-    resume: Annotated[
-        Path | None, "Instead of --corpus and --out: go on with the run in this folder, bit for bit."
-    ] = None,
+    dry_run: Annotated[bool, "With --epsilon: print the plan and stop there."] = False,
+    resume: Annotated[Path | None, "Instead of --corpus and --out: resume the run in this folder, bit for bit."] = None,
     *,
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Train an intent-and-slot model: privately with --epsilon 3, or without privacy with --method sgd.
 
-    The run's record states the epsilon that holds beside the one that the paper's accounting claims. With --z0,
-    --method or --as-printed everything is set by hand, and the seed is published unless --private-seed is given. The
-    defaults below are of such runs; --epsilon has its own, which --dry-run shows.
+    The record states the claimed and the guaranteed epsilon. With --z0, --method or --as-printed you set everything by
+    hand, and the seed is published unless you add --private-seed. The defaults below are those of such runs; --epsilon
+    has its own, which --dry-run shows.
 
-    Ctrl-C ends the run after the step in hand, with a usable model and record; --resume goes on with it.
+    Ctrl-C ends the run after the current step, with a usable model and record; --resume continues it.
     """
     from edp_lab.training.run_files import new_run_folder, read_record
     from edp_lab.training.session import resume as take_up
@@ -185,7 +183,7 @@ def train(
         raise UsageError("a dry run shows what --epsilon would do: give --epsilon, or drop --dry-run")
     elif corpus is None or out is None:
         missing = " and ".join(name for name, value in (("--corpus", corpus), ("--out", out)) if value is None)
-        raise UsageError(f"a run needs --corpus and --out (or --resume DIR to go on with one): give {missing}")
+        raise UsageError(f"a run needs --corpus and --out (or --resume DIR to continue one): give {missing}")
     elif epsilon is not None:
         if rank() == 0:
             new_run_folder(out)  # refused before the noise is sought
@@ -308,7 +306,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
             whole = f"the run in {out} is whole, and edp-lab compare {out} shows it"
             raise UsageError(f"standard output cannot be written ({error.strerror}): {whole}") from None
         if record["status"] == "interrupted":
-            echo(f"interrupted: go on with edp-lab train --resume {out}", error=True)
+            echo(f"interrupted: run edp-lab train --resume {out}", error=True)
             if record["final"]["conditional_epsilon"] is not None:
                 echo("its epsilon covers the steps so far, unless you stopped because of a score you saw", error=True)
             _tell_of_secret(out)
@@ -440,7 +438,7 @@ def pretrain(
     ] = "paper",
     seed: Annotated[int, "Initial weights, order, masks.", SEED] = 0,
 ) -> None:
-    """Pretrain on separate text, where published word vectors or BERT weights cannot be had.
+    """Pretrain on separate text, if published word vectors or BERT weights are unavailable.
 
     BERT learns to guess masked word pieces (Devlin et al. 2019). At the paper's size, 20,000 short utterances
     take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private.

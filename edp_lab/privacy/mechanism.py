@@ -259,7 +259,7 @@ class Mechanism:
         return ""
 
     def with_public_alpha(self) -> Mechanism:
-        """The same, had its layer scales come from public text; without private ones it stays as it is."""
+        """The same, as if its layer scales came from public text; without private ones it stays as it is."""
         return replace(self, alpha=Alpha.PUBLIC) if self.alpha is Alpha.PRIVATE else self
 
 

@@ -2,9 +2,9 @@
 
 It bounds what an adversary who sees every release learns of one utterance that takes part in each release with
 probability q: `PrivacyLossDistribution` composes the losses numerically, rounded up (Zhu, Dong and Wang 2022, arXiv
-2106.08567; Doroshenko et al. 2022, arXiv 2207.04380; `edp_lab.privacy.losses` has the grid and the transforms). Of a
-person with several utterances, each sampled on its own, `GroupRenyiDP` bounds the loss by Rényi DP (Mironov, Talwar and
-Zhang 2019, arXiv 1908.10530) and group privacy (Vadhan 2017).
+2106.08567; Doroshenko et al. 2022, arXiv 2207.04380; `edp_lab.privacy.losses` has the grid and the transforms).
+`GroupRenyiDP` bounds the loss of a person with several utterances, each sampled on its own, by Rényi DP (Mironov,
+Talwar and Zhang 2019, arXiv 1908.10530) and group privacy (Vadhan 2017).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def train_classifier(
 
     Guarantee, of a private method: that of `Trained.guarantee`, for adding or removing one example, of which its image
     and its label are both protected. Not covered: losses, scores on the test examples, and choices made by looking at
-    them. Without `private_seed` its epsilon is void, because whoever knows the seed can redraw the noise.
+    them. Without `private_seed` its epsilon is void, because anyone who knows the seed can redraw the noise.
 
     `listener` is called with the row of each epoch.
     """

@@ -1,7 +1,7 @@
 """Phase I: Gaussian noise on every pixel, what it does to the data (the thesis' statistics) and what it guarantees.
 
 Source: Barzegar 2021, sections 2.6, 3.1 and 3.4.1. The thesis noises training and test images, before any resize; this
-is local DP (whoever collects the data sees noised images only), not "global" as it says. Labels get no noise at all.
+is local DP (the data's collector sees noised images only), not "global" as it says. Labels get no noise at all.
 An impossible sigma, delta or shape, pixels outside [0, 1] and data sets that do not match are refused by `UsageError`.
 """
 

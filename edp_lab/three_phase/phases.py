@@ -83,7 +83,7 @@ class ThreePhaseRecord:
     parts: list[Part] = field(default_factory=list)
     labels: Labels | None = None  # of the vote,
     privacy: VoteAccount | None = None  # and what they cost
-    # Of the guarantee: `IDEAL` (its noise is float), `VOID` (whoever knows the seed can redraw it), or "none".
+    # Status: `IDEAL` (its noise is float), `VOID` (anyone who knows the seed can redraw it), or "none".
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
     not_private: str = NOT_PRIVATE  # what of this record must not be published together with the understudy

@@ -63,8 +63,8 @@ class ClassifierSettings:
     # weight. Noise lets weights grow, until tanh saturates; this is free of privacy cost.
     weight_decay: float | None = None
     classes: int = 10  # labels are 0 up to classes - 1
-    # Of the weights, and of order and noise unless `private_seed`. Runs on different data need different seeds: two
-    # that share their noise could be subtracted.
+    # Seeds weights, and order and noise unless `private_seed`. Runs on different data need different seeds: two that
+    # share their noise could be subtracted.
     seed: int = 0
     private_seed: bool = False  # draw the key of order and noise from the operating system, and forget it
 
@@ -114,8 +114,8 @@ class ThreePhaseSettings:
     train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0
     delta: Annotated[float, "Delta of (epsilon, delta): a slack that should be well below 1/n."] = 1e-5
     epochs: Annotated[int | None, "Epochs of every network (default: as its examples need).", COUNT] = None
-    seed: Annotated[int, "Published, so that the run can be repeated.", SEED] = 0
-    private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon holds."] = False
+    seed: Annotated[int, "Seed, published so that the run can be repeated.", SEED] = 0
+    private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon is guaranteed."] = False
 
     def __post_init__(self) -> None:
         from edp_lab.privacy.gdp import check_delta

@@ -3,7 +3,7 @@
 DIR/certificate.json    every number; DIR/certificate.html says the same on one page that can be printed
 
 It is made once, when a run ends whose guarantee holds and means something (delta below 1/n). `check_certificate`
-computes every number anew from the run's ledger, record and model: nothing in a certificate has to be believed.
+recomputes every number from the run's ledger, record and model: nothing in a certificate has to be believed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     Epsilon is that of every release in the ledger, for one utterance, by the tightest accountant (under
     Poisson sampling privacy loss distributions, rounded up).
 
-    It has no checksum of the corpus: whoever knows all others could try each candidate on that.
+    It has no checksum of the corpus: an attacker who knows all others could try each candidate on that.
 
     Raises:
         UsageError: the run has no ledger, the ledger does not fit the record, or no epsilon holds or means anything.
@@ -99,7 +99,7 @@ def _page(content: dict[str, Any]) -> bytes:
 
 
 def check_certificate(folder: Path) -> dict[str, Any] | None:
-    """The certificate in `folder`, each of whose numbers was computed anew; None if there is none.
+    """The certificate in `folder`, with every number recomputed; None if there is none.
 
     Raises:
         UsageError: a number differs from what ledger and record say, the page says something else, or the model beside

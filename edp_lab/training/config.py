@@ -83,17 +83,15 @@ class TrainConfig:
         "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, as "
         "slow as the paper timed it).",
     ] = "edp-sgd"
-    clip_norm: Annotated[float, "Clip norm C: the length to which a micro-batch's gradient is clipped."] = 1.0
+    clip_norm: Annotated[float, "Clip norm C: maximum norm of a micro-batch's gradient."] = 1.0
     z0: Annotated[
         float,
         "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C of one "
         "device, 2 sqrt(N) times less noise at the same number.",
     ] = 0.03
-    decay: Annotated[str, "Of the noise by epoch: none, linear or exponential."] = "none"
+    decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none"
     tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1
-    num_devices: Annotated[
-        int, "Devices N, fewer than --batch-size; those that are not there are simulated exactly."
-    ] = 8
+    num_devices: Annotated[int, "Devices N, fewer than --batch-size; missing ones are simulated exactly."] = 8
     processes: Annotated[int, "Real processes that share the devices; more than one are started by Accelerate."] = 1
     micro_batch_size: Annotated[
         int | None, "Utterances that share a clip (default: batch size over devices; 1 for dp-sgd)."
@@ -128,18 +126,16 @@ class TrainConfig:
     seed: Annotated[int, "Split, initial weights, order, noise.", SEED] = 0
     private_seed: Annotated[
         bool,
-        "Draw order, dropout and noise from a secret key, so that epsilon really holds.",
+        "Draw order, dropout and noise from a secret key, so that epsilon is guaranteed.",
     ] = False
     size: Annotated[str, "paper (its layers and widths), medium (a third as wide) or small (a quick look)."] = "paper"
     dropout: Annotated[float, "Share of each representation dropped."] = 0.3
-    intent_weight: Annotated[float, "Of the intent in the loss, where slots, if any, count 1."] = 1.0
+    intent_weight: Annotated[float, "Weight of the intent in the loss; slots, if any, count 1."] = 1.0
     pretrained: Annotated[
         str | None,
         "FastText .vec, a folder of edp-lab pretrain, or a BERT hub name.",
     ] = None
-    frozen: Annotated[
-        bool, "Train the heads and the CRF alone: all else stays as the start that --pretrained names brings it."
-    ] = False
+    frozen: Annotated[bool, "Train only the heads and the CRF of the start that --pretrained names."] = False
     noise: Annotated[
         str,
         "aggregate: one draw for all devices; per-device: N draws, as real ranks do.",
@@ -148,7 +144,7 @@ class TrainConfig:
         bool, "Keep utterances of the same text on one side of the split, whatever their capitals or Unicode form."
     ] = True
     tokens: Annotated[
-        str, "What a text is cut into: words (at white space), or characters for one without spaces, such as Chinese."
+        str, "Tokens of a text: words (at white space), or characters for text without spaces, such as Chinese."
     ] = "words"
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """The ledger of a private run: every release is written down before its noise is drawn, and nothing is ever forgotten.
 
 One JSON object per line, first the mechanism, then one entry per step. Each line carries a chain value, a digest of
-itself and of all lines before it, so that damage and careless edits are noticed (it is no signature: who rewrites the
-whole file can forge it).
+itself and of all lines before it, so that damage and careless edits are noticed (it is no signature: a rewritten
+file can be forged).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEDGER = "ledger.jsonl"
 class PrivacyLedger:
     """Append-only. An entry is on the disk once `write` returns; only then may the step draw its noise.
 
-    The file is opened anew for every entry, so a ledger that was removed or continued elsewhere is noticed.
+    The file is reopened for every entry, so a ledger that was removed or continued elsewhere is noticed.
 
     Attributes:
         mechanism: what every release of this run is.
@@ -54,7 +54,7 @@ class PrivacyLedger:
 
     @classmethod
     def open(cls, path: Path, *remembered: str | None) -> PrivacyLedger:
-        """Read an existing ledger, to judge it or to go on with it. `remembered`: chains that record and state know.
+        """Read an existing ledger, to judge it or to resume the run. `remembered`: chains that record and state know.
 
         A last line that was not written out (its step drew no noise) does not count; the next `write` takes it off.
         Before that nothing on the disk is touched, so a run that is still going on can be judged.
@@ -92,8 +92,8 @@ class PrivacyLedger:
         """Bill the release of `step` in `epoch`, whose randomness comes from `key`.
 
         A release that is repeated with the same key is billed once, because it must be the same release, bit for
-        bit: same parameters, data, threads and machine. Whoever cannot vouch for that draws a fresh key, under which
-        the same step is a further release.
+        bit: same parameters, data, threads and machine. Otherwise draw a fresh key, which makes the step a further
+        release.
 
         Raises:
             UsageError: this key's noise for `step` was already used in another epoch, the disk is full, or the ledger
@@ -129,11 +129,11 @@ class PrivacyLedger:
     def _append(self, entry: dict[str, Any]) -> None:
         line = _sealed(entry, self.chain)
         text = b"\n" + line if self.size else line
-        hint = f"then go on with edp-lab train --resume {self.path.parent}" if self.chain else "or choose another --out"
-        with writing(f"ledger {self.path}", f"mend the disk, {hint}"), self.path.open("r+b") as file:
+        hint = f"then run edp-lab train --resume {self.path.parent}" if self.chain else "or choose another --out"
+        with writing(f"ledger {self.path}", f"fix the disk, {hint}"), self.path.open("r+b") as file:
             file.seek(self.size)
             if b"}" in file.read(4096):
-                raise UsageError(f"ledger {self.path} holds entries of another process: let only one go on with it")
+                raise UsageError(f"ledger {self.path} holds entries of another process: let only one continue it")
             file.seek(self.size)
             file.truncate()  # a line that was not written out
             file.write(text + b"\n")

@@ -46,7 +46,7 @@ PACKAGES = (
 )  # fmt: skip
 
 NOT_PRIVATE = (
-    "training loss", "validation scores", "training time", "corpus checksum", "what was mended or noted in the corpus",
+    "training loss", "validation scores", "training time", "corpus checksum", "what was fixed or noted in the corpus",
     "split counts", "the largest number of equal utterances", "choice of hyper-parameters",
     "whether and where a run failed",
 )  # fmt: skip
@@ -93,7 +93,7 @@ def new_run_folder(out: str | Path) -> Path:
         raise UsageError(f"output folder {folder} is a file: choose another --out")
     if folder.exists() and not may_begin(folder):
         unfinished = (folder / RECORD).exists() and read_record(folder)["status"] != "finished"
-        hint = f"go on with edp-lab train --resume {folder}, or " if unfinished else ""
+        hint = f"run edp-lab train --resume {folder}, or " if unfinished else ""
         raise UsageError(f"output folder {folder} is not empty: {hint}choose another --out")
     return folder
 
@@ -107,7 +107,7 @@ def may_begin(folder: Path) -> bool:
 
 def go_on(folder: Path) -> str:
     """The hint where a run cannot be written that has a record."""
-    return f"make room, then go on with edp-lab train --resume {folder}"
+    return f"make room, then run edp-lab train --resume {folder}"
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def _has_released(folder: Path) -> bool:
 def locked(folder: Path) -> Iterator[None]:
     """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
     lock = FileLock(folder / LOCK)
-    with writing(folder, "make room there and mend its permissions, or begin a run in another folder"):
+    with writing(folder, "make room there and change its permissions, or begin a run in another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
@@ -297,5 +297,5 @@ def read_secret(folder: Path) -> int | None:
         return None
     text = read_bytes(path).strip()
     if not re.fullmatch(rb"[0-9a-f]{32}", text):
-        raise UsageError(f"{path} is damaged: restore it, or remove it to go on with a fresh key")
+        raise UsageError(f"{path} is damaged: restore it, or remove it to resume with a fresh key")
     return int(text, 16)

@@ -46,7 +46,7 @@ def train(
 
     With ``config.processes`` above 1, torchrun starts the ranks, unless a launcher has already started this process as
     one of them. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a usable model and record, status
-    "interrupted"; `resume` goes on with it.
+    "interrupted"; `resume` continues it.
 
     Raises:
         UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), parameters (or,
@@ -185,7 +185,7 @@ def _write_failed(folder: Path, record: dict[str, Any], epsilons: dict[str, floa
 def _start(
     config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
 ) -> dict[str, Any]:
-    hint = f"go on with edp-lab train --resume {folder}"
+    hint = f"run edp-lab train --resume {folder}"
     if launched()[1] > 1:
         watch_launcher()
     if "WORLD_SIZE" in os.environ or config.processes == 1:
@@ -222,7 +222,7 @@ def _start_ranks(
                 relay(ranks)
     except UsageError as error:
         if not record.exists():
-            raise UsageError(str(error).removesuffix(f": {hint}")) from None  # there is nothing to go on with
+            raise UsageError(str(error).removesuffix(f": {hint}")) from None  # there is nothing to resume
         if record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
             _record_failed(folder, error)
         raise
@@ -261,7 +261,7 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
         if processes > 1 or not set_here:  # several may have lost one another
             raise
         why = str(error).partition("\n")[0]
-        raise UsageError(f"Accelerate cannot start ({why}): unset or mend what is set of {set_here}") from error
+        raise UsageError(f"Accelerate cannot start ({why}): unset or fix {set_here}") from error
     check(accelerator.num_processes)
     return accelerator
 

@@ -78,12 +78,12 @@ def test_no_character_is_too_much_for_a_terminal(tmp_path):
     [
         (
             PermissionError(13, "Permission denied", "a.json"),
-            "a.json: Permission denied: mend its permissions, or give",
+            "a.json: Permission denied: change its permissions, or give",
         ),
         (OSError(28, "No space left on device"), "a file: No space left on device: make room"),
         (
             OSError("Cannot load x.so. It may be this. Or that.: mend"),
-            "Cannot load x.so: mend that, or allow more memory",
+            "Cannot load x.so: fix that, or allow more memory",
         ),
         (MemoryError(), "out of memory: ask for less at once"),
     ],
@@ -131,7 +131,7 @@ def test_what_accelerate_is_told_and_cannot_do_is_named(corpus, tmp_path, name, 
     how = {"capture_output": True, "text": True, "cwd": tmp_path, "env": {**os.environ, name: value}}
     ended = subprocess.run([*command, "--size", "small", "--gpus", "4"], check=False, **how)
     assert (ended.returncode, ended.stderr.count("\n"), os.listdir(tmp_path)) == (2, 1, [])
-    assert ended.stderr.endswith(f"unset or mend what is set of {name}\n")
+    assert ended.stderr.endswith(f"unset or fix {name}\n")
 
 
 # ---- Files that are damaged ------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_record_that_was_changed_or_cannot_be_read_is_refused(cli, run, monkey
     assert cli(*command) == (2, "", f"error: {record} is damaged or was edited (its checksum differs): {cure}\n")
     denied = PermissionError(13, "Permission denied", str(record))
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=denied))  # for the superuser, too
-    cure = "mend its permissions, or give another path"
+    cure = "change its permissions, or give another path"
     assert cli(*command) == (2, "", f"error: {record} cannot be read (Permission denied): {cure}\n")
 
 

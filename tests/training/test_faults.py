@@ -216,7 +216,7 @@ def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(c
     os.kill(process, signal.SIGINT)
     waited(lambda: "ending after" in (job.home / "log").read_text())
     (job.home / "held").unlink()
-    assert f"interrupted: go on with edp-lab train --resume {folder}" in job.ends(130)
+    assert f"interrupted: run edp-lab train --resume {folder}" in job.ends(130)
     record = read_record(folder)
     assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("interrupted", 1, 2)
     assert len(run_ledger(folder).releases) == 8
@@ -233,7 +233,7 @@ def test_a_full_disk_costs_nothing(corpus, whole, folder, hold_at, save_every, r
     resource.prlimit(job.held(), resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     before = contents(folder)
     (job.home / "held").unlink()
-    assert job.error().startswith(f"{folder / STATE} cannot be written (File too large): make room, then go on with")
+    assert job.error().startswith(f"{folder / STATE} cannot be written (File too large): make room, then run")
     changed = {name for name, content in contents(folder).items() if before.get(name) != content}
     assert (read_record(folder)["status"], changed) == (status, written)
     assert resumed(folder) == whole

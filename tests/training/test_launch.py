@@ -236,7 +236,7 @@ def kill(parent: subprocess.Popen[str], folder: Path, victim: str, after: int) -
     if victim == "parent":
         assert (parent.returncode, read_record(folder)["status"]) == (-signal.SIGKILL, "running")
         return
-    hint = f"go on with edp-lab train --resume {folder}"
+    hint = f"run edp-lab train --resume {folder}"
     *_, last = errors.splitlines()
     assert (parent.returncode, last) == (2, f"error: {SENTENCES[victim]}: {hint}")
     assert (read_record(folder)["status"], f"error: {read_record(folder)['error']}") == ("failed", last)
@@ -269,7 +269,7 @@ def test_ctrl_c_ends_the_ranks_after_the_step_in_hand_with_a_usable_model(corpus
         parent.send_signal(signal.SIGINT)
         _, errors = parent.communicate(timeout=PATIENCE)
     assert parent.returncode == 130
-    assert f"interrupted: go on with edp-lab train --resume {folder}" in errors
+    assert f"interrupted: run edp-lab train --resume {folder}" in errors
     assert not any(runs(one.pid) for one in processes.values())
     record = read_record(folder)
     assert (record["status"], record["final"]["ser"] is not None) == ("interrupted", True)

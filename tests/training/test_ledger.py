@@ -275,7 +275,7 @@ def test_a_disk_that_fills_up_half_way_through_a_line(path, room):
     ledger, raw = three(path)
     with room_for(len(raw) + room):
         for _ in range(2):
-            with pytest.raises(UsageError, match=r"cannot be written .*: mend the disk"):
+            with pytest.raises(UsageError, match=r"cannot be written .*: fix the disk"):
                 ledger.write(1, 3, KEY)
     assert len(path.read_bytes()) == len(raw) + room
     assert len(ledger.releases) == len(PrivacyLedger.open(path).releases) == 3
@@ -294,7 +294,7 @@ def test_a_sync_that_fails_is_no_entry(path, monkeypatch):
 
 
 def test_a_new_ledger_without_room_leaves_no_file(path):
-    with room_for(10), pytest.raises(UsageError, match="mend the disk"):
+    with room_for(10), pytest.raises(UsageError, match="fix the disk"):
         PrivacyLedger(path, DISJOINT)
     assert not path.exists()
 

@@ -153,7 +153,7 @@ def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch
 def test_where_the_disk_is_full_before_the_first_state_a_run_begins_anew_or_goes_on(
     corpus, tmp_path, monkeypatch, no_room_after, room
 ):
-    cure = f"go on with edp-lab train --resume {tmp_path}" if room else "choose another --out"
+    cure = f"run edp-lab train --resume {tmp_path}" if room else "choose another --out"
     no_room_after(room)
     with pytest.raises(UsageError, match=f"ledger .*{cure}"):
         train(config(corpus, private_seed=True), tmp_path / "run")

@@ -141,7 +141,7 @@ def test_two_machines_come_to_the_bits_of_one_after_a_killed_rank_and_a_cut_cabl
     machines, corpus, whole, program, tmp_path
 ):
     folder = tmp_path / "run"
-    hint = f": go on with edp-lab train --resume {folder}"
+    hint = f": run edp-lab train --resume {folder}"
     first = Launch(machines, program, new(corpus, folder))
     after_release(folder, 6)
     first.ranks()[1].kill()

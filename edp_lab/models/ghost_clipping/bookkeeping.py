@@ -1,7 +1,7 @@
 """Gradients of many micro-batches from one backward pass, without storing one gradient for each of many.
 
 The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: what came in, x, and
-the gradient of what went out, d. Whoever keeps the factors can form
+the gradient of what went out, d. With the factors one can form
 
     the norm of a micro-batch's gradient   ||sum_t d_t x_t^T||^2 = sum_t,s (d_t . d_s)(x_t . x_s)
     any weighted sum over micro-batches     sum_t (c_t d_t) x_t^T

@@ -1,0 +1,83 @@
+"""Wording of README, docs, notebooks, panels, docstrings and help: phrases to avoid, and what to write instead."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+INSTEAD = {  # a pattern in a sentence, and what to write instead
+    r"^(Who|who (?!is|was)) (?!.*\?)": "name the actor: 'An attacker who ...', 'If you ...'",
+    r"\b[Ww]hoever\b": "name the actor: 'an attacker who ...'",
+    r"(^|[,;:(] ?)([Ww]ere|[Hh]ad) (the|an?|all|its?|they|there|one|no|alpha|\w+ (public|secret|known))\b": "'if'",
+    r"^Of (an?|the(?! \d| first)|all|each|any)\b": "begin with what it is or does",
+    r"\banew\b": "'again', or 're-' as in 're-measured'",
+    r"\b(as such|so to speak)\b": "nothing",
+    r"\b[Mm]end(s|ed|ing)?\b": "'fix'",
+    r"\berr(s|ed)?\b": "'has an error rate of ...'",
+    r"\b([Gg]o|goes|going|went) on with\b": "'resume', 'continue'",
+    r"\bnot kept\b": "'raw results are not archived'",
+}
+INTRODUCED = {  # a term of the README, and what its first paragraph with this term, or one before, says
+    r"\b[Ee]psilon\b|ε": r"([Ee]psilon|ε)\b[^.]* (bounds|limits|measures|is)\b|privacy loss",
+    r"\bSER\b": r"semantic error rate",
+    r"\bCLC\b": r"character CNN",
+    r"\bLiRA\b": r"likelihood",
+    r"\bAUC\b": r"guessing|ROC curve",
+}
+READ = "*.md data/README.md docs/**/*.md notebooks/*.md notebooks/*.ipynb edp_lab/**/*.py edp_lab/**/*.j2"
+LATER = ("README.md", "docs/teaching/", "notebooks/", "edp_lab/course/")  # still to be rewritten
+
+
+def prose(markdown: str) -> str:
+    """Text without code, tags and addresses; each cell, heading and list item is a paragraph."""
+    text = re.sub(r"^```.*?^```|^    .*?$|<!--.*?-->|<[^>]*>", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`]*`|\{\{.*?\}\}", "x", text)
+    text = re.sub(r"\(\[[^]]*\]\([^)]*\)\)|(?<=\])\([^)]*\)", "", text)
+    return re.sub(r"^\s*([-*]|\d+\.|#+) |\|", "\n\n", text, flags=re.MULTILINE)
+
+
+def strings(source: str) -> Iterator[str]:
+    """Strings of a module: docstrings, help, messages, panels."""
+    nodes = list(ast.walk(ast.parse(source)))
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """Place and sentence of all that people read."""
+    for path in sorted(path for pattern in READ.split() for path in ROOT.glob(pattern)):
+        place, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        if path.suffix == ".ipynb":
+            cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+            text = "\n\n".join("".join(cell) for cell in cells)
+        for part in () if place.startswith(LATER) else strings(text) if path.suffix == ".py" else [prose(text)]:
+            yield from ((place, " ".join(line.split())) for line in re.split(r"(?<=[.!?:;])[*_)]*\s+|\n\s*\n", part))
+
+
+LINES = list(lines())
+
+
+@pytest.mark.parametrize("pattern", INSTEAD)
+def test_no_phrase_reads_like_a_riddle(pattern: str) -> None:
+    found = [f"{place}: {line}" for place, line in LINES if re.search(pattern, line)]
+    assert not found, f"write {INSTEAD[pattern]}:\n" + "\n".join(found)
+
+
+def test_sentences_of_pages_have_one_bracket() -> None:
+    pages = [line for line in LINES if line[0].endswith(".md") and not line[0].startswith("notebooks")]
+    assert [line for line in pages if len(re.findall(r"(?<![\w\[(])\(", line[1])) > 1] == []
+
+
+@pytest.mark.parametrize("term", [] if "README.md" in LATER else INTRODUCED)
+def test_readme_introduces_its_terms(term: str) -> None:
+    text = prose((ROOT / "README.md").read_text(encoding="utf-8"))
+    first = re.search(term, text)
+    assert not first or re.search(INTRODUCED[term], text[: text.find("\n\n", first.end())]), f"define {term} first"
