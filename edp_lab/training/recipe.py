@@ -69,14 +69,14 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
     if frozen:
         knows = "it knows other people's commands, and looks for the words in a label's name"
         learns = f"only the heads and the CRF learn (below {HEADS_ALONE:,} utterances): fewer parameters get noise"
-        clip = Line("clip_norm", 1.0, "an utterance that is understood has a shorter gradient, and less of a vote")
+        clip = Line("clip_norm", 1.0, "well-predicted utterances have shorter gradients, so they count less")
         rates = [
             Line("lr", 0.01, "Adam's"),
             Line("lr_schedule", "constant", "of rates with the same sum, equal ones add up to the least noise"),
         ]
     else:
         knows, learns = "it knows other people's commands", "all weights learn"
-        clip = Line("clip_norm", 0.1, "most gradients are longer, so each utterance has one vote")
+        clip = Line("clip_norm", 0.1, "most gradients are longer, so all utterances count about equally")
         rates = [Line("lr", 0.001 if model == "bert" else 0.015, "Adam's at first, then falling to zero")]
     return (
         Line("method", "dp-sgd", "each utterance is clipped alone, which halves what one can change"),
@@ -95,7 +95,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
 
 def _batch_size(n: int, model: str, frozen: bool) -> Line:
     if LARGE <= n < HEADS_ALONE and frozen:
-        return Line("batch_size", 1_400, "so a class can wait for the run")
+        return Line("batch_size", 1_400, "keeps the run short enough for a lesson")
     if n >= LARGE:
         return Line("batch_size", round(12.5 * math.sqrt(n)), "grows with the root of the corpus: larger is too slow")
     rounds = 8 if model == "bert" else 2 if frozen else 4
