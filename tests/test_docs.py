@@ -87,7 +87,9 @@ def test_links_between_pages_lead_somewhere() -> None:
     pages = [*PAGES, *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")), "CONTRIBUTING.md"]
     pages += [str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").glob("*.md")]
     for page in set(pages):
-        for link in re.findall(r"\]\((?!http|#|\.\./\.\./deployments)([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8")):
+        for link in re.findall(
+            r"\]\((?!http|#|\.\./\.\./deployments)([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8")
+        ):
             assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
     assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in README] == []
 
