@@ -59,28 +59,33 @@ const move = (el, { table, models, buttons }) => {
     const state = async () => {
         const away = alone.filter(one => one.place != one.at);
         if (!away.length) return (await states()).joint[joint.reduce((k, one) => k * one.stops.length + one.place, 0)];
-        const together = away.length > 1 || joint.some(one => one.place != one.at);
-        return together ? undefined : (await states()).alone[alone.indexOf(away[0])][away[0].place];
+        return (await states()).alone[alone.indexOf(away[0])][away[0].place];
     };
-    const show = async moved => {
+    const start = those => { for (const one of those) one.model.show({ entered: one.stops[one.place = one.at] }); };
+    const show = async (moved, message = "") => {
         const shown = await state();
-        el.classList.toggle("edp-stale", !shown || Object.values(shown).some(values => values.error));
+        el.classList.toggle("edp-stale", Object.values(shown).some(values => values.error));
         for (const one of controls) one.model.show({ error: "" });
-        for (const [id, values] of Object.entries(shown ?? {})) models[id].show(values);
-        if (!shown) moved.model.show({ error:
-            "This combination is not on the page: press reset, or open the notebook to move this freely." });
-        else if (moved && moved.model.get("entered") !== moved.stops[moved.place]) moved.model.show({ error:
-            `Shown is ${moved.stops[moved.place]}, the nearest on this page: open the notebook to move this freely.` });
+        for (const [id, values] of Object.entries(shown)) models[id].show(values);
+        if (message) moved.model.show({ error: message });
     };
     for (const one of controls) one.model.moved = () => {
         const value = one.model.get("entered");
+        el.classList.toggle("edp-stale", typeof value != "number");
         if (typeof value != "number") return one.model.show({ error: `${one.model.get("label")} must be a number.` });
-        const away = one.stops.map(stop => Math.abs(stop - value));
+        const away = one.stops.map(stop => Math.abs(stop - value)), messages = [];
         one.place = away.indexOf(Math.min(...away));
-        return show(one);
+        if (one.stops[one.place] !== value) messages.push(`Shown is ${one.stops[one.place]}, the nearest on this page.`);
+        const others = one.joint ? alone : controls.filter(other => other != one);
+        if (others.some(other => other.place != other.at)) {
+            start(others);
+            const with_it = one.joint ? joint.map(other => other.model.get("label")).join(", ") : one.model.get("label");
+            messages.push(`On this page ${with_it} move${one.joint ? "" : "s"} alone, so the others are back at their start.`);
+        }
+        return show(one, messages.length ? messages.join(" ") + " In the notebook all move freely." : "");
     };
     buttons.reset.onclick = () => {
-        for (const one of controls) one.model.show({ entered: one.stops[one.place = one.at] });
+        start(controls);
         return show();
     };
     if (buttons.more) buttons.more.onclick = () => {
@@ -94,6 +99,7 @@ const move = (el, { table, models, buttons }) => {
 addEventListener("DOMContentLoaded", async () => {
     const dark = matchMedia("(prefers-color-scheme: dark)"), paint = () => { document.body.dataset.jpThemeLight = !dark.matches; };
     dark.addEventListener("change", paint);
+    addEventListener("beforeprint", () => dispatchEvent(new Event("resize")));
     paint();
     const tables = [];
     for (const place of document.querySelectorAll(".edp-still")) {

@@ -360,6 +360,8 @@ def page_of(notebook: NotebookNode, name: str, folder: Path) -> str:
     about = [] if name == "index" else [new_markdown_cell(ABOUT)]
     cells = [*about, *notebook.cells]
     page, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), resources)
+    page = re.sub(r'<a href="\.\./[^"]*"[^>]*>(.*?)</a>', r"\1", page)  # a page of docs/ is not in the folder
+    page = page.replace(' tabindex="0"', "")  # of every cell: the keyboard is for links and sliders
     return re.sub(r'href="([\w-]+)\.(?:ipynb|md)(?=[#"])', r'href="\1.html', page)
 
 

@@ -42,6 +42,7 @@ from edp_lab.errors import UsageError
 Draw = Callable[[Any], Figure]
 STATES, BYTES = 400, 400_000  # of a table at most, the bytes compressed
 MADE: list[Panel] = []  # all panels of this process
+ROUND = "1.0 3.0 5.0 2.0 1.5 8.0 4.0 6.0 2.5 1.2"  # mantissas, the roundest first
 SHORT = 24  # characters of JSON that are not worth sharing
 
 
@@ -220,22 +221,24 @@ class Panel(Frame):
         return {"controls": controls, "states": b64encode(packed).decode()}
 
     def _stops(self, most: int) -> dict[str, list[Any]]:
-        """What each control may be set to, so that there are at most so many states: the longest slider loses every
-        other stop, but neither an end nor its default, until they are."""
+        """What each control may be set to, so that there are at most so many states.
+
+        While there are more, the slider whose loss saves most states loses half its stops, see `_rounder`.
+        """
         stops: dict[str, list[Any]] = {}
         for name, control in self.controls.items():
             every = range(len(control.names)) if control.kind in OPTIONS else {*control.stops, control.entered}
             stops[name] = sorted(every)
 
-        def states() -> int:
-            alone = sum(len(each) for name, each in stops.items() if name not in self.joint)
-            return math.prod(len(stops[name]) for name in self.joint) + alone
+        def states(tried: Mapping[str, Sequence[Any]]) -> int:
+            alone = sum(len(each) for name, each in tried.items() if name not in self.joint)
+            return math.prod(len(tried[name]) for name in self.joint) + alone
 
         sliders = [name for name, control in self.controls.items() if control.kind not in OPTIONS]
-        while states() > most:
-            name = max(sliders, key=lambda name: len(stops[name]))
-            each, at = stops[name], stops[name].index(self.controls[name].entered)
-            stops[name] = sorted({each[0], *each[at % 2 :: 2], each[-1]})
+        while states(stops) > most:
+            fewer = {name: _rounder(stops[name], self.controls[name].entered) for name in sliders}
+            name = min(sliders, key=lambda name: states({**stops, name: fewer[name]}))
+            stops[name] = fewer[name]
         return stops
 
     def _state(self, entered: Mapping[str, Any], moved: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -249,6 +252,17 @@ class Panel(Frame):
             return {self.controls[moved[-1]].model_id: {"error": self._in_its_words(str(error))}}
         shown |= dict(zip(self.figures, figures, strict=True))
         return {widget.model_id: states for widget, states in shown.items()}
+
+
+def _rounder(stops: Sequence[float], default: float) -> list[float]:
+    """Half of the stops, with default and ends: of several powers of ten the round numbers, else every other one."""
+    positive = [stop for stop in stops if stop > 0]
+    if positive and positive[-1] >= 100 * positive[0]:
+        round_ones = sorted(stops, key=lambda stop: (ROUND + f"{stop:e}"[:3]).index(f"{stop:e}"[:3]))
+        kept = round_ones[: len(stops) // 2]
+    else:
+        kept = [*stops[stops.index(default) % 2 :: 2]]
+    return sorted({*kept, default, stops[0], stops[-1]})
 
 
 def _shared(value: Any, pool: dict[str, int]) -> Any:

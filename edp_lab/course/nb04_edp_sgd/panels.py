@@ -146,7 +146,8 @@ def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     """Both epsilons, and what an attacker makes of one step."""
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z0 allows {claim}."
-    return *epsilons(result.guarantee), sentence
+    claim_tile, held = epsilons(result.guarantee)
+    return claim_tile, held._replace(label="guaranteed, as printed", role="printed"), sentence
 
 
 def draw_bells(result: Promise) -> Figure:
@@ -177,14 +178,16 @@ def draw_by_devices(result: Promise) -> Figure:
     as_claimed, printed, sound = map(positive, result.curves.values())
     needed = result.multiplier[CLAIMED_NAME] * result.pull
     claim = partial(line, CLAIMED_NAME, CLAIMED, "dash", symbol="square-open", x=MANY)
-    as_printed = partial(line, "as printed, α 1 or public", PRINTED, symbol="diamond", x=MANY)
+    private = result.guarantee.conditional_epsilon is None
+    name = "as printed, if α were public" if private else "guaranteed, as printed"
+    as_printed = partial(line, name, PRINTED, symbol="diamond", x=MANY)
     marks = [
         line("pull of one sentence", PLAIN, width=5, x=MANY, y=result.pull),
         claim(y=needed, showlegend=False),
         as_printed(y=result.noise, showlegend=False),
         claim(y=as_claimed, **fig.at(2)),
         as_printed(y=printed, **fig.at(2)),
-        line(SOUND_NAME, HOLDS, "dot", symbol="circle", x=MANY, y=sound, **fig.at(2)),
+        line("guaranteed, sound", HOLDS, "dot", symbol="circle", x=MANY, y=sound, **fig.at(2)),
         fig.vline(result.printed.num_devices, "x2", yref="paper"),
     ]
     lengths = log_axis("noise, pull (C = 1)", [*needed, *result.pull, *result.noise], labels=4)
