@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from edp_lab.course.kit.text import at_most, short
 from edp_lab.course.nb02_dp_sgd import panels
 from edp_lab.course.nb02_dp_sgd.panels import CLIPS, DELTA, clip_batch, per_example, train
 from edp_lab.privacy import Mechanism, gdp_epsilon, judge, releases_by_epoch
@@ -21,7 +22,7 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, StackedGradients, headroom
 from edp_lab.training.noise import float_noise
-from tests.course.conftest import answer
+from tests.course.conftest import answer, prose
 from tests.course.examples import Wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,6 +63,26 @@ def test_curves_are_the_clouds_of_other_thresholds(rule: str) -> None:
         other = clip_batch(float(CLIPS[place]), 2.0, 60, 0.1, rule, seed=0)
         assert result.biases[place] == pytest.approx(other.bias)
         assert result.noises[place] == pytest.approx(math.sqrt(2) * other.noise_std)
+
+
+def test_numbers_that_the_notebook_states_are_what_its_panels_show() -> None:
+    few, many = (clip_batch(1.0, 2.0, size, 0.1, "by norm", seed=0) for size in (10, 1000))
+    best = [short(CLIPS[np.hypot(cloud.biases, cloud.noises).argmin()]) for cloud in (few, many)]
+    off = [panels.tell_cloud(cloud)[0].value for cloud in (many, few)]
+    ends = [trained(**change).losses[of][-1] for change, of in (({"clip_norm": 0.1}, "clipped"), (LOUD, "private"))]
+    large = trained(**LOUD, batch_size=400)
+    epsilons = [at_most(run.guarantee.conditional_epsilon) for run in (trained(**LOUD), large)]
+    for says in (
+        "from {} to {}".format(*best),
+        "{} instead of {}".format(*off),
+        "a loss of {:.2f}. At z = 20 the noise leads astray ({:.2f})".format(*ends),
+        f"({large.losses['private'][-1]:.3f})",
+        "from {} to {}".format(*epsilons),
+    ):
+        assert says in " ".join(prose("02").split())
+
+
+LOUD = {"z": 20.0}
 
 
 def test_without_noise_and_with_a_loose_clip_all_walkers_go_the_same_way() -> None:

@@ -284,7 +284,7 @@ def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
     if result.rank == 1:
         return truth, place._replace(role="printed"), "The model gives the number away: it prefers it to all others."
     if 20 * result.rank <= len(result.losses):
-        sentence = f"An attacker needs about {result.rank:,} guesses, not {len(result.losses) // 2:,} as by chance."
+        sentence = f"An attacker with this list needs {result.rank:,} guesses; by chance, {len(result.losses) // 2:,}."
         return truth, place._replace(role="printed"), sentence
     return truth, place, "This attack does not find the number."
 

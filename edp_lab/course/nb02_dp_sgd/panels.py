@@ -75,7 +75,7 @@ def _account(result: Cloud | Training, **bill: Any) -> str:
 def _held(guarantee: Guarantee | None, of: str) -> Tile:
     """The tile of the guaranteed epsilon."""
     if guarantee is None or guarantee.conditional_epsilon is None:
-        return holds("none", of)
+        return Tile("guaranteed", "none", of, "printed")
     return holds(f"ε = {at_most(guarantee.conditional_epsilon)}", f"{of}, with a secret seed, δ = {short(DELTA)}")
 
 
@@ -412,7 +412,7 @@ def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
 def tell_training(result: Training) -> tuple[Tile, Tile, str]:
     """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
     billed, private, plain = result.billed.conditional_epsilon, result.losses["private"][-1], result.losses["plain"][-1]
-    claim = claimed("nothing" if billed is None else f"ε = {at_most(billed)}", "as Poisson batches")
+    claim = claimed("none" if billed is None else f"ε = {at_most(billed)}", "what many programs claim", "as if Poisson")
     sentence = f"The private walker ends at a loss of {d(private)}; without privacy the loss is {d(plain)}."
     return claim, _held(result.guarantee, f"{SAMPLED[result.sampling]} batches"), sentence
 

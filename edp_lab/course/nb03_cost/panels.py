@@ -332,8 +332,8 @@ def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
         Tile("shuffled", f"ε = {at_most(shuffled)}", count(result.passes, "pass", "passes")),
     )
     if not result.at_least:
-        return *tiles, "The attack on shuffled batches refutes no ε here."
-    return *tiles, f"An attack refutes every ε below {at_least(result.at_least)} for shuffled batches."
+        return *tiles, "Without a whole shuffled pass the attack refutes no ε."
+    return *tiles, f"An attack on one shuffled pass refutes every ε below {at_least(result.at_least)}."
 
 
 def draw_sampled(result: Sampled) -> Figure:
@@ -404,7 +404,7 @@ def table1(epochs: int = 30) -> Panel:
 def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     """The printed epsilon, how long the factor is that it allows, and the noise that gives it."""
     z0, printed = min(result.z0[result.epochs - 1], Z0_RANGE[1]), result.row.none.log10_epsilon
-    fits = f"z = {digits(z0)} gives it" if result.fits else "no z of the paper's range gives it"
+    fits = f"z = {digits(z0)} gives it" if result.fits else "no z from {} to {} gives it".format(*map(digits, Z0_RANGE))
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
         Tile("factor e^ε", f"about {short(result.digits)} digits", "how much likelier an outcome may be", "printed"),
