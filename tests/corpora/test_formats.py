@@ -313,8 +313,6 @@ def test_what_is_no_corpus_is_refused(tmp_path, name, content, message):
     ("name", "content"),
     [
         ("a.jsonl", '{"tokens": ["hi"], "tags": ["O"], "intent": "greet"}'),
-        ("a.conll", "# intent: greet\nhi O\n"),
-        ("nlu.yml", "nlu:\n- intent: greet\n  examples: |\n    - hi\n"),
         ("a.json", json.dumps([HI])),
     ],
 )
