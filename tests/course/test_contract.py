@@ -264,12 +264,6 @@ def test_a_panel_that_runs_starts_nothing_with_bad_values_ends_when_it_is_stoppe
 # ---- Command lines give the epsilon that a panel shows ---------------------------------------------------------------
 
 
-def compute_of(name: str, **values: Any) -> Any:
-    """What a panel computes for values that its controls do not offer."""
-    panel = panel_of(name)
-    return panel._compute(**{**panel.values, **values})
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [
