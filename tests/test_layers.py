@@ -100,12 +100,6 @@ def test_imports_make_no_circle() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_reader_of_imports_sees_lazy_and_relative_ones() -> None:
-    source = "import edp_lab.cli.course\nfrom ..models import crf\ndef f():\n  from edp_lab import jobs"
-    assert imported(source, ("edp_lab", "privacy")) == {"edp_lab.cli.course", "edp_lab.models.crf", "edp_lab.jobs"}
-    assert imported(source, ("edp_lab", "privacy"), lazily=False) == {"edp_lab.cli.course", "edp_lab.models.crf"}
-
-
 @pytest.mark.parametrize(("module", "seconds"), [("edp_lab", 0.3), ("edp_lab.corpora", 2.0), ("edp_lab.privacy", 4.0)])
 def test_import_is_cheap_and_brings_no_torch(module: str, seconds: float) -> None:
     times = []

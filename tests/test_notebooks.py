@@ -26,10 +26,6 @@ MAX_LINES = 12  # of a code cell without its imports; the median at most half of
 MAX_SECONDS = 180  # three times its budget, two at a time on a machine with much else to do
 
 
-def test_course_begins_with_00_start() -> None:
-    assert [path.name for path in NOTEBOOKS][:1] == ["00_start.ipynb"]
-
-
 @each_notebook
 def test_notebook_keeps_the_cut_of_the_course(path: Path) -> None:
     cells = [

@@ -214,6 +214,8 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
     for number, line in enumerate([*text_lines(path, notes), ""], start=1):
         cells = line.split()
         if comment := INTENT_LINE.match(line):
+            if rows:
+                raise UsageError(f"{path}, line {number}: an intent inside an utterance: put a blank line above it")
             intent = comment[1].strip()
         elif len(cells) > 1 and TAG.fullmatch(cells[-1]):
             if cells[0] != "-DOCSTART-":
@@ -238,7 +240,10 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
 
     try:
         # To the base loader "yes" and "on" are words.
-        document = yaml.load("\n".join(text_lines(path, notes)), Loader=yaml.BaseLoader)
+        whole = "\n".join(text_lines(path, notes))
+        document = yaml.load(whole, Loader=yaml.BaseLoader)
+        if len(yaml.compose(whole).value) > len(document):
+            raise UsageError(f"{path} has a key twice, such as two lists \"nlu\": make one list of them")
         sections = [dict(section) for section in document["nlu"]]
         blocks = [section.get("examples", "") for section in sections]
         texts = [block if isinstance(block, str) else "\n".join(one["text"] for one in block) for block in blocks]
@@ -250,10 +255,14 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
             notes[_unread(key)].append(str(path))
     for section, text in zip(sections, texts, strict=True):
         intent = str(section.get("intent", ""))
+        if intent and not text.strip():
+            notes["intents without examples"].append(f"{path}, intent {intent}")
         for number, line in enumerate(filter(None, map(str.strip, text.split("\n") if intent else ())), start=1):
             place = f"{path}, intent {intent}, example {number}"
             notes["utterances of Rasa's YAML"].append(place)
-            chunks = chunks_of(RASA_SLOT, line.removeprefix("-"))
+            chunks = [*chunks_of(RASA_SLOT, line.removeprefix("-"))]
+            if any(mark is None and set("[]") & set(words) for words, mark in chunks):
+                notes["examples with a bracket that marks no entity, read as a word"].append(place)
             yield Row(*tokenise((text, mark and _rasa_name(mark, place)) for text, mark in chunks), intent, place)
 
 

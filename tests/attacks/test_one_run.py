@@ -98,12 +98,6 @@ def test_randomized_response_is_refuted_exactly_as_often_as_promised_or_less(eps
     assert 0.005 < wrongly <= 0.05
 
 
-@pytest.mark.parametrize("beta", [0.55, 0.8, 0.99])
-def test_with_one_canary_the_gaussian_bound_is_exact(beta):
-    """Right with probability Phi(mu / 2) at most."""
-    assert one_run_mu(1, 1, 1, beta) == pytest.approx(2 * stats.norm.ppf(beta), abs=1e-4)
-
-
 def least_total(m: int, r: int, v: int, beta: float, mu: float) -> float:
     """The recursion in the paper's words, with 40 digits: wrong guesses h and right ones r, from v downwards."""
     with mpmath.workdps(40):

@@ -179,12 +179,8 @@ def test_epsilon_is_rounded_down(rate, delta):
     [
         (Mechanism.sound(1.0, 0.0, 8, 8), {}, "z0 is 0"),
         (Mechanism.sound(1.0, 1e-9, 8, 8), {}, "no claim to audit"),
-        (Mechanism.as_printed(1.0, 1e-200, 8, 8), {}, "no claim to audit"),
         (Mechanism.sound(1.0, 1.0, 8, 8, sampling_rate=0.1), {}, "Poisson"),
         (SOUND, {"draws": 2.5}, "draws is 2.5"),
-        (SOUND, {"draws": 2**32}, "draws is"),
-        (SOUND, {"confidence": math.nan}, "confidence is nan"),
-        (SOUND, {"delta": 0.0}, "delta is 0"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(mechanism, settings, culprit):

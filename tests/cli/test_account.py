@@ -68,12 +68,10 @@ EXPECTED = {  # of ONE_STEP and more: numbers, None, or words of a sentence
     "--adjacency REPLACE_ONE": {"guaranteed.mu": 1, "guaranteed.epsilon": 4.38, **CLAIMED},
     "--utterances-per-person 4": {"guaranteed.mu": 4, "guaranteed.epsilon": 24.38, **CLAIMED},
     "--as-printed --alpha-source public": {"guaranteed.mu": 5.657, **ideal(39.38), **CLAIMED},
-    "--as-printed --alpha-source none": {"guaranteed.mu": 5.657, **ideal(39.38), **CLAIMED},
     "--as-printed --alpha-source public --gpus 4": {"guaranteed.mu": 4, **ideal(24.38), **CLAIMED},
     "--as-printed --alpha-source none --micro-batch-size 1": {"guaranteed.mu": 2.828, **ideal(15.46), **CLAIMED},
     "--as-printed --alpha-source public --gpus 1 --alpha-max 2": {"guaranteed.mu": 4, **ideal(24.38), **CLAIMED},
     "--as-printed": {**PRIVATE, **CLAIMED},
-    "--as-printed --alpha-source private": {**PRIVATE, **CLAIMED},
     "--adjacency add_or_remove_one": {
         "guaranteed.epsilon": None, "noise_multiplier": [None], "guaranteed.reason": "zero-out",
     },

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from edp_lab.corpora import smart_home
-from tests.cli.conftest import write_rows
 
 # ---- What a model remembers ------------------------------------------------------------------------------------------
 
@@ -85,12 +84,3 @@ def test_table_for_people_says_what_is_refuted(output_of):
     out, _ = output_of("audit", "one-run", "--model", "linear", "--as-printed", "--z0", "4", "--canaries", "400")
     assert [said for said in REFUTED if said not in " ".join(out.split())] == []
     assert max(map(len, out.splitlines())) <= 120
-
-
-def test_a_real_corpus_is_audited(cli, tmp_path):
-    path = write_rows(tmp_path / "own.jsonl", 80)
-    settings = ("--canaries", "20", "--batch-size", "16", "--json")
-    report = json.loads(cli("audit", "one-run", "--corpus", str(path), *settings)[1])
-    assert (report["corpus"], report["canaries"]) == (str(path), 20)
-    assert report["measured_epsilon"] <= report["epsilon_if_seed_secret"]
-    assert list(tmp_path.iterdir()) == [path]

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from edp_lab.cli import app as main_app
 from edp_lab.cli import terminal
-from edp_lab.cli.reproduce import three_phase
 from edp_lab.cli.terminal import App, chosen, options_of
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.training.config import TrainConfig, option_name
@@ -56,15 +55,6 @@ def test_train_has_an_option_for_each_field_with_the_help_that_stands_beside_it(
         option = options[option_name(field.name)]
         if field.name != "corpus":  # which a run that is resumed does without
             assert (option.help, option.default) == (hints[field.name].__metadata__[0], field.default)
-
-
-def test_three_phase_has_the_defaults_of_its_settings():
-    from edp_lab.three_phase.settings import ThreePhaseSettings
-
-    options = inspect.signature(three_phase).parameters
-    for field in dataclasses.fields(ThreePhaseSettings):
-        default = options[option_name(field.name)].default
-        assert default == ("1,2,3" if field.name == "phases" else field.default)
 
 
 def test_a_string_is_help_and_a_dataclass_stands_for_its_fields():

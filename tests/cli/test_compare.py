@@ -105,11 +105,6 @@ def test_an_epsilon_stands_only_where_what_it_assumes_is_said(runs):
     ]
 
 
-def test_time_is_counted_by_epoch(runs):
-    found = compare_runs(runs(slow=record("sgd", 4, epochs=9), fast=record(seconds=1)))
-    assert [run["seconds_per_epoch"] for run in found.runs] == [4.0, 1.0]
-
-
 def test_runs_that_did_not_finish_show_it_and_what_they_have(runs):
     running, failed, started = record(), record(), record()
     running |= {"status": "running", "final": None, "epochs": running["epochs"][:2]}

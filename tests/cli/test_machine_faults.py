@@ -26,7 +26,6 @@ from edp_lab.training.session import resume
 DEEP = b"[" * 100_000 + b"]" * 100_000
 DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more than Python makes a number of
 FULL = "error: a file: No space left on device: make room there, then run it again\n2\n"
-USING = ("predict --run {} hello", "compare {}", "account --run {}", "attack loss --run {}", "train --resume {}")
 
 
 @pytest.fixture
@@ -154,18 +153,6 @@ def test_what_is_nested_without_end_or_too_long_a_number_is_named(cli, run, monk
     status, _, err = cli(*call.split())
     assert (status, err.count("\n"), (run.parent / "new").exists()) == (2, 1, False)
     assert Path(file).name in err
-
-
-@pytest.mark.parametrize("call", USING)
-def test_a_record_that_was_changed_or_cannot_be_read_is_refused(cli, run, monkeypatch, call):
-    record, command = run / RECORD, call.format(run).split()
-    record.write_text(record.read_text().replace('"z0": 0.5', '"z0": 0.7'))
-    cure = "train again, or restore it from a copy"
-    assert cli(*command) == (2, "", f"error: {record} is damaged or was edited (its checksum differs): {cure}\n")
-    denied = PermissionError(13, "Permission denied", str(record))
-    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=denied))  # for the superuser, too
-    cure = "change its permissions, or give another path"
-    assert cli(*command) == (2, "", f"error: {record} cannot be read (Permission denied): {cure}\n")
 
 
 @pytest.mark.parametrize(

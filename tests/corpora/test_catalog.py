@@ -119,27 +119,16 @@ def own_corpus(folder: Path, *rows: tuple[str, ...], tokens: str = "words", **fi
     return load_corpus(folder / "own.jsonl", tokens)
 
 
-def several(*intents: str) -> list[tuple[str, str]]:
-    return [(f"{word} the song {k}", intent) for k, word in enumerate(("sing", "hum", "skip")) for intent in intents]
-
-
 PLAIN = [(f"{word} number {k}", word) for k in range(12) for word in ("play", "stop")]
 CHINESE = ["打开客厅的灯", "今天天气怎么样", "明天早上叫我起床"]
 SLIPS = {  # rows, and the note on them; with them there is no other
-    "an intent once": ([*PLAIN, ("go on", "g0")], "intent 'g0' has a single utterance: a slip?"),
     "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has a single utterance"),
     "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have a single"),
     "capitals": (
         [(text, i) for text, i in PLAIN] + [("a b", "Play"), ("c d", "Play")],
         "intents 'Play' and 'play' differ",
     ),
-    "sharp s": (
-        [("a b", "groß"), ("b c", "groß"), ("c d", "GROSS"), ("d e", "GROSS")],
-        "intents 'GROSS' and 'groß' differ",
-    ),
     "zero width": ([*PLAIN, ("a b", "play\u200b"), ("c d", "play\u200b")], r"intents 'play' and 'play\u200b' differ"),
-    "soft hyphen": ([*PLAIN, ("a b", "pl\xaday"), ("c d", "pl\xaday")], r"intents 'play' and 'pl\xaday' differ"),
-    "filler": ([*PLAIN, ("a b", "play\u3164"), ("c d", "play\u3164")], "differ by capitals, invisible characters"),
     "full width": ([*PLAIN, ("a b", "ｐｌａｙ"), ("c d", "ｐｌａｙ")], "intents 'play' and 'ｐｌａｙ' differ"),
     "composed": (
         [("a b", "caf\xe9"), ("b c", "caf\xe9"), ("c d", "cafe\u0301"), ("d e", "cafe\u0301")],
@@ -154,15 +143,9 @@ SLIPS = {  # rows, and the note on them; with them there is no other
         "a text has several intents (the first: FILE, line 8, and FILE, line 25)",
     ),
     "by capitals": ([*PLAIN, ("Stop number 3", "play"), ("STOP number 4", "play")], "2 texts have several intents"),
-    "by form": ([*PLAIN, ("caf\xe9", "play"), ("cafe\u0301", "stop")], "a text has several intents"),
-    "of three": ([*PLAIN, *[("go", intent) for intent in ("stop", "play", "stop")]], "a text has several intents"),
     "chinese": (
         [(text + str(k), "abc"[k % 3]) for k in range(9) for text in CHINESE[k % 3 : k % 3 + 1]],
         "9 of 9 utterances are text",
-    ),
-    "japanese": (
-        [(f"明日の天気を教えて{k}", "ab"[k % 2]) for k in range(8)],
-        "8 of 8 utterances are text without spaces",
     ),
     "thai, with spaces between clauses": (
         [(f"ช่วยเปิดไฟในห้องนั่งเล่น หน่อยนะครับตอนนี้{k}", "ab"[k % 2]) for k in range(8)],
@@ -258,14 +241,6 @@ def test_an_utterance_that_is_too_long_or_shows_nothing_is_refused_by_its_line(t
     with pytest.raises(UsageError, match=message):
         own_corpus(tmp_path, *PLAIN, (text, "play"), tokens=tokens)
     assert own_corpus(tmp_path, *PLAIN, ("a " * 1000, "play")).utterances[-1].text
-
-
-def test_own_jsonl_without_tags_says_what_that_means(tmp_path):
-    file = tmp_path / "mine.jsonl"
-    file.write_text(json.dumps({"tokens": ["hi"], "intent": "greet"}))
-    corpus = load_corpus(file)
-    assert (corpus.has_tags, corpus.slots, corpus.tags) == (False, (), ())
-    assert "only the intent head is trained" in corpus.warnings[0]
 
 
 def test_declared_label_sets_of_which_intents_suffice_without_tags(tmp_path):

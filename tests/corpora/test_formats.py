@@ -313,8 +313,6 @@ def test_what_is_no_corpus_is_refused(tmp_path, name, content, message):
     ("name", "content"),
     [
         ("a.jsonl", '{"tokens": ["hi"], "tags": ["O"], "intent": "greet"}'),
-        ("a.conll", "# intent: greet\nhi O\n"),
-        ("nlu.yml", "nlu:\n- intent: greet\n  examples: |\n    - hi\n"),
         ("a.json", json.dumps([HI])),
     ],
 )
@@ -360,3 +358,17 @@ def test_the_record_of_a_run_has_the_whole_path_and_the_columns(tmp_path, monkey
     (tmp_path / "atis").mkdir()
     (tmp_path / "atis" / "seq.in").write_text("hi\n")
     assert settled(TrainConfig("atis"), 1e-5)["corpus"] == str(tmp_path / "atis")
+
+
+def test_no_utterance_is_lost_to_a_missing_blank_line_or_a_second_list(tmp_path):
+    (tmp_path / "a.conll").write_text("# intent: go\nfly O\n# intent: stop\nhalt O\n\n")
+    with pytest.raises(UsageError, match="line 3: an intent inside an utterance: put a blank line above it"):
+        load_corpus(tmp_path / "a.conll")
+    one = "nlu:\n- intent: go\n  examples: |\n    - fly [oslo](city\n- intent: stop\n"
+    (tmp_path / "nlu.yml").write_text(one)
+    notes = load_corpus(tmp_path / "nlu.yml").warnings
+    assert any("a bracket that marks no entity" in note for note in notes)
+    assert any("intents without examples" in note for note in notes)
+    (tmp_path / "nlu.yml").write_text(one + one)
+    with pytest.raises(UsageError, match="has a key twice"):
+        load_corpus(tmp_path / "nlu.yml")

@@ -264,12 +264,6 @@ def test_a_panel_that_runs_starts_nothing_with_bad_values_ends_when_it_is_stoppe
 # ---- Command lines give the epsilon that a panel shows ---------------------------------------------------------------
 
 
-def compute_of(name: str, **values: Any) -> Any:
-    """What a panel computes for values that its controls do not offer."""
-    panel = panel_of(name)
-    return panel._compute(**{**panel.values, **values})
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -304,6 +298,7 @@ COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("04 promise", [{}, {"alpha_max": 3.0}], 1, "guaranteed", lambda r: r.epsilon[SOUND_VARIANT]),
     ("03 bill", [{}, {"epochs": 3}], 0, "claimed", lambda r: r.guarantee.claimed_epsilon),
     ("03 bill", [{}, {"epochs": 3}], 0, "guaranteed", lambda r: r.guarantee.conditional_epsilon),
+    ("03 bill", [{"target": 0.5}], 1, "guaranteed", lambda r: r.target),
     ("03 loss", [{}], 0, "guaranteed", lambda r: r.epsilon),
     ("03 sampling", [{}], 0, "guaranteed", lambda r: r.sampled[-1]),
     ("03 sampling", [{}], 1, "guaranteed", lambda r: r.shuffled[-1]),

@@ -25,7 +25,7 @@ from edp_lab.course.kit.exercises import (
     mark,
     predicted,
 )
-from edp_lab.course.run import exercise_cells, read_notebook, read_solutions
+from edp_lab.course.run import exercise_cells, read_notebook
 from edp_lab.errors import UsageError
 from tests.course.conftest import answer as answer_of
 from tests.course.examples import Wrong
@@ -56,11 +56,6 @@ def test_every_notebook_has_two_to_four_exercises_and_checks_for_all(path: Path)
     assert list(exercises(number)) == list(cells)
     assert len(cells) in (2, 3, 4)
     assert sum(f'check = Checks("{number}", strict=STRICT, seed=seed)' in cell.source for cell in notebook.cells) == 1
-
-
-def test_four_exercises_of_the_core_take_twenty_lines() -> None:
-    solutions = [text.splitlines()[1:] for path in SOURCES[:8] for text in read_solutions(path).values()]
-    assert sum(len(list(filter(str.strip, lines))) >= 20 for lines in solutions) >= 4
 
 
 @each_exercise

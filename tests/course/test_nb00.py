@@ -94,17 +94,6 @@ def test_a_run_trains_with_the_sliders_values_and_reads_the_number_again(model: 
     assert f"the guaranteed ε is {at_most(together)}" in panel.words.value
 
 
-@pytest.mark.long  # the notebook shows it, too
-def test_a_number_said_often_is_read_out_of_a_model_and_one_never_said_is_not(model: SmallModel) -> None:
-    learned = SmallModel(SMALL, epochs=6)
-    ranks = {times: read.rank for times, read in learned.secrets.items()}
-    assert ranks[16] <= 3
-    assert ranks[0] > 100
-    for read in learned.secrets.values():
-        assert read.rank == 1 + (read.losses < read.loss).sum()
-        assert len(read.losses) == panels.NUMBERS
-
-
 WRONG: dict[str, dict[str, Any]] = {
     "clip": {
         "clips every number": Wrong(lambda gradient, limit: np.clip(gradient, -limit, limit), "cuts each number"),

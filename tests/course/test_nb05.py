@@ -55,13 +55,6 @@ def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowLogits:
     return ShadowLogits(logits, inside)
 
 
-def test_moments_of_shadow_models_give_the_very_scores_of_the_models(loss: Attacked) -> None:
-    shadows, own = drawn_shadows(loss, 10), signals(loss.target.model, loss.target.pool).logits
-    kept = Moments.of(shadows).shadows()
-    from_all = lira_scores(aligned(own, shadows), shadows)
-    assert lira_scores(aligned(own, kept), kept) == pytest.approx(from_all, rel=1e-9, abs=1e-9)
-
-
 def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: Path) -> None:
     target, moments = loss.target, Moments.of(drawn_shadows(loss, 6))
     item = {

@@ -18,7 +18,7 @@ from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.reproduce.table2 import METHODS
 from edp_lab.training.config import TrainConfig
 from tests.course.conftest import prediction
-from tests.course.examples import Wrong, drawn
+from tests.course.examples import Wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,41 +32,12 @@ def test_command_makes_this_very_run(trained: Any) -> None:
     assert shlex.split(run)[-1] != shlex.split(other)[-1]  # other processes, another folder
 
 
-def test_panel_refuses_more_processes_than_devices() -> None:
-    panel = panels.Processes(TrainConfig("smart-home", size="small", noise="per-device", num_devices=4, seed=5))
-    panel.controls["processes"].value = 16
-    panel.run(wait=True)
-    assert "16 processes for 4 devices: some would idle" in panel.error_box.value
-    assert panel.runs == []
-    panel.check()
-
-
 def test_committed_rows_say_how_they_were_measured() -> None:
     rows = read_kept(RESULTS / "bench_step.json")
     assert {row["method"] for row in rows} == {*METHODS, "opacus"}
     for row in rows:
         assert {"date", "machine", "versions"} <= row.keys()
         assert row["command"].startswith("edp-lab reproduce table2")
-
-
-@pytest.mark.long  # the notebook does, too
-def test_two_ranks_train_the_model_of_one() -> None:
-    four = {"as_printed": True, "clip_norm": 0.5, "z0": 0.8, "num_devices": 4, "noise": "per-device"}
-    real = panels.Processes(TrainConfig("smart-home", size="small", precision="float64", epochs=1, **four))
-    for count in (1, 2):
-        real.controls["processes"].value = count
-        real.run(wait=True)
-        real.check()
-    assert [run.record["devices"] for run in real.runs] == [
-        "4 devices: 1 process, 3 simulated",
-        "4 devices: 2 processes, 2 simulated",
-    ]
-    assert [run.record["world_size"] for run in real.runs] == [1, 2]
-    assert panels.difference(*real.runs) < 1e-9
-    assert real.runs[0].losses == pytest.approx(real.runs[1].losses, rel=1e-9)
-    assert "<b>4 devices: 2 processes, 2 simulated</b>" in real.words.value
-    assert real.tiles.sentence == "It is the same model, up to the order of sums."
-    assert list(drawn(real)[0].data[1].y) == list(real.runs[1].losses)
 
 
 def draws(seed: Callable[[int, int, int], Any], scale: Callable[[int], float] = lambda n: 1 / math.sqrt(n)) -> Any:

@@ -99,11 +99,6 @@ def test_where_words_and_weights_come_from(build, weights):
     assert (model.dropout, model.features.positions) == (0.3, SIZES["bert"]["positions"])
 
 
-def test_unknown_models_are_refused():
-    with pytest.raises(UsageError, match="unknown model 'gpt': choose one of clc, bert"):
-        build_model("gpt", LABELS, seed=0, private=False)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_saved_model_comes_back_exactly(way, tmp_path, build, monkeypatch):
     """In its own precision, and without unpickling anything."""
@@ -122,13 +117,6 @@ def test_a_saved_model_comes_back_exactly(way, tmp_path, build, monkeypatch):
         assert kinds[0] == kinds[1]
         batch = model.dataset(TRAINING).batch([0, 1])
         assert torch.equal(model.losses(batch), read.losses(batch))
-
-
-def test_saving_again_replaces_the_older_model(tmp_path, build):
-    for seed in (1, 2, 2):
-        save_model(build("clc", seed), tmp_path)
-    assert same(load_model(tmp_path), build("clc", 2))
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])

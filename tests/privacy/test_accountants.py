@@ -28,7 +28,6 @@ from edp_lab.privacy import (
     gdp_epsilon,
     judge,
 )
-from edp_lab.privacy.csprng import Purpose, SecretStream, key_from_seed
 from edp_lab.privacy.gdp import gdp_delta
 from edp_lab.privacy.pld import ORDERS, GroupRenyiDP, RenyiDP, log_moments
 
@@ -379,13 +378,3 @@ def test_a_step_that_does_other_than_is_accounted_is_noticed(
     monkeypatch.setattr(Mechanism, fault, wrong)
     epsilon, bound = judged(0.05, 2, 2.0, 2, 1e-5)
     assert epsilon < bound * (1 - 1e-6)
-
-
-def test_streams_of_noise_do_not_repeat() -> None:
-    """Other keys, steps and devices, a third each. A generator with 32 seed bits would repeat some of a million."""
-    firsts = np.empty((30_000 * TIMES, 1), dtype=np.uint64)
-    for draw, number in zip(firsts, range(len(firsts)), strict=True):
-        kind, place = number % 3, number // 3
-        key = key_from_seed(place if kind == 0 else -1)
-        SecretStream(key, Purpose.NOISE, *((0, 0), (place, 0), (0, place + 1))[kind]).fill(draw)
-    assert len(np.unique(firsts)) == len(firsts)

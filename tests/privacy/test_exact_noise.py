@@ -393,13 +393,3 @@ def test_rows_columns_places_and_keys_are_uncorrelated(key):
         other = uniform_hash(other_key, place, np.arange(4096), 64) - 0.5
         for shift, axis in itertools.product((0, 1, 5), (0, 1)):  # also against shifted rows and columns
             assert abs((u * np.roll(other, shift, axis)).mean() * 12 * u.size**0.5) < 5
-
-
-def test_no_two_of_a_million_cells_of_keys_places_rows_and_columns_agree_row_by_row():
-    """Masks of 64 columns all differ: no arithmetic of key, place and row coincides."""
-    golden = 0x9E3779B97F4A7C15
-    keys = [0, 1, 2, golden, 2 * golden % 2**64, 3 * golden % 2**64, 2**64, 2**64 + 1, key_from_seed(1)]
-    rows = np.arange(500)
-    masks = [uniform_hash(key, place, rows, 64) < 0.5 for key in keys for place in range(4)]
-    packed = np.packbits(np.concatenate(masks), axis=1).view(np.uint64).ravel()
-    assert len(np.unique(packed)) == len(keys) * 4 * len(rows)

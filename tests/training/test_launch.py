@@ -16,7 +16,7 @@ import pytest
 
 from edp_lab.errors import UsageError
 from edp_lab.training import launch
-from edp_lab.training.launch import Ranks, launched
+from edp_lab.training.launch import Ranks
 from edp_lab.training.ledger import LEDGER
 from edp_lab.training.run_files import read_record
 from tests.training.own_corpus import result, runs, wait_for, write_corpus
@@ -163,14 +163,6 @@ def test_ctrl_c_reaches_the_parent_alone_which_lets_the_ranks_finish(toy, tmp_pa
         os.killpg(parent.pid, signal.SIGINT)
         assert parent.stdout.read() == "saved\n"
     assert parent.returncode == 0
-
-
-@pytest.mark.parametrize("numbers", [{"RANK": "0"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}])
-def test_numbers_of_a_launcher_that_do_not_fit_are_refused(numbers, monkeypatch):
-    for name, value in numbers.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="but RANK must be a whole number from 0 on and below WORLD_SIZE"):
-        launched()
 
 
 # Kills of the parent, of torchrun and of ranks at random moments: no process is left, and no step is lost or redone.

@@ -187,21 +187,6 @@ def test_every_changed_byte_is_noticed(path):
             refused(path)
 
 
-def test_removed_swapped_repeated_and_foreign_lines_are_noticed(path, tmp_path):
-    _, raw = three(path)
-    lines = raw.splitlines(keepends=True)
-    foreign = written(tmp_path / "foreign.jsonl", [(9, 9, KEY)]).path.read_bytes().splitlines(keepends=True)[-1]
-    edits = [[*lines, foreign], [*lines[:2], foreign], [line.replace(b": ", b":") for line in lines]]
-    for k in range(4):
-        before, own, after = lines[:k], lines[k], lines[k + 1 :]
-        edits += [[*before, own, own, *after], [*before, b"\n", own, *after]]
-        if after:  # a last line that is missing: see the next test
-            edits += [[*before, *after], [*before, after[0], own, *after[1:]]]
-    for edit in edits:
-        path.write_bytes(b"".join(edit))
-        refused(path, "damaged, edited or too old")
-
-
 def test_lines_cut_off_that_the_record_remembers_are_missed(path):
     ledger, raw = three(path)
     lines = raw.splitlines(keepends=True)
@@ -246,7 +231,8 @@ def test_a_spliced_or_random_file_is_refused_or_has_lost_its_last_lines_only(dat
         ledger, raw = three(path)
         start = data.draw(st.integers(0, len(raw)))
         end = data.draw(st.integers(start, len(raw)))
-        piece = data.draw(st.binary(max_size=40) | st.just(raw[:end]) | st.just(raw[start:]))
+        foreign = _sealed({"epoch": 9, "step": 9, "key": "0"}, "") + b"\n"
+        piece = data.draw(st.binary(max_size=40) | st.sampled_from([raw[:end], raw[start:], foreign]))
         path.write_bytes(data.draw(st.just(raw[:start] + piece + raw[end:]) | st.binary(max_size=300)))
         try:
             found = PrivacyLedger.open(path)

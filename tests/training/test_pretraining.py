@@ -16,7 +16,6 @@ from edp_lab.corpora.encoding import SPECIAL, PieceFeatures
 from edp_lab.errors import UsageError
 from edp_lab.models.bert import BertSize, load_bert
 from edp_lab.models.factory import build_model
-from edp_lab.models.vectors import load_vectors
 from edp_lab.training import pretraining
 from edp_lab.training.pretraining import PretrainingEpoch, mask_pieces, pretrain_bert, pretrain_vectors
 
@@ -99,12 +98,6 @@ def test_bad_input_leaves_nothing_behind(tmp_path, train):
     with pytest.raises(UsageError, match="holds no letter or digit"):
         pretrain_bert([("\0",)], tmp_path / "new", epochs=1, size=TINY)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
-
-
-def test_vectors_are_saved_where_they_are_found(tmp_path):
-    vectors = pretrain_vectors(TEXT[:20], tmp_path / "out", size=4, epochs=1)
-    read = load_vectors(tmp_path / "out")
-    assert (read.words, read.matrix.tolist()) == (vectors.words, vectors.matrix.tolist())
 
 
 @pytest.mark.parametrize("model", ["clc", "bert"])

@@ -189,15 +189,6 @@ def test_a_delta_that_promises_nothing_gets_no_certificate(run, tmp_path):
         certificate(tmp_path / "run")
 
 
-def test_a_certificate_that_was_not_written_any_more_is_made_when_the_run_is_taken_up(run):
-    *_, folder = run
-    before = json.loads((folder / CERTIFICATE).read_text())
-    (folder / CERTIFICATE).unlink()
-    resume(folder)
-    after = json.loads((folder / CERTIFICATE).read_text())
-    assert before | {"written": None} == after | {"written": None}
-
-
 @pytest.mark.parametrize("tokens", ["words", "characters"])
 def test_a_start_that_was_made_from_the_private_text_is_refused(corpus, tmp_path, tokens):
     start = tmp_path / "start"

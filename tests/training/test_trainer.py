@@ -152,14 +152,6 @@ def test_the_ladder_ends_at_dp_sgd_and_its_noise_grows_only_through_the_divisor(
     assert [larger / smaller for larger, smaller in pairwise(stds)] == pytest.approx([2, 2])
 
 
-@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
-@pytest.mark.parametrize("model", ["clc", "bert"])
-def test_dp_sgd_trains_where_nobody_was_drawn(corpus, encoder, sampling, model):
-    shared = {"model": model, "pretrained": encoder if model == "bert" else None}
-    parameters = after(corpus, 12, method="dp-sgd", batch_size=1, num_devices=1, sampling=sampling, **shared)
-    assert torch.isfinite(parameters).all()
-
-
 @given(
     n=st.integers(1, 80),
     batch_size=st.integers(1, 40),
@@ -220,8 +212,3 @@ def test_dp_adam_and_adam_are_the_printed_update_on_the_released_gradient(name: 
             root = weighted_mean([g**2 for g in past], 0.999).sqrt()
             expected -= LR * weighted_mean(past, 0.9) / (root + 1e-8)
         assert float((end.detach() - expected).abs().max()) < 1e-12
-
-
-def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'sgd'.*adam, dp-adam"):
-        make_optimizer("sgd", [nn.Parameter(torch.zeros(1))], LR)
