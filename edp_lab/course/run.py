@@ -245,7 +245,7 @@ def execute(
 def verdicts(path: Path, timeout: int = 600) -> dict[str, Any]:
     """Execute a student's notebook as it is, and say what its checks found.
 
-    Errors do not stop it. The notebook's own code runs with the rights of whoever calls this.
+    Errors do not stop it. The notebook's own code runs with the caller's rights.
 
     Returns:
         ``notebook``, ``verdicts`` (by exercise its ``status`` and ``message``) and ``error`` (of a run without
@@ -390,7 +390,7 @@ def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> 
 
 
 def write_shared(out: Path) -> None:
-    """Write what all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends and figures' look."""
+    """Write what all pages of a folder load: plotly.js, and ``page.js`` with panels' front ends and figures' look."""
     widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure, theme.Fit)
     modules = {f"{widget.__module__}.{widget.__name__}": str(widget._esm) for widget in widgets}
     shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}
