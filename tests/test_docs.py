@@ -87,7 +87,9 @@ def test_links_between_pages_lead_somewhere() -> None:
     pages = [*PAGES, *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")), "CONTRIBUTING.md"]
     pages += [str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").glob("*.md")]
     for page in set(pages):
-        for link in re.findall(r"\]\((?!http|#)([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8")):
+        for link in re.findall(
+            r"\]\((?!http|#|\.\./\.\./deployments)([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8")
+        ):
             assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
     assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in README] == []
 
@@ -102,7 +104,7 @@ def rows(name: str, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def test_readme_is_short_and_its_findings_are_those_of_the_records() -> None:
-    assert len(README.split()) <= 700
+    assert len(README.split()) <= 600
     private = [row for row in rows("table1") if row["log10_claimed"] is not None]
     claimed = [10 ** (row["log10_claimed"] - 6) for row in private]
     attacks = [rows("bench_attacks", attack=name)[0] for name in ("shadow", "lira, 16 shadow models")]

@@ -23,14 +23,14 @@ INSTEAD = {  # a pattern in a sentence, and what to write instead
     r"\bnot kept\b": "'raw results are not archived'",
 }
 INTRODUCED = {  # a term of the README, and what its first paragraph with this term, or one before, says
-    r"\b[Ee]psilon\b|ε": r"([Ee]psilon|ε)\b[^.]* (bounds|limits|measures|says)\b",
+    r"\b[Ee]psilon\b|ε": r"measure is \W*epsilon|([Ee]psilon|ε)\b[^.]* (bounds|limits|measures)\b",
     r"\bSER\b": r"semantic error rate",
     r"\bCLC\b": r"character CNN",
     r"\bLiRA\b": r"likelihood",
     r"\bAUC\b": r"guessing|ROC curve",
 }
 READ = "*.md data/*.md data/results/*.md docs/**/*.md notebooks/*.md notebooks/*.ipynb edp_lab/**/*.py edp_lab/**/*.j2"
-LATER = ("README.md", "docs/teaching/")  # still to be rewritten
+LATER = ("docs/teaching/",)  # still to be rewritten
 
 
 def prose(markdown: str) -> str:
@@ -75,7 +75,7 @@ def test_sentences_of_pages_have_one_bracket() -> None:
     assert [line for line in found if re.fullmatch(r"(?!notebooks).*\.md", line[0])] == []
 
 
-@pytest.mark.parametrize("term", [] if "README.md" in LATER else INTRODUCED)
+@pytest.mark.parametrize("term", INTRODUCED)
 def test_readme_introduces_its_terms(term: str) -> None:
     if first := re.search(term, text := prose((ROOT / "README.md").read_text(encoding="utf-8"))):
         assert re.search(INTRODUCED[term], text[: text.find("\n\n", first.end())]), f"define {term} first"

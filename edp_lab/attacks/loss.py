@@ -188,11 +188,11 @@ class Attacked:
     @property
     def verdict(self) -> str:
         """The result in words; an attack that fails proves nothing."""
-        (low, high), guards, bound = self.result.auc_interval, self.result.guards, self.result.bound
+        (low, high), guards, bound = self.result.auc_interval, self.target.guards, self.result.bound
         sure = f"{100 * self.result.confidence:g} %"
-        if guards["leaks"]:
+        if guards.leaks:
             return "worthless: the split leaks, so the attack may tell texts apart instead of members"
-        if guards["duplicates"]:
+        if guards.duplicates:
             return "worthless: some texts are both members and non-members; train with duplicates kept together"
         if bound is not None and low > bound["auc"]:
             return f"more than epsilon allows, at {sure} confidence: the guarantee does not hold, or its seed was used"
@@ -203,16 +203,15 @@ class Attacked:
         return "this attack finds nothing, which is no proof of privacy: a better one may"
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.result.to_json(), **self.about, "bound_said": self.bound_said, "verdict": self.verdict}
+        said = {"guards": self.target.guards._asdict(), "bound_said": self.bound_said, "verdict": self.verdict}
+        return {**self.result.to_json(), **self.about, **said}
 
 
 def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
     """Summarise an attack by its scores of the target's pool, beside the guarantee of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.conditional_epsilon, guarantee.status)
-    guards = target.guards._asdict()
-    guards["said"] = guards.pop("message")  # its name in JSON
-    result = summarise(attack, *sides, epsilon, delta, guards, target.sides(target.texts))
+    result = summarise(attack, *sides, epsilon, delta, target.sides(target.texts))
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
@@ -226,9 +225,6 @@ class Guards(NamedTuple):
     text_auc_interval: Interval  # at `confidence`
     confidence: float
     duplicates: int  # token strings that occur on both sides
-    members: int
-    non_members: int
-    balanced: bool  # they are equally many
     leaks: bool  # the interval excludes 0.5, on either side: the split is not exchangeable
     message: str  # one sentence: fine, or what is wrong and how to fix it
 
@@ -269,7 +265,7 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
     alike = f"words alone do not tell the {sides[0]:,} members from as many non-members ({evidence})"
     message = "; ".join(wrong) or f"fine: {alike}, and no text is on both sides"
     message = f"{message[0].upper()}{message[1:]}."
-    return Guards(area, interval, SPLIT_CONFIDENCE, duplicates, *sides, sides[0] == sides[1], leaks, message)
+    return Guards(area, interval, SPLIT_CONFIDENCE, duplicates, leaks, message)
 
 
 def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]]) -> tuple[Floats, Floats]:

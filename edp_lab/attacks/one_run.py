@@ -2,15 +2,15 @@
 
 An attacker who sees what the run released scores every canary, guesses "in" for the highest and "out" for the lowest,
 and is right more often than a false claim allows. A canary that is out keeps its slot and contributes no gradient, so
-in and out are zero-out neighbours, which the judge assumes with disjoint batches; with Poisson sampling and micro-batch
-size 1 this equals add/remove. Canaries of one step are in different micro-batches.
+in and out are zero-out neighbours, which the judge assumes with disjoint batches. Canaries of one step are in different
+micro-batches.
 
 Canary i pushes its micro-batch along a direction e_i, orthogonal to the other canaries', as hard as the clip allows: to
 +C e_i if it is in. If it is out, to 0 if it was alone, else to -C e_i, because an opposing example, which is always
 there, pushes the other way. So the two are as far apart as the sensitivity (up to the rest of the micro-batch, which
 keeps a tenth of C): C or 2C. The score adds up the inner product of e_i with what is released over the steps in which
-the canary could take part (under Poisson sampling its likelihood ratio). An attacker who sees only the last model, and
-knows where training began, scores by the distance moved along -e_i.
+the canary could take part. An attacker who sees only the last model, and knows where training began, scores by the
+distance moved along -e_i.
 
 alpha is 1 on every layer: what leaks through private layer scales comes on top. Order and places of the canaries are
 public, as they may be if no sampling amplifies privacy.
@@ -36,7 +36,7 @@ from edp_lab.corpora.corpus import Corpus, Split, split
 from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Mechanism, judge
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
-from edp_lab.training.batches import Batches, Devices, shard
+from edp_lab.training.batches import Devices, shard
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 from edp_lab.training.gradients import Layout, MicroGradients, StackedGradients, model_gradients, stacked_gradients
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
     key: int  # of the canaries; the noise has another
     included: np.ndarray  # (m), bool
     utterances: int  # n; number n + i is canary i
-    batches: Batches | Placement
+    batches: Placement
     opposing_examples: bool  # whether an example that is always there pushes against each canary
 
     @classmethod
@@ -101,16 +101,8 @@ class Plan(NamedTuple):
         included = stream(key, Purpose.SAMPLE, 0).random(canaries) < 0.5
         size = config.largest_micro_batch
         opposed = size > 1
-        batches: Batches | Placement = (
-            config.batches(key_from_seed(config.seed), utterances + canaries)
-            if config.poisson
-            else Placement(key, utterances, canaries, config.num_devices, config.micro_batches, size, 1 + opposed)
-        )
+        batches = Placement(key, utterances, canaries, config.num_devices, config.micro_batches, size, 1 + opposed)
         return cls(key, included, utterances, batches, opposed)
-
-    @property
-    def disjoint(self) -> bool:
-        return isinstance(self.batches, Placement)
 
     def step(self, epoch: int, step_in_epoch: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
         """Micro-batches without canary; those with one, less the canary; and the canaries' numbers, in one step."""
@@ -207,7 +199,7 @@ def gradient_scores(
     """Train with gradient canaries, and score them by what every step releases, and by the last model: (m), (m)."""
     m, per_epoch = len(plan.included), plan.batches.steps_per_epoch
     directions = Directions(plan.key, m, trainee.layout.size)
-    scores, everyone = np.zeros(m), np.arange(m)
+    scores = np.zeros(m)
     for step in range(config.epochs * per_epoch):
         epoch, step_in_epoch = divmod(step, per_epoch)
         others, rows_of, numbers = plan.step(epoch, step_in_epoch)
@@ -223,21 +215,19 @@ def gradient_scores(
         included = torch.from_numpy(plan.included[numbers]).to(rows.device)
         directions.push(rows, numbers, torch.where(included, push, away))
         released = trainee.step(epoch, step, [*gradients, StackedGradients(rows, trainee.layout)])
-        seen = numbers if plan.disjoint else everyone  # which canaries Poisson sampling drew is secret
-        scores[seen] += evidence(mechanism, epoch, config.micro_batches * directions.project(released, seen))
+        projections = config.micro_batches * directions.project(released, numbers)
+        scores[numbers] += evidence(mechanism, epoch, projections)
         progress(step + 1, config.epochs * per_epoch)
-    return scores, -directions.project(trainee.moved, everyone)
+    return scores, -directions.project(trainee.moved, np.arange(m))
 
 
 def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.ndarray:
     """Log-likelihood ratio of "in" against "out" of canaries, from projections of one released sum: (k) -> (k).
 
-    ln p(x | in) - ln p(x | out): noise is added to C or 0, and to C only if a Poisson sample drew the canary. With
-    disjoint batches (also between C and -C) this ranks canaries as the inner product itself does.
+    ln p(x | in) - ln p(x | out), where noise is added to C or 0; between C and -C it ranks canaries alike.
     """
-    c, q = mechanism.clip_norm, mechanism.sampling_rate
-    drawn = (projections - c / 2) * c / mechanism.noise_std(epoch) ** 2
-    return drawn if q is None or q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + drawn)
+    c = mechanism.clip_norm
+    return (projections - c / 2) * c / mechanism.noise_std(epoch) ** 2
 
 
 # ---- The audit -------------------------------------------------------------------------------------------------------
@@ -245,11 +235,7 @@ def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.nd
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunAudit(Audit):
-    """Claimed, guaranteed and measured epsilon of a run.
-
-    The lower bound is the Gaussian one with disjoint batches, whose mechanism is Gaussian, and the distribution-free
-    one with Poisson sampling.
-    """
+    """Claimed, guaranteed and measured epsilon of a run; the lower bound is the Gaussian one."""
 
     model: str  # "clc", "bert", or "linear", the one-layer audit model
     bounds: OneRunBounds  # both
@@ -303,7 +289,7 @@ def audit_one_run(
     tallies = make_guesses(scores, plan.included)
     perfect = [Tally(tally.guesses, tally.guesses) for tally in tallies]
     prove = partial(one_run_bounds, canaries, delta=guarantee.delta, confidence=confidence)
-    bounds, most = (prove(counted, gaussian=plan.disjoint) for counted in (tallies, perfect))
+    bounds, most = (prove(counted, gaussian=True) for counted in (tallies, perfect))
     guesses, correct = bounds.tally.guesses, bounds.tally.correct
     return OneRunAudit.of(
         mechanism,
@@ -332,11 +318,8 @@ def _check(config: TrainConfig, canaries: int, confidence: float) -> None:
         raise UsageError("plain training claims no epsilon: audit edp-sgd or dp-sgd")
     if config.alpha_source is not Alpha.NONE:
         raise UsageError("this audit takes every layer scale alpha to be 1: choose alpha 'none'")
-    if config.poisson and config.largest_micro_batch > 1:
-        raise UsageError(
-            "with Poisson sampling a canary must be alone in its micro-batch, or its empty slot would change the mean "
-            "of the others: take disjoint batches (--sampling shuffle), or --method dp-sgd"
-        )
+    if config.poisson:
+        raise UsageError("this audit places its canaries in disjoint batches: choose sampling 'shuffle'")
     if not (isinstance(canaries, Integral) and 1 <= canaries <= MOST_CANARIES):
         raise UsageError(f"the number of canaries is {canaries}: it must be a whole number from 1 to {MOST_CANARIES:,}")
     check_confidence(confidence)

@@ -16,7 +16,7 @@ refute it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -76,7 +76,6 @@ class AttackResult:
     tpr_at_fpr: dict[str, dict[str, Any]]
     advantage: float  # max TPR - FPR, biased upwards (see `advantage`)
     bound: dict[str, Any] | None  # "epsilon", "delta", and `dp_bound`: "auc", "tpr_at_fpr", "advantage"; None without
-    guards: dict[str, Any]  # results of the sanity guards; empty if none ran
     members: int
     non_members: int
     confidence: float
@@ -243,7 +242,6 @@ def summarise(
     non_members: ArrayLike,
     epsilon: float | None = None,
     delta: float | None = None,
-    guards: Mapping[str, Any] | None = None,
     texts: Texts | None = None,
 ) -> AttackResult:
     """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon."""
@@ -272,7 +270,6 @@ def summarise(
         tpr_at_fpr=tpr_by_fpr,
         advantage=advantage(inside, outside),
         bound=bound,
-        guards=dict(guards or {}),
         members=len(inside),
         non_members=len(outside),
         confidence=CONFIDENCE,

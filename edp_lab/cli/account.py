@@ -41,7 +41,7 @@ def account(
     as_printed: AsPrinted = False,
     alpha_max: AlphaMax = 1.0,
     alpha_source: Annotated[
-        str | None, "Layer scales from: none, public, noised or private (default: none; private if --as-printed)."
+        str | None, "Layer scales from: none, public or private (default: none; private if --as-printed)."
     ] = None,
     micro_batch_size: MicroBatchSize = 8,
     sampling_rate: Annotated[
@@ -153,7 +153,6 @@ def described(as_printed: bool, alpha_max: float, sampling_rate: float | None, *
 def _report(mechanism: Mechanism, releases: dict[int, int], guarantee: Guarantee) -> dict[str, Any]:
     from edp_lab.privacy import NoGuarantee, claim
     from edp_lab.privacy.guarantee import HOLDS, VOID
-    from edp_lab.privacy.schedule import training_releases
 
     try:
         sensitivity = mechanism.sensitivity(guarantee.adjacency)
@@ -169,14 +168,13 @@ def _report(mechanism: Mechanism, releases: dict[int, int], guarantee: Guarantee
         "epsilon_in_real_numbers": guarantee.conditional_epsilon,
         **{name: getattr(guarantee, name) for name in names},
     }
-    epochs = training_releases(releases)
-    noise = [mechanism.noise_std(t) for t in epochs]
+    noise = [mechanism.noise_std(t) for t in releases]
     return {
         "claimed": asdict(claim(mechanism, releases, guarantee.delta)),
         "guaranteed": holds,
         "epochs": guarantee.epochs,
         "releases": sum(releases.values()),
-        "z_t": [mechanism.noise_multiplier_setting(t) for t in epochs],
+        "z_t": [mechanism.noise_multiplier_setting(t) for t in releases],
         "noise_multiplier": [std / sensitivity if sensitivity else None for std in noise],
         "sensitivity": sensitivity,
         "noise_std": noise,

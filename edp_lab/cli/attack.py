@@ -209,7 +209,7 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
     if bound is not None:
         rates = [f"TPR at most {most:.4f} at {100 * float(rate):g} % FPR" for rate, most in bound["tpr_at_fpr"].items()]
         facts.append(("", ", ".join([*rates, f"advantage at most {bound['advantage']:.4f}"])))
-    facts += [("guards", result["guards"]["said"]), ("verdict", result["verdict"])]
+    facts += [("guards", result["guards"]["message"]), ("verdict", result["verdict"])]
     return Report(f"{title}: {result['members']} members, {result['non_members']} non-members", facts)
 
 
@@ -235,7 +235,7 @@ def mechanism(
         typer.Option(
             "--alpha",
             "--alpha-source",
-            help="Layer scales from: none, public, noised (if sound) or private (as printed), audited as if public "
+            help="Layer scales from: none, public or private (as printed), audited as if public "
             "(default: none; public if --as-printed).",
         ),
     ] = None,
@@ -255,9 +255,7 @@ def mechanism(
     if alpha is None:
         alpha = Alpha.PUBLIC if as_printed else Alpha.NONE
     if alpha == Alpha.PRIVATE and not as_printed:
-        raise UsageError(
-            "--alpha private is Algorithm 1 as printed: add --as-printed, or choose none, public or noised"
-        )
+        raise UsageError("--alpha private is Algorithm 1 as printed: add --as-printed, or choose none or public")
     sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
     tested = described(as_printed, alpha_max, None, clip_norm=clip, z0=z0, alpha=alpha, **sizes)
     with bar("draws", total=2 * draws) as (update, _):
@@ -280,7 +278,6 @@ def one_run(
     micro_batch_size: Annotated[
         int | None, "Utterances that share a clip (default: batch size over devices; dp-sgd: 1)."
     ] = None,
-    sampling: Annotated[str | None, "shuffle, or poisson (dp-sgd only) (default: shuffle; poisson for dp-sgd)."] = None,
     epochs: Epochs = 1,
     size: Annotated[str, "Size of the model: small or paper."] = "small",
     pretrained: Annotated[str | None, "FastText .vec, a folder of edp-lab pretrain, or a BERT hub name."] = None,
@@ -312,6 +309,7 @@ def one_run(
         corpus=corpus or "",
         model="clc" if linear else model,
         alpha="none",
+        sampling="shuffle",
         dropout=0.0,  # it would only make canaries harder to remember
     )
     one_thread_if_small(size)
@@ -320,12 +318,10 @@ def one_run(
     answer(as_json, {**asdict(audit), "corpus": corpus, "seed": seed}, _run_to_read(audit, corpus))
 
 
-def _three_epsilons(a: MechanismAudit | OneRunAudit, neighbours: str, held: str, what: str) -> Facts:
+def _three_epsilons(a: MechanismAudit | OneRunAudit, held: str, what: str) -> Facts:
     how = "the sound epsilon itself" if a.mechanism.variant == "sound" else "zCDP, z at face value"
-    assuming = "for any mechanism"
-    if a.bounds.gaussian is not None:
-        assuming = f"{down(a.bounds.distribution_free, 4)} without assuming Gaussian noise"
-    noise = f"{number(a.noise_multiplier)}; neighbours: {neighbours}, delta {number(a.delta, 3)}"
+    assuming = f"{down(a.bounds.distribution_free, 4)} without assuming Gaussian noise"
+    noise = f"{number(a.noise_multiplier)}; neighbours: zero-out, delta {number(a.delta, 3)}"
     measured = f"at least {down(a.measured_epsilon, 4)} ({assuming})"
     return [
         ("noise over sensitivity", noise),
@@ -341,7 +337,7 @@ def _step_to_read(a: MechanismAudit) -> Report:
     title = f"{name_of(m)}, one step: {m.num_devices} devices, micro-batches of {m.micro_batch_size}, "
     title += f"alpha {m.alpha}{largest}, C {m.clip_norm:g}, z0 {m.z0:g}"
     held = "no guarantee" if public is None else f"no guarantee; {number(public)} if alpha were public"
-    facts = _three_epsilons(a, "zero-out", held if a.epsilon_if_seed_secret is None else "exact", "draws")
+    facts = _three_epsilons(a, held if a.epsilon_if_seed_secret is None else "exact", "draws")
     facts.append(("canary", "an utterance with a gradient as large as the clip allows; was it there?"))
     for name, rate in (("false alarms", a.false_positive_rate), ("missed", a.false_negative_rate)):
         facts.append((name, f"{rate.errors:,} of {a.draws:,} (probability at most {rate.upper_limit:.3g})"))
@@ -350,15 +346,12 @@ def _step_to_read(a: MechanismAudit) -> Report:
 
 def _run_to_read(a: OneRunAudit, corpus: str | None) -> Report:
     m = a.mechanism
-    sampled = m.sampling_rate is not None
-    held = "no guarantee" if a.epsilon_if_seed_secret is None else "upper bound" if sampled else "exact"
+    held = "no guarantee" if a.epsilon_if_seed_secret is None else "exact"
     epochs = "one epoch" if a.epochs == 1 else f"{a.epochs} epochs"
     title = f"{name_of(m)}, {epochs} of {a.steps // a.epochs} steps, "
     title += "one layer" if corpus is None else f"{a.model} on {corpus}"
-    sampling = ", Poisson sampling" if sampled else ""
-    size = f"{m.num_devices} devices, micro-batches of {m.micro_batch_size}{sampling}, C {m.clip_norm:g}, z0 {m.z0:.4g}"
-    neighbours = "add or remove one utterance" if sampled else "zero-out"
-    facts = [("setting", size), *_three_epsilons(a, neighbours, held, "canaries")]
+    size = f"{m.num_devices} devices, micro-batches of {m.micro_batch_size}, C {m.clip_norm:g}, z0 {m.z0:.4g}"
+    facts = [("setting", size), *_three_epsilons(a, held, "canaries")]
     facts.append(("canaries", f"{a.canaries:,}, {a.included:,} of them in"))
     for tally in a.tallies:
         facts.append(("", f"{tally.correct:,} of {tally.guesses:,} guesses right"))

@@ -72,14 +72,10 @@ def table1(
         "Any of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
         "smart-home-communication, smart-home-video; with commas between.",
     ] = "atis,snips,nlu-eval",
-    quick: Annotated[
-        bool, typer.Option("--quick/--full", help="Medium-sized models, fewer epochs and levels: minutes, not hours.")
-    ] = False,
     encoder: Annotated[
         str | None,
-        "Public encoder, a hub name or a folder: BERT starts from its first 4 layers (2 if --quick), the CLC "
-        "reads its words' vectors (fastText made on the spot if --quick). (default: "
-        "sentence-transformers/all-MiniLM-L6-v2)",
+        "Public encoder, a hub name or a folder: BERT starts from its first 4 layers, the CLC reads its words' "
+        "vectors. (default: sentence-transformers/all-MiniLM-L6-v2)",
     ] = None,
     seeds: Annotated[int | None, "Runs of each cell. (default: 3)", COUNT] = None,
     workers: Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES] = None,
@@ -94,13 +90,10 @@ def table1(
     made: list[Row] = []
     with _resumable(out, "runs") as tell:
         from edp_lab.jobs import usable_cores
-        from edp_lab.reproduce.table1 import ENCODER, FULL, QUICK, TableRuns
+        from edp_lab.reproduce.table1 import ENCODER, FULL, TableRuns
         from edp_lab.reproduce.table1 import table1 as rows_of
 
-        if encoder and quick and "bert" not in models.split(","):
-            raise UsageError("--quick has the CLC read words that are made on the spot: drop --encoder or --quick")
-        scale = QUICK if quick else FULL
-        scale = replace(scale, seeds=seeds or scale.seeds)
+        scale = replace(FULL, seeds=seeds or FULL.seeds)
         runs = TableRuns(out, workers or usable_cores(), tell, fresh, encoder or ENCODER)
         for cells in rows_of(runs, scale, models.split(","), corpora.split(",")):
             made += cells

@@ -220,7 +220,7 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
         if name in named:
             raise UsageError(f"--epsilon {why}: drop it, or drop {flag_of(name)}")
     overrides = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
-    with telling(f"reading {corpus}, seeking the noise, timing a step", lines=False):
+    with telling(f"reading {corpus}, seeking the noise", lines=False):
         return plan(corpus, epsilon, **overrides)
 
 
@@ -328,11 +328,10 @@ def _tell_of_secret(folder: Path) -> None:
 def _plan_to_read(made: Plan) -> Report:
     """What ``edp-lab train --epsilon`` is about to do."""
     config = made.config
-    time = f"{made.seconds:.0f} s" if made.seconds < 120 else f"{made.seconds / 60:.0f} min"
     unit, together = f"each of n = {made.protected:,} utterances", f"epsilon {up(made.copies_epsilon, 4)} together"
     facts = [
         ("delta times n", up(made.delta * made.protected, 2)),
-        ("training", f"{made.steps} steps, about {time} here; noise multiplier {number(config.z0, 4)}"),
+        ("training", f"{made.steps} steps; noise multiplier {number(config.z0, 4)}"),
         *([("equal utterances", f"up to {made.copies:,}, with {together}")] if made.copies > 1 else []),
         *(("assumed public", f"the start, trained without privacy on {corpus}") for corpus in made.public),
         *((line.setting, f"{line.value}: {line.why}") for line in made.lines),

@@ -23,8 +23,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from edp_lab.corpora import formats, readers
-from edp_lab.corpora.corpus import Corpus, by_character, check_readable, labels_of
-from edp_lab.corpora.notes import notes_on
+from edp_lab.corpora.corpus import Corpus, by_character, check_readable, labels_of, notes_on
 from edp_lab.corpora.readers import Reading
 from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, user_cache

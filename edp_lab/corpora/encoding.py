@@ -39,12 +39,6 @@ class Labels:
     def of(cls, corpus: Corpus) -> Labels:
         return cls(corpus.intents, corpus.tags)
 
-    def covers(self, utterance: Utterance) -> bool:
-        """True if its intent and, for a model with slots, all its tags are known."""
-        if utterance.intent not in self.intents:
-            return False
-        return not self.tags or (utterance.tags is not None and set(utterance.tags) <= set(self.tags))
-
 
 class Features(Protocol):
     """Encoder of words as the numbers that a model reads."""

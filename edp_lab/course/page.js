@@ -92,12 +92,16 @@ const move = (el, { table, models, buttons }) => {
 };
 
 addEventListener("DOMContentLoaded", async () => {
+    const dark = matchMedia("(prefers-color-scheme: dark)"), paint = () => { document.body.dataset.jpThemeLight = !dark.matches; };
+    dark.addEventListener("change", paint);
+    paint();
     const tables = [];
     for (const place of document.querySelectorAll(".edp-still")) {
         const panel = { models: {}, buttons: {}, ...JSON.parse(place.textContent) };
         const el = await draw(panel, place, panel);
         if (panel.table) tables.push(move(el, panel));
     }
+    dispatchEvent(new Event("resize"));  // a figure that was drawn before its neighbour came has the wrong width
     for (const states of tables) await states();  // unpacked before anyone moves anything
     globalThis.edpLabReady = true;
 });

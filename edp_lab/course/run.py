@@ -357,7 +357,8 @@ def page_of(notebook: NotebookNode, name: str, folder: Path) -> str:
     how: Any = {"template_file": "page.html.j2", "extra_template_paths": [str(HERE)], "embed_images": True}
     exporter = _Exporter(setup, exclude_input_prompt=True, exclude_output_prompt=True, **how)
     resources = {"metadata": {"name": name, "path": str(folder)}, "style": theme.STYLE}
-    cells = [new_markdown_cell(ABOUT), *notebook.cells]
+    about = [] if name == "index" else [new_markdown_cell(ABOUT)]
+    cells = [*about, *notebook.cells]
     page, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), resources)
     return re.sub(r'href="([\w-]+)\.(?:ipynb|md)(?=[#"])', r'href="\1.html', page)
 
@@ -390,7 +391,7 @@ def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> 
 
 
 def write_shared(out: Path) -> None:
-    """Write what all pages of a folder load: plotly.js, and ``page.js`` with panels' front ends and figures' look."""
+    """Write what all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends."""
     widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure, theme.Fit)
     modules = {f"{widget.__module__}.{widget.__name__}": str(widget._esm) for widget in widgets}
     shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}

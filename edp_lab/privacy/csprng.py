@@ -36,7 +36,6 @@ class Purpose(IntEnum):
     DROPOUT = 4
     DEVICE_NOISE = 5
     SAMPLE = 6
-    SCALES = 7
 
 
 def key_from_seed(seed: int | str) -> int:

@@ -11,7 +11,7 @@ from edp_lab.errors import check_whole
 from edp_lab.privacy.gdp import Accountant, GaussianDP, check_delta
 from edp_lab.privacy.mechanism import Adjacency, Mechanism, NoGuarantee
 from edp_lab.privacy.pld import GroupRenyiDP, PrivacyLossDistribution
-from edp_lab.privacy.schedule import releases_by_epoch, schedule_of, training_releases
+from edp_lab.privacy.schedule import releases_by_epoch, schedule_of
 from edp_lab.privacy.zcdp import claim
 
 SMALLEST_NOISE = 2.0**-20  # of the sensitivity: below, adding the noise to a float32 gradient may change nothing
@@ -97,7 +97,7 @@ def judge(
         return replace(_blank(None, delta, int(epochs)), reason="trained without clipping and noise")
     releases, people = releases_by_epoch(mechanism, releases), utterances_per_person
     neighbours = mechanism.neighbours(adjacency)
-    blank = _blank(mechanism, delta, len(training_releases(releases)), neighbours, people)
+    blank = _blank(mechanism, delta, len(releases), neighbours, people)
     if mechanism.z0 == 0:
         return replace(blank, reason=mechanism.why_no_guarantee())
     blank = replace(blank, claimed_epsilon=claim(mechanism, releases, delta).epsilon)
@@ -167,7 +167,7 @@ def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: st
 
 def representable(epsilon: float, mechanism: Mechanism, releases: Mapping[int, int]) -> float:
     """The epsilon, unless numbers on a real machine cannot carry it."""
-    last = max(training_releases(releases), default=0)
+    last = max(releases, default=0)
     if mechanism.clip_norm < SMALLEST_CLIP:
         raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
     if not math.isfinite(epsilon):

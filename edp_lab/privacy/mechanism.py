@@ -33,7 +33,6 @@ Choice = TypeVar("Choice", bound=StrEnum)
 # Far beyond use; they keep every product of these numbers a float.
 LARGEST = 1e12  # C, z0 and alpha
 MOST = 10**6  # devices, utterances in a micro-batch, epochs
-SCALES_NOISE = 4.0  # noise multiplier of noised layer scales over the first epoch's: a sixteenth of a release's cost
 SMALLEST_RATE = 1e-9
 
 
@@ -61,7 +60,6 @@ class Alpha(StrEnum):
 
     NONE = "none"  # alpha_k = 1
     PUBLIC = "public"  # gradient norms on public text
-    NOISED = "noised"  # norms of the clipped mean gradient of a batch, with noise, billed as one more release
     PRIVATE = "private"  # gradient norms of the first private batch, as the paper does
 
 
@@ -169,8 +167,6 @@ class Mechanism:
         if self.sampling_rate is not None:
             check_sampling_rate(self.sampling_rate)
         if self.variant is Variant.AS_PRINTED:
-            if self.alpha is Alpha.NOISED:
-                raise UsageError("Algorithm 1 as printed knows no noised alpha: take the sound mechanism")
             if self.sampling_rate is not None or self.exact_noise:
                 raise UsageError(
                     "Algorithm 1 as printed has disjoint batches and independent float noise: drop the sampling rate "
@@ -178,7 +174,7 @@ class Mechanism:
                 )
         elif self.alpha is Alpha.PRIVATE:
             raise UsageError(
-                "alpha 'private' guarantees nothing: its values leak the first batch; use 'noised', 'public' or 'none'"
+                "alpha 'private' guarantees nothing: its values leak the first batch; use 'public' or 'none'"
             )
         elif self.alpha_max != 1:
             raise UsageError("the sound mechanism adds its noise before scaling back: leave the largest alpha at 1")
@@ -246,14 +242,6 @@ class Mechanism:
     def device_noise_std(self, epoch: int) -> float:
         """Standard deviation of the noise that each device adds to its share of the sum, independently."""
         return self.noise_std(epoch) / math.sqrt(self.num_devices)
-
-    def scales_noise_std(self) -> float:
-        """Standard deviation of the noise on each layer norm of sum_i u_i, from which noised scales are made.
-
-        One utterance moves that sum by at most `sensitivity`, and so the vector of its layers' norms: by the triangle
-        inequality in each layer, whose changes add up as squares.
-        """
-        return SCALES_NOISE * self.z0 * self.sensitivity()
 
     def noise_multiplier(self, epoch: int, adjacency: Adjacency | str | None = None) -> float:
         """The effective multiplier, true noise over true sensitivity; a description, not a guarantee.

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from edp_lab.errors import UsageError, check_whole
-from edp_lab.privacy.mechanism import MOST, SCALES_NOISE, Adjacency, Alpha, Mechanism, NoGuarantee, check_sampling_rate
+from edp_lab.privacy.mechanism import MOST, Adjacency, Mechanism, NoGuarantee, check_sampling_rate
 
 MOST_RELEASES = 2.0**50
-SCALES = -1  # stands for the epoch of the release of noised layer scales, before the first epoch
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,7 @@ def releases_by_epoch(
     else:
         check_whole("number of steps", -1 if steps is None else steps, 0, MOST * per_epoch)
         whole, rest = divmod(int(steps or 0), per_epoch)
-    counts = {**dict.fromkeys(range(whole), per_epoch), **({whole: rest} if rest else {})}
-    return {SCALES: 1, **counts} if mechanism.alpha is Alpha.NOISED and counts else counts
-
-
-def training_releases(releases: Mapping[int, int]) -> dict[int, int]:
-    """Releases by epoch without that of the layer scales."""
-    return {epoch: count for epoch, count in releases.items() if epoch != SCALES}
+    return {**dict.fromkeys(range(whole), per_epoch), **({whole: rest} if rest else {})}
 
 
 def epochs_and_counts(releases: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -134,13 +127,8 @@ def schedule_of(
     """
     if mechanism.why_no_guarantee():
         raise NoGuarantee(mechanism.why_no_guarantee())
-    ratio = mechanism.noise_multiplier(0, adjacency)
-    noised = mechanism.alpha is Alpha.NOISED and len(releases) > 0
-    epochs, counts = epochs_and_counts(training_releases(releases) if noised else releases)
-    z = ratio * mechanism.decay.factors(epochs, mechanism.tau)
-    if noised:  # the scales count at least once, whether or not `releases` has them
-        check_whole("releases of layer scales", releases.get(SCALES, 1), 0)
-        z, counts = np.append(z, SCALES_NOISE * ratio), np.append(counts, max(1, releases.get(SCALES, 1)))
+    epochs, counts = epochs_and_counts(releases)
+    z = mechanism.noise_multiplier(0, adjacency) * mechanism.decay.factors(epochs, mechanism.tau)
     if len(z) and not z.min() > 0:
         raise NoGuarantee("the noise has decayed to nothing, so epsilon is infinite")
     return Schedule(z, counts, 1.0 if mechanism.sampling_rate is None else mechanism.sampling_rate)

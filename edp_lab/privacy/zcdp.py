@@ -16,7 +16,7 @@ import numpy as np
 from edp_lab.errors import UsageError
 from edp_lab.privacy.gdp import check_delta, check_everyone, check_loss
 from edp_lab.privacy.mechanism import Mechanism
-from edp_lab.privacy.schedule import Schedule, epochs_and_counts, releases_by_epoch, training_releases
+from edp_lab.privacy.schedule import Schedule, epochs_and_counts, releases_by_epoch
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def claimed_accountant(mechanism: Mechanism, releases: Mapping[int, int]) -> Res
     Raises:
         UsageError: random sampling outside the range of Yu's bound, or no noise.
     """
-    epochs, counts = epochs_and_counts(training_releases(releases))
+    epochs, counts = epochs_and_counts(releases)
     z = mechanism.z0 * mechanism.decay.factors(epochs, mechanism.tau)
     if mechanism.sampling_rate is None:
         return ReshufflingZCDP(Schedule(z, counts))

@@ -48,7 +48,6 @@ from edp_lab.attacks.loss import attack_loss
 from edp_lab.attacks.shadow import GENERATED, attack_shadow, default_shadow
 from edp_lab.corpora.catalog import list_corpora, load_corpus
 from edp_lab.corpora.corpus import split
-from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, new_folder, writable, write_whole
 from edp_lab.jobs import NUMERICS, RESULTS, content_key, machine, parallel
@@ -79,10 +78,8 @@ SCORES = ("ser", "auc", "loss_auc")  # semantic error rate, and the AUC of two a
 
 COMMITTED = RESULTS / "table1_cells.jsonl"
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide; pretrained on Wikipedia, among others
-PUBLIC = ("atis", "snips", "nlu-eval")  # each is public text for a run on another one
-WORDS, VECTORS = "words", "vectors"  # starts of the CLC: an encoder's words, or fastText vectors of unrelated text
-LAYERS = "layers:"  # starts of BERT: an encoder's first layers, their number after the colon
-TEXT_SEED, TEXT = 14586, 20_000  # of generated utterances
+WORDS = "words"  # start of the CLC: the encoder's words
+LAYERS = "layers:"  # starts of BERT: its first layers, their number after the colon
 LOUDER = 8.0  # scales the encoder's vectors from about 0.06 to the size of learned embeddings; exact, a power of 2
 AREAS = ("training", "pretraining", "membership")  # of `NUMERICS`
 
@@ -95,8 +92,7 @@ class Scale:
     """How much is trained."""
 
     size: str  # of the models, see `TrainConfig`
-    published: bool  # the CLC reads words of the published encoder, else fastText vectors that are trained on the spot
-    layers: int  # of that encoder, from which BERT starts
+    layers: int  # of the published encoder, from which BERT starts
     steps: Mapping[str, int]  # of a run, about; per model, as BERT, which starts from the encoder, needs fewer
     most_epochs: Mapping[str, int]  # of a small corpus, which would be read more often for as many steps
     z0: tuple[float, ...]  # tried, rising
@@ -104,17 +100,8 @@ class Scale:
     seeds: int = 3  # how many, from 0 on
 
 
-QUICK = Scale(
-    size="medium",
-    published=False,
-    layers=2,
-    steps={"clc": 500, "bert": 300},
-    most_epochs={"clc": 6, "bert": 4},
-    z0=(1e-3, 3e-3, 1e-2),
-)
 FULL = Scale(
     size="paper",
-    published=True,
     layers=4,
     steps={"clc": 1600, "bert": 600},
     most_epochs={"clc": 8, "bert": 4},
@@ -147,7 +134,6 @@ def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequen
 
 
 def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str) -> TrainConfig:
-    words = WORDS if scale.published else VECTORS
     about = scale.steps[model] // 2 * scale.batch_size / runs.examples(corpus)
     half = max(1, min(scale.most_epochs[model] // 2, round(about)))
     return TrainConfig(
@@ -159,7 +145,7 @@ def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str) -> TrainConfi
         batch_size=scale.batch_size,
         dropout=0.0,
         epochs=2 * half,  # an even number, for the control
-        pretrained=f"{LAYERS}{scale.layers}" if model == "bert" else words,
+        pretrained=f"{LAYERS}{scale.layers}" if model == "bert" else WORDS,
         lr=FINE_TUNING if model == "bert" else None,
     )
 
@@ -353,8 +339,8 @@ class TableRuns:
     def prepare(self, configs: Sequence[TrainConfig]) -> None:
         """Make the starting weights of missing runs; UsageError, before hours of work, if their sources are missing."""
         todo = [config for config in configs if self.known(config) is None]
-        needed = {name: None for config in todo for name in (*self._corpora(config), *self._sources(config))}
-        absent = [name for name in needed if name != "encoder" and not corpus_at_hand(name)]
+        needed = dict.fromkeys(name for config in todo for name in self._corpora(config))
+        absent = [name for name in needed if not corpus_at_hand(name)]
         if absent[1:]:
             raise UsageError(
                 f"{', '.join(absent)} are not at hand: run `edp-lab data fetch` for each, or set EDP_LAB_DATA to the "
@@ -377,11 +363,10 @@ class TableRuns:
     def _start(self, config: TrainConfig) -> Path:
         """Folder of a run's starting weights, made if it is missing."""
         assert config.pretrained is not None
-        sources = {name: self._content(name) for name in self._sources(config)}
-        key = content_key(["pretraining"], config.pretrained, sources)[:16]
+        key = content_key(["pretraining"], config.pretrained, {"encoder": self._content("encoder")})[:16]
         folder = self.out / "public" / f"{config.pretrained.replace(':', '-')}-{key}"
         if not folder.is_dir():
-            make_start(config.pretrained, self.encoder, [name for name in sources if name != "encoder"], folder)
+            make_start(config.pretrained, self.encoder, folder)
         return folder
 
     def _corpora(self, config: TrainConfig) -> list[str]:
@@ -389,15 +374,9 @@ class TableRuns:
         shadow = self._shadow(config.corpus)
         return [config.corpus, *([] if shadow == GENERATED else [shadow])]
 
-    def _sources(self, config: TrainConfig) -> list[str]:
-        """Sources of the starting weights: the encoder, or corpora."""
-        if config.pretrained != VECTORS:
-            return ["encoder"]
-        return [name for name in PUBLIC if name != config.corpus and self._has(name)]
-
     def _contents(self, config: TrainConfig) -> dict[str, str]:
         """Digests, by name, of all data behind a run and the attack on it."""
-        return {name: self._content(name) for name in (*self._corpora(config), *self._sources(config))}
+        return {name: self._content(name) for name in (*self._corpora(config), "encoder")}
 
     def _content(self, name: str) -> str:
         """Digest of a corpus or of the encoder; if it is not at hand, the digest in the committed results."""
@@ -406,16 +385,14 @@ class TableRuns:
             return str(self._known[name])
         return encoder_content(self.encoder) if encoder else corpus_content(name)
 
-    def _has(self, corpus: str) -> bool:
-        return corpus_at_hand(corpus) or corpus in self._known
-
     def _shadow(self, corpus: str) -> str:
-        return default_shadow(corpus, self._has)
+        return default_shadow(corpus, lambda name: corpus_at_hand(name) or name in self._known)
 
 
 def settings(config: TrainConfig) -> dict[str, Any]:
-    """Settings that are not None or False, as JSON has them."""
-    given = {name: value for name, value in asdict(config).items() if value is not None and value is not False}
+    """Settings that are not None or False, as JSON has them; all runs read words, which older lines do not say."""
+    values = asdict(config) | {"tokens": None}
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
     return dict(json.loads(json.dumps(given)))
 
 
@@ -471,15 +448,11 @@ def _encoder_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def make_start(start: str, encoder: str, texts: Sequence[str], folder: Path) -> None:
-    """Write the weights that a start names: an encoder's first layers or words, or vectors of `texts` (corpora)."""
+def make_start(start: str, encoder: str, folder: Path) -> None:
+    """Write the weights that a start names: an encoder's first layers or words."""
     from edp_lab.models.bert import load_bert  # transformers is slow to import
-    from edp_lab.training.pretraining import pretrain_vectors, shorten_bert
+    from edp_lab.training.pretraining import shorten_bert
 
-    if start == VECTORS:
-        corpora = [generate(TEXT, TEXT_SEED), *map(load_corpus, texts)]
-        pretrain_vectors([u.tokens for corpus in corpora for u in corpus.utterances], folder)
-        return
     with _encoder_errors(encoder):
         if start.startswith(LAYERS):
             shorten_bert(encoder, int(start.removeprefix(LAYERS)), folder)

@@ -22,7 +22,6 @@ from edp_lab.models.public_start import MOST_SEEN
 from edp_lab.privacy import accountant_for, judge
 from edp_lab.privacy.guarantee import EXACT_NOISE, HOLDS, NEIGHBOURS, PUBLIC, upward
 from edp_lab.privacy.mechanism import Alpha, Mechanism
-from edp_lab.privacy.schedule import training_releases
 from edp_lab.training.run_files import MODEL, go_on, read_record, run_ledger
 
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
@@ -66,7 +65,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         **({} if copies is None else {"copies": copies, "copies_epsilon": together.guaranteed_epsilon}),
         "releases": sum(releases.values()),
         "clip_norm": mechanism.clip_norm,
-        "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in training_releases(releases)}),
+        "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in releases}),
         "noise": EXACT_NOISE,
         "public_by_assumption": [*_public(mechanism, record), *_start(record)],
         "not_covered": [

@@ -110,8 +110,7 @@ class TrainConfig:
     ] = False
     alpha: Annotated[
         str | None,
-        "Layer scales: none, noised (a release of its own before the first step, billed) or private (default: none; "
-        "private if --as-printed).",
+        "Layer scales: none, or private with --as-printed (the default there).",
     ] = None
     delta: Annotated[
         float | None,
@@ -247,8 +246,8 @@ class TrainConfig:
 
         if self.alpha is None:
             return Alpha.PRIVATE if self.as_printed else Alpha.NONE
-        if self.alpha not in ("none", "noised", "private"):
-            raise UsageError(f"unknown alpha {self.alpha!r}: choose none, noised or private")
+        if self.alpha not in ("none", "private"):
+            raise UsageError(f"unknown alpha {self.alpha!r}: choose none or private")
         return Alpha(self.alpha)
 
     def model_size(self) -> dict[str, float]:

@@ -19,7 +19,6 @@ from typing import Any
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import regular
 from edp_lab.privacy import Mechanism
-from edp_lab.privacy.schedule import SCALES
 
 LEDGER = "ledger.jsonl"
 
@@ -80,7 +79,7 @@ class PrivacyLedger:
                     raise ValueError("it does not continue the chain")
                 ledger._take(entry)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise UsageError(f"ledger {path}, line {number}, is damaged or was edited: {hint}") from None
+                raise UsageError(f"ledger {path}, line {number}, is damaged, edited or too old: {hint}") from None
             seen.add(ledger.chain)
             ledger.size += len(line) + 1
         if not seen:
@@ -90,7 +89,7 @@ class PrivacyLedger:
         return ledger
 
     def write(self, epoch: int, step: int, key: int) -> None:
-        """Bill the release of `step` in `epoch`, whose randomness comes from `key`; of layer scales, both `SCALES`.
+        """Bill the release of `step` in `epoch`, whose randomness comes from `key`.
 
         A release that is repeated with the same key is billed once, because it must be the same release, bit for
         bit: same parameters, data, threads and machine. Otherwise draw a fresh key, which makes the step a further
@@ -102,7 +101,7 @@ class PrivacyLedger:
         """
         place = step, fingerprint(key)
         earlier = self.releases.get(place, epoch)
-        if (min(epoch, step) < 0 and (epoch, step) != (SCALES, SCALES)) or earlier != epoch:
+        if min(epoch, step) < 0 or earlier != epoch:
             raise UsageError(
                 f"ledger {self.path}: step {step} of epoch {epoch} would use the noise of epoch {earlier} again, which "
                 "could be subtracted; number the steps of a run through, from 0"

@@ -6,7 +6,6 @@ in a buffer, such as BatchNorm's running statistics.
 **Layer scales** alpha_k, by which eDP-SGD divides each layer before it clips, come from
 
     public    gradients on public text, in a training loop of your own: cost nothing
-    noised    norms of a clipped mean gradient, with noise (`noised_scales`): a release of its own, which is counted
     private   the first private gradient, as in the paper (`mean_scales`): no guarantee is left
 
 The paper only says "proportional to the norm of gradient calculated on the first iteration". The constant is not
@@ -27,10 +26,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from edp_lab.errors import UsageError, check_whole
-from edp_lab.models.ghost_clipping.bookkeeping import row_norms
 from edp_lab.privacy import Alpha, Mechanism
-from edp_lab.privacy.csprng import Purpose
-from edp_lab.privacy.exact_noise import Piece, add_exactly
 from edp_lab.training.batches import shard
 from edp_lab.training.config import NOISES
 from edp_lab.training.dp_step import SMALLEST_ALPHA, Clipped, Released, add_noise, clip, noise_stds
@@ -63,7 +59,7 @@ class PrivateStep(FlatGradient):
 
     Attributes:
         alpha: (K) layer scales, see the head of this file, or None for all 1. From private gradients they are
-            set by the first step; public and noised ones are to be set before it.
+            set by the first step; public ones are to be set before it.
 
     Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
     of one process (with disjoint batches: once an epoch), and `step` numbers never repeat under one key.
@@ -240,21 +236,3 @@ def mean_scales(flat: FlatGradient, divisor: int, gradients: Sequence[MicroGradi
         some.add_weighted_sum(torch.ones(len(some.norms()), device=flat.gradient.device), flat.gradient)
     flat.sum_over_ranks()
     return layer_scales(flat.gradient.div_(divisor), flat.layout)
-
-
-def noised_scales(
-    flat: FlatGradient, divisor: int, gradients: Sequence[MicroGradients], mechanism: Mechanism, key: int
-) -> Tensor:
-    """alpha (K): layer norms of the mean of these gradients, clipped as a step's are, with noise; largest 1.
-
-    Formal guarantee: a Gaussian release of noise multiplier `SCALES_NOISE` z0, see `Mechanism.scales_noise_std`; to be
-    in the ledger before. A norm hidden by the noise counts as one standard deviation of it.
-    """
-    clipped = clip(gradients, mechanism, flat.layout, None, divisor, flat.gradient, flat.world)
-    flat.sum_over_ranks()
-    dense = (layer.to_dense() if layer.is_sparse else layer for layer in clipped.layers)
-    norms = clipped.scale * torch.cat([row_norms(layer[None].double()) for layer in dense])
-    std, noised = mechanism.scales_noise_std() / divisor, norms.cpu()
-    add_exactly([Piece(noised.numpy(), 1.0, std)], key, Purpose.SCALES)
-    noised = noised.to(norms.device).clamp_min(std)
-    return (noised / noised.max()).to(flat.gradient.dtype)

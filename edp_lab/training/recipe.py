@@ -6,21 +6,17 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from edp_lab.corpora.catalog import load_corpus
-from edp_lab.corpora.corpus import Corpus, Split, split
-from edp_lab.corpora.notes import most_copies, notes_on_split
+from edp_lab.corpora.corpus import most_copies, notes_on_split, split
 from edp_lab.errors import UsageError
 from edp_lab.models.public_start import check_unseen, is_start, made_of, start_for
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.evaluate import evaluate_model
-from edp_lab.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -34,13 +30,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is ready to begin, and what it will cost.
+    """A run that is ready to begin.
 
     Attributes:
         config: of the run; its noise keeps `epsilon` at `delta`.
         protected: how many utterances.
         steps: that will be made.
-        seconds: about how long the run takes here, with reading and scoring.
         public: what the model starts from, a line each.
         lines: the recipe.
         copies: how often the most frequent text occurs in the training set.
@@ -53,7 +48,6 @@ class Plan:
     delta: float
     protected: int
     steps: int
-    seconds: float
     public: tuple[str, ...]
     lines: tuple[Line, ...]
     copies: int
@@ -75,14 +69,14 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
     if frozen:
         knows = "it knows other people's commands, and looks for the words in a label's name"
         learns = f"only the heads and the CRF learn (below {HEADS_ALONE:,} utterances): fewer parameters get noise"
-        clip = Line("clip_norm", 1.0, "an utterance that is understood has a shorter gradient, and less of a vote")
+        clip = Line("clip_norm", 1.0, "well-predicted utterances have shorter gradients, so they count less")
         rates = [
             Line("lr", 0.01, "Adam's"),
             Line("lr_schedule", "constant", "of rates with the same sum, equal ones add up to the least noise"),
         ]
     else:
         knows, learns = "it knows other people's commands", "all weights learn"
-        clip = Line("clip_norm", 0.1, "most gradients are longer, so each utterance has one vote")
+        clip = Line("clip_norm", 0.1, "most gradients are longer, so all utterances count about equally")
         rates = [Line("lr", 0.001 if model == "bert" else 0.015, "Adam's at first, then falling to zero")]
     return (
         Line("method", "dp-sgd", "each utterance is clipped alone, which halves what one can change"),
@@ -101,7 +95,7 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
 
 def _batch_size(n: int, model: str, frozen: bool) -> Line:
     if LARGE <= n < HEADS_ALONE and frozen:
-        return Line("batch_size", 1_400, "so a class can wait for the run")
+        return Line("batch_size", 1_400, "keeps the run short enough for a lesson")
     if n >= LARGE:
         return Line("batch_size", round(12.5 * math.sqrt(n)), "grows with the root of the corpus: larger is too slow")
     rounds = 8 if model == "bert" else 2 if frozen else 4
@@ -157,39 +151,12 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     z0 = calibrate_z0(mechanism, config.epochs, budget)
     config = replace(config, z0=float(upward(z0, 9)))
     steps = config.epochs * config.batches(0, n).steps_per_epoch
-    step, scored = pace(config, whole, data)
-    validated = len(data.validation) * config.epochs
-    read = len(data.train) + len(data.validation) if config.frozen else validated  # once for all epochs, or in each
-    seconds = steps * step + scored * (read + len(data.test))
     copies = most_copies(data.train)
     group = judge(config.mechanism(n), config.epochs, delta, False, None, copies) if copies > 1 else None
     together = epsilon if group is None else group.conditional_epsilon
-    about = epsilon, delta, n, steps, seconds, tuple(made_of(start)), lines, copies, together
+    about = epsilon, delta, n, steps, tuple(made_of(start)), lines, copies, together
     return Plan(config, *about, (*whole.warnings, *notes_on_split(whole, data)))
 
 
 MOST_EPSILON = 1000.0
-SOME = 500  # utterances that are scored to see how long that takes
 LEAST_SIGNAL = 500.0  # n epsilon, below which models are hardly better than guessing (580: SER .96, 2,160: .61)
-
-
-class Pace(NamedTuple):
-    """Seconds that things take here."""
-
-    step: float
-    scored: float  # an utterance
-
-
-def pace(config: TrainConfig, corpus: Corpus, data: Split) -> Pace:
-    """By a trainer that is cast away; it reads as few utterances as a step takes."""
-    data = replace(data, train=data.train[: 2 * config.batch_size])
-    trainer = Trainer(config, corpus, data)
-    took = []
-    for _ in range(3):  # the first allocates memory
-        start = time.perf_counter()
-        trainer.step()
-        took.append(time.perf_counter() - start)
-    some = data.test[:SOME]
-    start = time.perf_counter()
-    evaluate_model(trainer.model, some)
-    return Pace(min(took[1:]), (time.perf_counter() - start) / len(some))

@@ -28,8 +28,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from edp_lab.corpora.catalog import hides_published, list_corpora
-from edp_lab.corpora.corpus import Corpus, Split
-from edp_lab.corpora.notes import most_copies, notes_on_split
+from edp_lab.corpora.corpus import Corpus, Split, most_copies, notes_on_split
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
 from edp_lab.privacy import Alpha, Mechanism, judge

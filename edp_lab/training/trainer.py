@@ -25,7 +25,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from edp_lab.corpora.corpus import Corpus, Split
 from edp_lab.corpora.encoding import Dataset
@@ -35,7 +34,6 @@ from edp_lab.models.ghost_clipping.bookkeeping import Memory, row_norms
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import made_of
 from edp_lab.privacy import Alpha, Variant, csprng
-from edp_lab.privacy.schedule import SCALES
 from edp_lab.training import checkpoint, run_files
 from edp_lab.training.batches import Devices, shard
 from edp_lab.training.build import make_optimizer, model_for, reads_words, set_learning_rate
@@ -51,10 +49,9 @@ from edp_lab.training.gradients import (
     trainable,
 )
 from edp_lab.training.ledger import PrivacyLedger
-from edp_lab.training.private_step import PrivateStep, mean_scales, noised_scales
+from edp_lab.training.private_step import PrivateStep, mean_scales
 from edp_lab.training.run_files import EpochDone, Listener, StepDone
 
-SCALES_SAMPLE = 2**32 - 1  # the "step" whose Poisson sample noised layer scales come from: no run has so many
 SAVE_EVERY = 60.0  # seconds between two states within an epoch
 
 
@@ -186,8 +183,8 @@ class Trainer:
             self.flat.take()
             sums = StepSums(*self.flat.sum_over_ranks(local_loss, examples, stopped()))
         else:
-            if private.alpha is None:
-                private.alpha = self._scales(private, micro_batches, dropout_key)
+            if private.alpha is None and private.mechanism.alpha is Alpha.PRIVATE:
+                private.alpha = mean_scales(private, private.divisor, self._gradients(micro_batches, dropout_key))
             # Written in the background while the gradients are computed; waited for below, before the sum.
             entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
             gradients = self._gradients(micro_batches, dropout_key)  # computed by `clip`, as it asks for norms
@@ -224,23 +221,6 @@ class Trainer:
         """The micro-batches of this rank's devices."""
         local = shard(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
         return [micro_batch for device in devices[local.start : local.stop] for micro_batch in device]
-
-    def _scales(
-        self, private: PrivateStep, micro_batches: Sequence[np.ndarray], dropout_key: int | None
-    ) -> Tensor | None:
-        """alpha (K) before the first step, where it comes from private gradients.
-
-        Noised, it is a release of its own, from a batch of its own (the first, if batches are disjoint).
-        """
-        if private.mechanism.alpha is Alpha.PRIVATE:
-            return mean_scales(private, private.divisor, self._gradients(micro_batches, dropout_key))
-        if private.mechanism.alpha is not Alpha.NOISED:
-            return None
-        if self.ledger is not None:
-            self.ledger.write(SCALES, SCALES, self.key)
-        micro_batches = self._shard(self.batches.devices(0, 0, SCALES_SAMPLE))
-        gradients = self._gradients(micro_batches, None)
-        return noised_scales(private, private.divisor, gradients, private.mechanism, self.key)
 
     def _gradients(self, parts: Sequence[np.ndarray], dropout_key: int | None) -> Sequence[MicroGradients]:
         """Lazy gradients of this rank's micro-batches."""

@@ -63,8 +63,9 @@ def test_sides_are_those_of_the_split_and_one_that_leaks_makes_an_attack_worthle
     assert len(target.members) == len(target.non_members) == min(len(data.train), len(data.test))
     attacked = attack_loss(overfitted)
     for fault in ({"leaks": True}, {"duplicates": 3}):
-        guards = {**attacked.result.guards, **fault}
-        assert "worthless" in replace(attacked, result=replace(attacked.result, guards=guards)).verdict
+        vars(attacked.target)["guards"] = target.guards._replace(**fault)
+        assert "worthless" in attacked.verdict
+    vars(attacked.target)["guards"] = target.guards
     bound = {"auc": 0.51}
     assert "more than epsilon allows" in replace(attacked, result=replace(attacked.result, bound=bound)).verdict
 

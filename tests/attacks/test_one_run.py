@@ -181,21 +181,14 @@ def test_algorithm_1_as_printed_is_refuted():
         {"method": "dp-sgd", "sampling": "shuffle"},
         {"micro_batch_size": 2},
         {"epochs": 3, **FAST},
-        {"method": "dp-sgd", "epochs": 3},
     ],
-    ids=["per example", "ladder", "epochs", "Poisson"],
+    ids=["per example", "ladder", "epochs"],
 )
-def test_every_sound_method_is_left_standing(changes, request):
-    """Poisson sampling under add or remove and without the Gaussian bound."""
+def test_every_sound_method_is_left_standing(changes):
     audit = audit_one_run(guaranteeing(4.0, config(**changes)), linear=True)
     assert audit.verdict is Finding.CONSISTENT
-    if request.node.callspec.id == "Poisson":
-        assert (audit.adjacency, audit.mechanism.sampling_rate) == ("ADD_OR_REMOVE_ONE", 64 / 1000)
-        assert audit.bounds.gaussian is None
-        assert 0.3 < audit.measured_epsilon == audit.bounds.distribution_free < 4
-    else:
-        assert audit.adjacency == "REPLACE_SPECIAL"
-        assert 1 < audit.bounds.distribution_free < audit.measured_epsilon < 4
+    assert audit.adjacency == "REPLACE_SPECIAL"
+    assert 1 < audit.bounds.distribution_free < audit.measured_epsilon < 4
 
 
 @pytest.mark.parametrize("fault", ["too little noise", "no clip"])
@@ -288,15 +281,11 @@ def test_canaries_in_and_out_are_as_far_apart_as_the_sensitivity(corpus, changes
 
 
 def test_scores_are_the_log_likelihood_ratios_of_what_is_released():
-    chosen = config(method="dp-sgd", clip_norm=0.7, z0=2.0)
-    sampled, disjoint = chosen.mechanism(200), replace(chosen, sampling="shuffle").mechanism(200)
-    sums = np.linspace(-3, 3, 7)
+    chosen = config(method="dp-sgd", sampling="shuffle", clip_norm=0.7, z0=2.0)
+    disjoint, sums = chosen.mechanism(200), np.linspace(-3, 3, 7)
     present, absent = (stats.norm.pdf(sums, mean, 2.0 * 0.7) for mean in (0.7, 0.0))
-    q = sampled.sampling_rate
-    assert np.allclose(one_run.evidence(sampled, 0, sums), np.log((q * present + (1 - q) * absent) / absent))
     assert np.allclose(one_run.evidence(disjoint, 0, sums), np.log(present / absent))
-
-    plan = Plan.draw(replace(chosen, sampling="shuffle"), 20, 0)
+    plan = Plan.draw(chosen, 20, 0)
     silent = Silent(LinearModel(disjoint, 1, 20, 64), disjoint, divisor=64)
     scores, _ = gradient_scores(silent, disjoint, chosen, plan, lambda done, steps: None)
     assert np.allclose(scores, one_run.evidence(disjoint, 0, 0.7 * plan.included), atol=1e-3)  # the clip's margin
@@ -321,6 +310,7 @@ def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(c
         (lambda: one_run_mu(10, 5, 5, 1.0), "beta is 1"),
         (lambda: one_run_epsilon(10, 5, 5, 1.0, 0.05), "delta is 1"),
         (lambda: audit_one_run(config(alpha="private", as_printed=True), linear=True), "alpha"),
+        (lambda: audit_one_run(config(method="dp-sgd"), linear=True), "disjoint batches"),
         (lambda: audit_one_run(config(), 2.5, linear=True), "number of canaries is 2.5"),
         (lambda: audit_one_run(config(), confidence=1.0, linear=True), "confidence is 1"),
     ],

@@ -107,13 +107,6 @@ def test_poisson_sampling_by_steps_or_by_epochs(account):
     assert (broken_off["epochs"], broken_off["releases"]) == (2, 150)
 
 
-def test_noise_that_is_told_is_that_of_training_not_of_the_layer_scales(account):
-    told = account("--alpha-source", "noised", "--decay", "linear", "--tau", "0.9", "--epochs", "3")
-    assert told["noise_multiplier"] == pytest.approx([1.0, 1 / 1.9, 1 / 2.8])
-    two_epochs = account("--alpha-source", "noised", "--decay", "linear", "--tau", "1", "--epochs", "2")
-    assert two_epochs["guaranteed"]["epsilon"]
-
-
 # Words
 
 

@@ -79,15 +79,11 @@ def test_json_states_claim_bounds_and_guesses(output_of):
 
 
 REFUTED = ("Algorithm 1 as printed", "zCDP, z at face value", "refuted: 400 canaries in one run refute the claim")
-SAMPLED = ("Poisson sampling", "add or remove one utterance", "for any mechanism")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"), [("--as-printed --z0 4 --canaries 400", REFUTED), ("--method dp-sgd --canaries 100", SAMPLED)]
-)
-def test_table_for_people_says_what_is_refuted_and_by_which_neighbours(output_of, options, said):
-    out, _ = output_of("audit", "one-run", "--model", "linear", *options.split())
-    assert [one for one in said if one not in " ".join(out.split())] == []
+def test_table_for_people_says_what_is_refuted(output_of):
+    out, _ = output_of("audit", "one-run", "--model", "linear", "--as-printed", "--z0", "4", "--canaries", "400")
+    assert [said for said in REFUTED if said not in " ".join(out.split())] == []
     assert max(map(len, out.splitlines())) <= 120
 
 

@@ -35,7 +35,7 @@ def reproduce(output_of, monkeypatch, tmp_path):
     return lambda *arguments: output_of("reproduce", *arguments, "--out", str(tmp_path / "out"))
 
 
-TABLE1 = ("table1", "--quick", "--models", "clc", "--corpora", "smart-home-health")
+TABLE1 = ("table1", "--models", "clc", "--corpora", "smart-home-health")
 
 
 def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce):

@@ -17,8 +17,7 @@ import pytest
 
 from edp_lab.corpora import catalog
 from edp_lab.corpora.catalog import Source, data_folders, fetch, list_corpora, load_corpus, sources
-from edp_lab.corpora.corpus import Corpus, Utterance, by_character, split
-from edp_lab.corpora.notes import notes_on_split
+from edp_lab.corpora.corpus import Corpus, Utterance, by_character, notes_on_split, split
 from edp_lab.errors import UsageError
 
 FILES = {"seq.in": "fly home\nstop\n", "seq.out": "O B-place\nO\n", "label": "fly\nhalt\n"}

@@ -74,6 +74,8 @@ def test_starts_with_the_values_given_and_draws_once_when_set() -> None:
     assert (panel.result, draw.calls - before) == (-8, 1)
     with pytest.raises(UsageError, match="no control 'z'; it has x, n, kind"):
         panel.set(z=1)
+    with pytest.raises(UsageError, match="kind is 'times': choose "):
+        panel.set(kind="times")
 
 
 def test_a_number_may_lie_between_and_beyond_the_stops_and_what_is_none_is_refused_in_words() -> None:

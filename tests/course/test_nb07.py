@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import binom
 
 from edp_lab.course.nb07_train import panels
 from edp_lab.course.nb07_train.exercises import EPOCHS, PAIRS
@@ -67,7 +68,9 @@ def test_what_the_notebook_s_prose_says_of_the_runs_holds(grid: Grid) -> None:
     rungs = [at("sound", m).ser for m in (8, 4, 2, 1)]
     assert rungs == sorted(rungs, reverse=True)
     assert [panels.epsilon(at(method, 1, 1.0).epsilon) for method in ("poisson", "sound")] == ["2.53", "13.3"]
-    assert at("poisson", 1, 0.1).epsilon > at("sound", 1, 0.1).epsilon  # type: ignore[operator]
+    assert [panels.epsilon(at(method, 1, 0.1).epsilon) for method in ("poisson", "sound")] == ["918", "499"]
+    assert binom.sf(18, 8 * 32, 64 / 2025) > sound.guarantee.delta > binom.sf(19, 8 * 32, 64 / 2025)
+    assert (len(grid.points), {point.config.epochs for point in grid.points}) == (169, {1, 2, 4, 8})
     assert gdp_epsilon(math.sqrt(20 * 8), sound.guarantee.delta) > 100
     private = read_kept(RESULTS / "course_private.json", "outcome")["outcome"]
     assert (round(private["ser"], 2), round(private["guaranteed_epsilon"], 5)) == (0.08, 3)
@@ -95,6 +98,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 def test_what_the_nearest_run_has_instead_and_the_cheaper_run_are_named(grid: Grid) -> None:
     found = explore(grid, "sound", 4, 0.02, "linear", 7)
     assert found.differs == {"z0": 0.03, "decay": "none", "epochs": 8}
+    assert all(tile.unit.endswith(", nearest run") for tile in panels.tell_explored(found)[:2])
     assert {p.config.epochs for p in found.others} == {8}
     found = explore(grid, "printed", 8, 0.01, "none", 8)
     epsilons = [p.epsilon for p in grid.points if p.epsilon is not None and p.ser <= found.point.ser]
@@ -143,7 +147,7 @@ def test_run_adds_a_star_that_becomes_the_nearest_run(grid: Grid, small: TrainCo
     explorer.set(method="sgd")
     explorer.run(wait=True)
     assert [p.method for p in explorer.live] == ["dp", "sgd"]
-    assert explorer.tiles.tiles[1][1] == "none"
+    assert [tile[1] for tile in explorer.tiles.tiles] == ["none", "none"]
 
 
 @pytest.mark.parametrize("question", PAIRS)

@@ -19,11 +19,12 @@ from tests import browser as browsing
 from tests.course.conftest import console_errors
 from tests.course.examples import panel_of
 
-SETTINGS = 200 if os.environ.get("EDP_LAB_LONG") else 60
+SETTINGS = 200 if os.environ.get("EDP_LAB_LONG") else 48
 
 # The place of a panel's control and what to enter; then what the panel shows, once it has been painted.
 ENTER = """
 const [place, k, kind, value, done] = arguments;
+const flat = numbers => Array.from(numbers).flatMap(row => ArrayBuffer.isView(row) ? [...row] : row);
 const panel = document.querySelectorAll(".edp-panel")[place], control = panel.querySelectorAll(".edp-control")[k];
 const [input] = kind == "choice" ? [control.querySelectorAll("input")[value]] :
     control.querySelectorAll(kind == "list" ? "select" : "input[type=text]");
@@ -37,8 +38,8 @@ requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => done({
     marks: [...panel.querySelectorAll(".edp-control .edp-lab-error")].map(error => error.textContent),
     tiles: [...panel.querySelectorAll(".edp-tile")].map(tile => [...tile.children].map(part => part.textContent)),
     sentence: panel.querySelector(".edp-tiles p").textContent,
-    traces: [...panel.querySelectorAll(".js-plotly-plot")].map(plot => plot._fullInput?.map ? plot._fullInput.map(
-        trace => Object.fromEntries(["x", "y", "z"].map(name => [name, trace[name] && Array.from(trace[name])]))) : []),
+    traces: [...panel.querySelectorAll(".js-plotly-plot")].map(plot => plot._fullData.map(
+        trace => Object.fromEntries(["x", "y", "z"].map(name => [name, flat(trace[name] ?? [])])))),
 }))));
 """
 RESET = """
@@ -67,7 +68,7 @@ def page(
     if problem := browsing.missing():
         pytest.skip(problem)
     folder = tmp_path_factory.mktemp("pages")
-    states = embed_data(views=[*panels.values()])["manager_state"]["state"]
+    states = embed_data(views=[*panels.values()], drop_defaults=False)["manager_state"]["state"]
     shown = [page_element(page_state(panel.model_id, states, tables)) for panel in panels.values()]
     cells = [new_code_cell(outputs=[new_output("display_data", {"text/html": html})]) for html in shown]
     (folder / "all.html").write_text(page_of(new_notebook(cells=cells), "all", folder), encoding="utf-8")
@@ -96,7 +97,7 @@ def numbers(values: Any) -> np.ndarray | None:
 
 
 def test_a_page_equals_the_kernel_or_marks_the_control(panels: dict[str, Panel], page: browsing.Chrome) -> None:
-    draw, marked, milliseconds = random.Random(0), 0, []
+    draw, compared, milliseconds = random.Random(0), 0, []
     for k in range(SETTINGS):
         place = k % len(panels)
         name, panel = [*panels.items()][place]
@@ -109,14 +110,13 @@ def test_a_page_equals_the_kernel_or_marks_the_control(panels: dict[str, Panel],
             found = page.execute_async_script(ENTER, place, at, control.kind, value)
             milliseconds.append(found["milliseconds"])
             if any(found["marks"]):
-                marked += 1
                 break
             panel.set(**{control_name: control.meaning(value)})
             compare(name, panel, found)
-    assert marked < SETTINGS / 2
-    print(
-        f"{marked} marked; p50, p95 of {len(milliseconds)} moves: {np.quantile(milliseconds, [0.5, 0.95]).round(1)} ms"
-    )
+            compared += 1
+    quantiles = np.quantile(milliseconds, [0.5, 0.95]).round(1)
+    print(f"{compared} of {len(milliseconds)} moves equal, the others marked; p50 and p95: {quantiles} ms")
+    assert compared > SETTINGS / 2
     assert console_errors(page) == []
 
 

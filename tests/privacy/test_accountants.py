@@ -336,11 +336,9 @@ SHUFFLED = st.none()
 SAMPLING = logarithmic(5e-3, 0.5)
 
 
-def judged(
-    rate: float | None, micro_batch_size: int, alpha: str, z0: float, epochs: int, delta: float
-) -> tuple[float, float]:
+def judged(rate: float | None, micro_batch_size: int, z0: float, epochs: int, delta: float) -> tuple[float, float]:
     """Guaranteed epsilon of a sound run of eDP-SGD, and dp_accounting's lower bound on the true one."""
-    mechanism = Mechanism.sound(0.7, z0, 3, micro_batch_size, "linear", 0.2, alpha, rate)
+    mechanism = Mechanism.sound(0.7, z0, 3, micro_batch_size, "linear", 0.2, sampling_rate=rate)
     epsilon = judge(mechanism, epochs, delta, seed_published=False).conditional_epsilon
     assert epsilon is not None
     if not 0.05 <= epsilon <= 12:  # beyond, dp_accounting takes long
@@ -348,8 +346,6 @@ def judged(
     shift = 0.7 * (1 if micro_batch_size == 1 else 2)  # the clipped mean of several may turn round
     steps, chance = (1, 1.0) if rate is None else (math.ceil(1 / rate), rate)
     releases = [Release(mechanism.noise_std(epoch), shift, steps, chance) for epoch in range(epochs)]
-    if alpha == "noised":
-        releases.append(Release(mechanism.scales_noise_std(), shift, 1, chance))
     return epsilon, at_least(releases, delta, epsilon)
 
 
@@ -357,16 +353,15 @@ def judged(
 @given(
     rate=SHUFFLED | SAMPLING,
     micro_batch_size=st.sampled_from([1, 2, 8]),
-    alpha=st.sampled_from(["none", "noised"]),
     z0=logarithmic(0.5, 15),
     epochs=st.integers(1, 3),
     delta=logarithmic(1e-8, 1e-3),
 )
-@example(rate=0.01, micro_batch_size=2, alpha="none", z0=1.0, epochs=1, delta=1e-5)
+@example(rate=0.01, micro_batch_size=2, z0=1.0, epochs=1, delta=1e-5)
 def test_no_epsilon_is_below_dp_accountings_optimistic_one(
-    rate: float | None, micro_batch_size: int, alpha: str, z0: float, epochs: int, delta: float
+    rate: float | None, micro_batch_size: int, z0: float, epochs: int, delta: float
 ) -> None:
-    epsilon, bound = judged(rate, micro_batch_size, alpha, z0, epochs, delta)
+    epsilon, bound = judged(rate, micro_batch_size, z0, epochs, delta)
     assume(bound > 0)
     assert epsilon >= bound * (1 - 1e-6)
 
@@ -376,14 +371,13 @@ def test_no_epsilon_is_below_dp_accountings_optimistic_one(
     [
         ("sensitivity", lambda self, adjacency=None: self.clip_norm),  # also where several share a clip
         ("releases_per_epoch", property(lambda self: int(0.5 / self.sampling_rate))),
-        ("scales_noise_std", lambda self: 0.5 * self.z0 * self.sensitivity()),
     ],
 )
 def test_a_step_that_does_other_than_is_accounted_is_noticed(
     fault: str, wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Mechanism, fault, wrong)
-    epsilon, bound = judged(0.05, 2, "noised", 2.0, 2, 1e-5)
+    epsilon, bound = judged(0.05, 2, 2.0, 2, 1e-5)
     assert epsilon < bound * (1 - 1e-6)
 
 

@@ -24,7 +24,6 @@ from edp_lab.reproduce.printed import TABLE_1
 from edp_lab.reproduce.table1 import (
     COMMITTED,
     LAYERS,
-    VECTORS,
     WORDS,
     Scale,
     TableRuns,
@@ -39,7 +38,6 @@ from edp_lab.reproduce.table1 import (
     table1,
     under,
 )
-from edp_lab.training import pretraining
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.pretraining import pretrain_bert
 from edp_lab.training.session import train
@@ -47,7 +45,7 @@ from edp_lab.training.session import train
 CORPUS = "smart-home-health"
 Z0 = (1e-3, 1e-2, 1e-1)
 STEPS, MOST = {"clc": 100, "bert": 100}, {"clc": 4, "bert": 2}
-SCALE = Scale("small", False, 1, STEPS, MOST, Z0, batch_size=64)
+SCALE = Scale("small", 1, STEPS, MOST, Z0, batch_size=64)
 
 
 class Runs:
@@ -199,20 +197,19 @@ def test_changes_are_formed_within_a_seed_beside_what_the_paper_prints_and_what_
     assert json.loads(json.dumps(others))
 
 
-@pytest.mark.parametrize(("published", "start"), [(False, VECTORS), (True, WORDS)])
-def test_all_methods_start_alike_from_public_words_and_bert_from_a_published_encoder(published, start):
+def test_all_methods_start_alike_from_a_published_encoder():
     """Else a sound run, which may not read words off its training set, would differ from SGD in more than noise."""
     runs = tolerable()
-    list(table1(runs, replace(SCALE, published=published), ["clc", "bert"], [CORPUS]))  # type: ignore[arg-type]
+    list(table1(runs, SCALE, ["clc", "bert"], [CORPUS]))  # type: ignore[arg-type]
     found = {(config.model, config.pretrained) for config in runs.jobs}
-    assert found == {("clc", start), ("bert", f"{LAYERS}{SCALE.layers}")}
+    assert found == {("clc", WORDS), ("bert", f"{LAYERS}{SCALE.layers}")}
     assert [config.method for config in runs.prepared] == ["sgd"] * 2  # what cannot be had shows before hours of work
 
 
 # Runs behind Table 1: each is done once, resumed after a kill, and found by settings and data; starts are public.
 
 
-BASE: dict[str, Any] = {"size": "small", "batch_size": 64, "num_devices": 4, "pretrained": VECTORS}
+BASE: dict[str, Any] = {"size": "small", "batch_size": 64, "num_devices": 4, "pretrained": WORDS}
 CONFIG = TrainConfig(CORPUS, epochs=1, **BASE)
 
 
@@ -227,7 +224,8 @@ def stubs(monkeypatch, tmp_path):
 
     monkeypatch.setattr(study, "COMMITTED", tmp_path / "committed.jsonl")
     monkeypatch.setattr(study, "corpus_at_hand", lambda name: name.startswith("smart-home"))
-    monkeypatch.setattr(study, "make_start", lambda start, encoder, texts, folder: folder.mkdir(parents=True))
+    monkeypatch.setattr(study, "make_start", lambda start, encoder, folder: folder.mkdir(parents=True))
+    monkeypatch.setattr(study, "encoder_content", lambda name: "its digest")
     monkeypatch.setattr(study, "do", stub)
     return done
 
@@ -251,7 +249,7 @@ def test_a_run_is_done_once_and_kept_as_soon_as_it_is_there(stubs, tmp_path):
 def test_a_result_counts_for_its_settings_data_and_numerics_alone(stubs, tmp_path, monkeypatch):
     runs = TableRuns(tmp_path / "out")
     runs.results([CONFIG], "test")
-    for changed in ({"z0": CONFIG.z0 * (1 + 1e-15)}, {"seed": 1}, {"pretrained": WORDS}):
+    for changed in ({"z0": CONFIG.z0 * (1 + 1e-15)}, {"seed": 1}, {"pretrained": f"{LAYERS}2"}):
         assert runs.known(replace(CONFIG, **changed)) is None
     assert runs.known(CONFIG)
     with monkeypatch.context() as patch:
@@ -289,6 +287,8 @@ def test_committed_results_are_read_without_their_corpus_unless_fresh(committed,
         fresh.examples("atis")
     with pytest.raises(UsageError, match="atis"):
         fresh.results([committed], "test")
+    with pytest.raises(UsageError, match="atis, snips are not at hand"):
+        fresh.prepare([committed, replace(committed, corpus="snips")])
 
 
 def test_committed_results_of_other_data_do_not_count(committed, tmp_path, monkeypatch):
@@ -345,17 +345,17 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_networks_start_from_a_published_encoders_words_and_first_layers(published: str, tmp_path: Path) -> None:
-    make_start(WORDS, published, [], tmp_path / "words")
+    make_start(WORDS, published, tmp_path / "words")
     vectors = load_vectors(str(tmp_path / "words"))
     assert {"turn", "lights", "["} <= set(vectors.words)
     assert not any(word.startswith("##") or word in ("[CLS]", "[PAD]") for word in vectors.words)
     bert, tokenizer = load_bert(published)
     own = bert.embeddings.word_embeddings.weight[tokenizer.get_vocab()["lights"]].detach()
     assert torch.equal(vectors.matrix[vectors.words.index("lights")], 8 * own)
-    make_start(f"{LAYERS}1", published, [], tmp_path / "layers")
+    make_start(f"{LAYERS}1", published, tmp_path / "layers")
     assert len(load_bert(str(tmp_path / "layers"))[0].encoder.layer) == 1
     with pytest.raises(UsageError, match=r"the public encoder .* cannot be used.* has 2 layers"):
-        make_start(f"{LAYERS}3", published, [], tmp_path / "more")
+        make_start(f"{LAYERS}3", published, tmp_path / "more")
 
 
 def test_an_encoder_is_known_by_its_weights(published: str, tmp_path: Path) -> None:
@@ -366,19 +366,3 @@ def test_an_encoder_is_known_by_its_weights(published: str, tmp_path: Path) -> N
     assert encoder_content(str(tmp_path / "other")) != encoder_content(published)
     assert not encoder_at_hand("far/away")
     assert not encoder_at_hand("no such: name")
-
-
-def test_fasttext_vectors_never_read_the_corpus_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[Any] = []
-    monkeypatch.setattr(study, "corpus_at_hand", lambda name: name in ("snips", "nlu-eval"))
-    monkeypatch.setattr(study, "corpus_content", lambda name: f"content of {name}")
-    monkeypatch.setattr(study, "load_corpus", lambda name: study.generate(3, 1, "health"))
-    monkeypatch.setattr(pretraining, "pretrain_vectors", lambda text, folder: texts.append(text) or folder.mkdir())
-    monkeypatch.setattr(study, "TEXT", 5)
-    runs = TableRuns(tmp_path, fresh=True)
-    config = TrainConfig("snips", **BASE)
-    assert runs._sources(config) == ["nlu-eval"]
-    (tmp_path / "public").mkdir()
-    start = runs._start(config)
-    assert len(texts[0]) == 5 + 3
-    assert start == runs._start(config) != runs._start(replace(config, corpus="nlu-eval"))

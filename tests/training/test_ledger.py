@@ -199,7 +199,7 @@ def test_removed_swapped_repeated_and_foreign_lines_are_noticed(path, tmp_path):
             edits += [[*before, *after], [*before, after[0], own, *after[1:]]]
     for edit in edits:
         path.write_bytes(b"".join(edit))
-        refused(path, "damaged or was edited")
+        refused(path, "damaged, edited or too old")
 
 
 def test_lines_cut_off_that_the_record_remembers_are_missed(path):

@@ -49,7 +49,6 @@ def test_the_noise_keeps_epsilon_and_not_much_more(corpus, epsilon, given):
     assert {line.setting for line in made.lines if line.why == "as given"} == settings.keys() & given.keys()
     assert settings.items() <= vars(config).items()
     assert made.steps == config.epochs * config.mechanism(made.protected).releases_per_epoch
-    assert made.seconds > 0
     assert made.public
 
 

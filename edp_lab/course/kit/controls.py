@@ -81,7 +81,9 @@ class Control(anywidget.AnyWidget):
     @value.setter
     def value(self, value: Any) -> None:
         if self.kind in OPTIONS:
-            value = next((place for place, (_, meaning) in enumerate(self.options) if meaning == value), None)
+            meanings = [meaning for _, meaning in self.options]
+            require(value in meanings, f"{self.label} is {value!r}: choose {', '.join(map(repr, meanings))}")
+            value = meanings.index(value)
         self.entered = value
 
     def meaning(self, entered: Any) -> Any:

@@ -334,6 +334,8 @@ def sent(value: Any, kind: str = "<f8") -> Any:
             if kind == "<f4" and not np.allclose(value.astype(kind), value, rtol=2e-7, atol=0, equal_nan=True):
                 kind = "<f8"
         return {"dtype": kind[1:], "bdata": b64encode(value.astype(kind).tobytes()).decode(), **sizes}
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, dict):
         return {name: sent(item, kind) for name, item in value.items()}
     return [sent(item, kind) for item in value] if isinstance(value, list | tuple) else value

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ipywidgets as widgets
-import numpy as np
 from markupsafe import escape
 
 from edp_lab.course.kit.controls import OPTIONS, Control
@@ -254,8 +253,6 @@ class Panel(Frame):
 
 def _shared(value: Any, pool: dict[str, int]) -> Any:
     """The value with each part that may occur again replaced by its place in the pool, and floats to eight digits."""
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, float):
         return float(f"{value:.8g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -41,7 +41,7 @@ class Words:
         words.stages(result)    # HTML in one line
 
     Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `at_least`, `short`, `percent`,
-    `duration`) and as functions (`count`, `details`, ``table`` for `html_table`), ``cell`` for `CELL`, the macros
+    `duration`) and as functions (`count`, ``table`` for `html_table`), ``cell`` for `CELL`, the macros
     ``privacy`` and ``scope`` of the kit's own ``words.html.j2``, and what a room gives by name. What is filled in is
     escaped. An unknown name is an error.
     """
@@ -50,7 +50,7 @@ class Words:
         here = Environment(loader=FileSystemLoader(Path(beside).parent), undefined=StrictUndefined, autoescape=True)
         named = {function.__name__: function for function in (at_most, at_least, short, percent, duration)}
         here.filters |= {"d": digits, **named}
-        here.globals |= {"count": count, "details": details, "table": html_table, "cell": CELL, **names}
+        here.globals |= {"count": count, "table": html_table, "cell": CELL, **names}
         shared: Any = here.from_string(Path(__file__).with_name("words.html.j2").read_text(encoding="utf-8")).module
         here.globals |= {"privacy": shared.privacy, "scope": shared.scope}
         self._macros = here.get_template("words.html.j2").module
@@ -135,11 +135,6 @@ def count(number: int, what: str, many: str | None = None) -> str:
 
 
 # ---- Paragraphs and tables -----------------------------------------------------------------------------------------
-
-
-def details(text: str, summary: str = "what this ε covers") -> Html:
-    """Text that is one click away."""
-    return Html("<details><summary>{}</summary>{}</details>").format(summary, text)
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> Html:
@@ -266,7 +261,8 @@ def holds(value: str, unit: str = "", label: str = "guaranteed") -> Tile:
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
     """The epsilon that the paper's accounting claims, and the guaranteed one."""
     at = f"ε at δ = {short(held.delta)}"
-    claim = claimed("nothing" if held.claimed_epsilon is None else digits(held.claimed_epsilon), at)
+    why = "outside the paper's formula" if "Poisson" in held.sampling else "no noise, or too little"
+    claim = claimed("none", why) if held.claimed_epsilon is None else claimed(digits(held.claimed_epsilon), at)
     if held.conditional_epsilon is not None:
         return claim, holds(at_most(held.conditional_epsilon), f"{at}, {held.condition or 'with a secret seed'}")
     public = held.epsilon_if_alpha_public

@@ -168,10 +168,10 @@ def show_roc(
     attack: str,
     called: float,
     people: int,
-    as_printed: bool,
-    z0: float,
-    num_devices: int,
-    epochs: int,
+    as_printed: bool = False,
+    z0: float = 0.0,
+    num_devices: int = 1,
+    epochs: int = 1,
 ) -> Shown:
     """One of the attacks on the first `people` members and non-members, beside the bounds of a mechanism.
 
@@ -212,11 +212,28 @@ def view(attack: str, scores: Array) -> Array:
 
 
 @panel("05")
-def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs: int) -> Panel:
-    """Attacks as curves, beside the bounds of a mechanism; `result` is a `Shown`."""
+def roc(attacks: Attacks, *bounds: Any) -> Panel:
+    """Attacks as curves; `result` is a `Shown`.
+
+    Args:
+        bounds: as_printed, z0, num_devices and epochs of a mechanism, if its bounds are to be drawn.
+    """
     most = len(next(iter(attacks.values())).target.members)
     sizes = [*(n for n in (stats.LEAST_MEMBERS, 100, 200, 500, 1000, 2000) if n < most), most]
     called = [0.05, 0.1, 0.2, 0.5, *map(float, range(1, 10)), *map(float, range(10, 101, 5))]
+    controls = {
+        "attack": choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
+        "called": number("called members", 10.0, called, unit="top % of all"),
+        "people": number("members", most, sizes, unit="a side"),
+    }
+    if bounds:
+        as_printed, z0, num_devices, epochs = bounds
+        controls |= {
+            "as_printed": choice("lines of", as_printed, {"as printed": True, "sound": False}),
+            "z0": number("noise multiplier z0", z0, decades(-1, 2)),
+            "num_devices": devices(num_devices),
+            "epochs": number("epochs T", epochs, range(1, 41), unit="passes", rare=True),
+        }
     return Panel(
         "Who was in the training set?",
         "Members found against strangers accused, and the scores behind both.",
@@ -225,19 +242,13 @@ def roc(attacks: Attacks, as_printed: bool, z0: float, num_devices: int, epochs:
         words.roc,
         lambda result, attack, **_: roc_command(result, attacks[attack]),
         tiles=tell_roc,
-        attack=choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
-        called=number("called members", 10.0, called, unit="top % of all"),
-        people=number("members", most, sizes, unit="a side"),
-        as_printed=choice("lines of", as_printed, {"as printed": True, "sound": False}),
-        z0=number("noise multiplier z0", z0, decades(-1, 2)),
-        num_devices=devices(num_devices),
-        epochs=number("epochs T", epochs, range(1, 41), unit="passes", rare=True),
+        **controls,
     )
 
 
 def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
     """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
-    held, says = result.guarantee, "Nothing is guaranteed here, so nothing limits an attack."
+    held, says = result.guarantee, "Trained without noise: nothing limits an attack."
     if held.conditional_epsilon is not None:
         claimed = f"claimed ε = {digits(held.claimed_epsilon)}"
         guaranteed = f"guaranteed ε = {at_most(held.conditional_epsilon)}"
@@ -263,7 +274,7 @@ def draw_roc(result: Shown) -> Figure:
     fpr, tpr, low, high = np.maximum(result.curve, floor)
     corners = np.repeat(fpr, 2)[1:]  # the band has steps like the curve
     upper, lower = np.repeat(high, 2)[:-1], np.repeat(low, 2)[:-1]
-    grid = np.geomspace(SMALLEST, 1, 80)
+    grid = np.geomspace(SMALLEST, 1, 0 if result.guarantee.conditional_epsilon is None else 80)
     point: Trace = {}
     for axis, rate in (("x", result.alarms), ("y", result.hits)):
         value, (least, most) = max(rate.value, floor), rate.interval
@@ -316,13 +327,16 @@ def draw_scores(result: Shown) -> Figure:
 
 
 def roc_command(result: Shown, attacked: Attacked) -> str:
-    """The calls that train the target, make this attack, and account for the lines drawn in."""
+    """The calls that train the target, make this attack, and account for the lines drawn in, if any."""
     run, held = "runs/target", result.guarantee
     attack = f"{result.result.attack.partition('-')[0]} --run {run}"
     if "shadows" in attacked.about or result.result.attack == "lira-online":
         attack += f" --shadows {attacked.about.get('shadows')}"
+    commands = f"{train_command(attacked.target.config, run)}\nedp-lab attack {attack}"
+    if held.conditional_epsilon is None:
+        return commands
     account = text.account_of(result.mechanism, epochs=held.epochs, delta=held.delta, adjacency="replace_one")
-    return f"{train_command(attacked.target.config, run)}\nedp-lab attack {attack}\n{account}"
+    return f"{commands}\n{account}"
 
 
 def attacks_table(attacks: Attacks) -> str:
@@ -383,7 +397,8 @@ def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
     seen = {0: "was never seen", 1: "was seen once"}.get(row.repetitions, f"was seen {row.repetitions} times")
     rank, fillings = short(2 ** (row.cap - row.exposure)), short(2**row.cap)
     says = f"A number that {seen} typically has rank {rank} of {fillings} by its loss."
-    exposure = Tile("exposure", f"{row.exposure:.1f} bits", f"nothing remembered: 1.4; at most {row.cap:.1f}")
+    interval = "95 % interval {:.1f} to {:.1f}; nothing remembered: 1.4".format(*row.interval)
+    exposure = Tile("exposure", f"{row.exposure:.1f} bits", interval)
     back = Tile("read back", f"{row.extracted} of {len(row.exposures)}", "numbers rank first", "printed")
     return exposure, back, says
 

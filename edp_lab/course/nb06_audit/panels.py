@@ -200,10 +200,8 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
     if last.epsilon_if_seed_secret is None:
         sentence = "Nothing is guaranteed: float32 arithmetic swallows noise this small."
     elif last.claimed_epsilon < last.epsilon_if_seed_secret:
-        true, finds = at_most(last.epsilon_if_seed_secret), "finds" if 1 in (refuted, len(audits)) else "find"
-        sentence = (
-            f"The guaranteed ε is {true}, the claimed one {d(last.claimed_epsilon)}; {refuted} of {of} {finds} it out."
-        )
+        held, claim = at_most(last.epsilon_if_seed_secret), d(last.claimed_epsilon)
+        sentence = f"The guaranteed ε is {held}, the claimed one {claim}; {refuted} of {of} refuted the claim."
     elif refuted:
         sentence = "The ε is guaranteed and yet refuted, which happens in 5 % of audits at most."
     else:

@@ -243,7 +243,7 @@ class Explorer(Panel, Runs):
             lambda result, **_: train_command(result.point.config),
             tiles=tell_explored,
             joint=("method", "micro_batch", "z0"),
-            idle=lambda _: IDLE.get(self.values["method"], ()),
+            idle=lambda result: IDLE.get(result.point.method, ()),
             method=choice("method", "sound", methods, tooltips=tips),
             micro_batch=number("micro-batch size m", 8, [1, 2, 4, 8], unit="if sound"),
             z0=number("noise multiplier z0", base.z0, decades(-3, 0)),
@@ -285,7 +285,9 @@ def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     else:
         hidden = "" if cheaper in (*result.others, *result.live) else " (not in this picture)"
         says += f"; {setting(cheaper)}{hidden} does at least as well, at ε = {at_most(cheaper.epsilon)}."
-    return *epsilons(point.guarantee), says
+    nearest = ", nearest run" if differs else ""
+    claim, guaranteed = (tile._replace(unit=tile.unit + nearest) for tile in epsilons(point.guarantee))
+    return claim, guaranteed, says
 
 
 FAMILIES = {

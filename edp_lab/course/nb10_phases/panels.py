@@ -95,8 +95,8 @@ class Sketch:
 
     def _predictions(self, sigma: float, instructors: int) -> Labels:
         fewest = int(np.bincount(self.images.train_labels).min())
-        rarest = f"the rarest digit, which has {fewest} training images: take {fewest} at most"
-        require(instructors <= fewest, f"{instructors} instructors cannot all see {rarest}")
+        rarest = f"the rarest digit, which has {fewest} training images: take 1 to {fewest}"
+        require(1 <= instructors <= fewest, f"{instructors} instructors cannot all see {rarest}")
         train, labels = linear_features(self.noised(sigma)[0]), self.images.train_labels
         parts = np.array_split(self.order, instructors)
         models = [fit_linear(train[part], labels[part], self.images.classes) for part in parts]
@@ -373,6 +373,7 @@ class Pipeline(Panel, Runs):
         return next((run for run in reversed(self.runs) if run.settings == bill.settings), None)
 
     def prepare(self) -> ThreePhaseSettings:
+        require(self.values["instructors"] >= 1, "there are no instructors: take 1 or more")
         return replace(self._start, **self.values)
 
     def work(self, settings: ThreePhaseSettings) -> None:
