@@ -244,7 +244,7 @@ def gram(x: np.ndarray, part: int, rows: np.ndarray, out: np.ndarray) -> None:
     """out[u, s, t] = x[rows[u, s], part] . x[rows[u, t], part], summed in float64; x (R, K, D), rows (u, T).
 
     Rows meet in pairs, two by two: what is read serves twice, and out is symmetric. Faster than to copy rows,
-    padded and widened, for a library's product. Where rows point beyond the last one, out stays as it is.
+    padded and widened, for a library's product. If rows point beyond the last one, out stays as it is.
     """
     for u in range(len(rows)):
         valid = rows[u, : (rows[u] < len(x)).sum()]

@@ -85,7 +85,7 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def options_of(settings: type) -> Callable[[Command], Command]:
-    """Where a command ends in ``*, one: ..., **options``: an option for each field of the dataclass, then that one.
+    """Decorate a command that ends in ``*, one: ..., **options``: an option per field of the dataclass, then that one.
 
     Fields that the command declares itself are left out. `chosen` makes the dataclass of what was given.
     """

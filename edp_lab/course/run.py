@@ -245,7 +245,7 @@ def execute(
 def verdicts(path: Path, timeout: int = 600) -> dict[str, Any]:
     """Execute a student's notebook as it is, and say what its checks found.
 
-    Errors do not stop it. The notebook's own code runs with the rights of whoever calls this.
+    Errors do not stop it. The notebook's own code runs with the caller's rights.
 
     Returns:
         ``notebook``, ``verdicts`` (by exercise its ``status`` and ``message``) and ``error`` (of a run without

@@ -149,7 +149,7 @@ def build_classifier(
 ) -> ImageClassifier:
     """One of the thesis' networks, with weights drawn from `seed`.
 
-    Where the thesis contradicts itself (T27), this is what is built:
+    The thesis contradicts itself (T27); this is what is built:
 
     * "cnn", two convolutions and two dense layers (3.5, not the three convolutions of 3.5.1). The thesis gives no
       sizes; they are those of Papernot et al. 2021: 16 filters of 8 x 8 and 32 of 4 x 4, both with stride 2 and a

@@ -19,7 +19,7 @@ The block's stream gives the first 32 bits k of u and the first 30, j, of t: u l
 the stream: a function of (key, step, block, pair).
 
 **Three ways to round, one result.** Each computes x = (s + sigma N) / g with an error below some e, whatever the bits
-to come. Where x lies within 1/2 - e of a whole number, this is the answer, and any other way would find it, too: the
+to come. If x lies within 1/2 - e of a whole number, this is the answer, and any other way would find it, too: the
 result does not depend on processor, library, threads or ranks. Elsewhere (one number in 3,700) the next way is taken.
 What s is, is settled first: g times the float of scale / g * number.
 

@@ -330,7 +330,7 @@ def parallel_composition(guarantees: Iterable[tuple[float, float]]) -> EpsilonDe
     """The maximum of the epsilons and of the deltas: releases about disjoint parts of the data.
 
     Guarantee: if each record's part follows from that record alone (or its place), and one person is one record:
-    for a record added, removed or zeroed out. Where replacing a record can move it to another part, two parts change
+    for a record added, removed or zeroed out. If replacing a record can move it to another part, two parts change
     and the sum of the two largest holds instead. Never less than any one part.
     Source: McSherry 2009, theorem 4.
     """

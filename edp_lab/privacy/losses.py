@@ -2,8 +2,8 @@
 
 For `edp_lab.privacy.pld`: the losses of one utterance's removal and addition, composed over all releases.
 
-One release. Where the utterance takes part with chance q, its output is P = (1-q) N(0, z^2) + q N(1, z^2), where it was
-removed Q = N(0, z^2), and the privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). P against Q dominates its
+One release. If the utterance takes part with chance q, its output is P = (1-q) N(0, z^2) + q N(1, z^2); if it was
+removed, Q = N(0, z^2); and the privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). P against Q dominates its
 removal, Q against P its addition, and compositions are dominated by products (Zhu, Dong and Wang 2022, arXiv
 2106.08567, theorems 10 and 11): with the sum L of independent losses, delta(epsilon) = E[max(0, 1 - e^(epsilon - L))].
 The larger one of both directions counts.

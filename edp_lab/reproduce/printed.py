@@ -130,7 +130,7 @@ class ExplainedEpsilon:
     delta: float
     settings: tuple[Setting, ...]  # that explain the value, at the T that explain the most values of the table
     # Of `settings`, the one whose `z0` is nearest, in ratio, to 1, 2 or 5 times a power of ten, since people tune on
-    # those. Where none explains the value: the one, at those same T, whose `log10_epsilon` misses it least.
+    # those. If none explains the value: the one, at those same T, whose `log10_epsilon` misses it least.
     closest: Setting
     # At `closest` and the same delta, if alpha were public with largest value 1: Algorithm 1 as printed has noise
     # z_t / (2 sqrt N) over its sensitivity, so mu = 2 sqrt(N) sqrt(2 rho). Zero-out or replace-one neighbours, two or

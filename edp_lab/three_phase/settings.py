@@ -46,7 +46,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """One training run. Where a value is None, it is that of `DEFAULTS` for the method."""
+    """One training run. A value of None stands for that of `DEFAULTS` for the method."""
 
     model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
     activation: str = "tanh"

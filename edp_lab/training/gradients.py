@@ -31,7 +31,7 @@ Proven thus, with no further assumption, is a step in which each micro-batch's g
 its numbers are: with float64 accumulators (`LoopGradient`, `StackedGradients`) D is 1, and with R ranks R, as their
 sums are rounded once each and R - 1 times on the way; with one micro-batch on each rank, M = D = R.
 
-Where one pass forms the sum for many micro-batches (`GhostGradients`), no bound by C alone is true: the
+If one pass forms the sum for many micro-batches (`GhostGradients`), no bound by C alone is true: the
 terms of one gradient can cancel within a product of matrices, and a library may round what it computes of one utterance
 by another's presence. There it is *assumed* that all this moves two neighbours' sums apart by less than C / 2,200, some
 7,600u C, or than what h leaves, where that is more. Measured are 66u C for 64 utterances, each a micro-batch, 458u C

@@ -177,7 +177,7 @@ def close(
 ) -> str | None:
     """None where two arrays or numbers agree; else a sentence that says where they first differ.
 
-    Where `got` is what a known slip gives (by what is to be said of it), that sentence instead. NotImplementedError:
+    If `got` is what a known slip gives (by what is to be said of it), that sentence instead. NotImplementedError:
     there is nothing to compare yet, `got` is None.
     """
     mine, theirs = np.asarray(given(got), dtype=float), np.asarray(wanted, dtype=float)

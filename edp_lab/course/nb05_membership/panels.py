@@ -64,7 +64,7 @@ CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by met
 class Measured(NamedTuple):
     """Runs under attack, SGD first, and canaries, a row for each repetition count.
 
-    Of each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon",
+    Each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon",
     "epsilon_if_alpha_public" (and the seed secret; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR,
     intervals.
     """

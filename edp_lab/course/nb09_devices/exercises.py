@@ -86,7 +86,7 @@ def _wrong(noise: np.ndarray, again: np.ndarray, another: np.ndarray, std: float
         return "the same key, step and rank give other numbers the second time, so that no run can be repeated."
     for step, rows, other_rows in zip(STEPS, noise, another, strict=True):
         if any(map(_alike, rows, other_rows)):
-            return f"in step {step} another key gives the same numbers: whoever knows no key can draw them as well."
+            return f"in step {step} another key gives the same numbers: someone without the key can draw them, too."
     return None
 
 

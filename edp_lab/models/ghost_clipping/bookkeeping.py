@@ -11,7 +11,7 @@ A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-S
 The gradients of a few long micro-batches are formed all the same: their norms take no more work then, nor does the sum.
 
 The terms of the first sum cancel, and a norm that comes out too small clips too loosely, so Gram matrices are float64.
-Where the sum itself is formed, it is rounded as the released one is: by 1e-7 of the terms that cancel within it.
+If the sum itself is formed, it is rounded as the released one is: by 1e-7 of the terms that cancel within it.
 """
 
 from __future__ import annotations
