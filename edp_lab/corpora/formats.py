@@ -243,7 +243,7 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
         whole = "\n".join(text_lines(path, notes))
         document = yaml.load(whole, Loader=yaml.BaseLoader)
         if len(yaml.compose(whole).value) > len(document):
-            raise UsageError(f"{path} has a key twice, such as two lists \"nlu\": make one list of them")
+            raise UsageError(f'{path} has a key twice, such as two lists "nlu": make one list of them')
         sections = [dict(section) for section in document["nlu"]]
         blocks = [section.get("examples", "") for section in sections]
         texts = [block if isinstance(block, str) else "\n".join(one["text"] for one in block) for block in blocks]
