@@ -168,6 +168,7 @@ def test_conll(tmp_path, name, content, note):
         ("rome B-city\n", r'line 1: no intent: put a line "# intent: NAME"'),
         ("# intent: fly\nto O\nrome\n", r"line 3: no tag"),
         ("to O\nrome city\n", r"line 2: no tag such as B-city"),
+        ("# intent: a\nto O\n# intent: b\nrome O\n", r"line 3: an intent within an utterance: put a blank line"),
     ],
 )
 def test_conll_without_an_intent_or_a_tag_is_refused(tmp_path, content, message):
@@ -176,6 +177,23 @@ def test_conll_without_an_intent_or_a_tag_is_refused(tmp_path, content, message)
 
 
 # --- Rasa ---
+
+
+@pytest.mark.parametrize(
+    ("text", "entity", "note"),
+    [
+        ("an apple, please", (3, 8), "ends within a word, which is cut there: 1"),
+        ("eat the apples", (8, 13), "ends within a word, which is cut there: 1"),
+        ("go to   ", (5, 8), "entities that are blank"),
+    ],
+)
+def test_an_entity_that_cuts_a_word_or_has_none_gets_a_note(tmp_path, text, entity, note):
+    mark = {"start": entity[0], "end": entity[1], "entity": "fruit"}
+    assert note in notes(load(tmp_path, "a.jsonl", json.dumps({"text": text, "intent": "eat", "entities": [mark]})))
+    marked = f"{text[: entity[0]]}[{text[slice(*entity)]}](fruit){text[entity[1] :]}"
+    if text.split()[-1] != "to":
+        assert note in notes(load(tmp_path, "nlu.yml", f"nlu:\n- intent: eat\n  examples: |\n    - {marked}\n"))
+
 
 NLU = """
 version: "3.1"
