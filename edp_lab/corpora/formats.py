@@ -238,7 +238,12 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
             if not intent:
                 raise UsageError(f'{place}: no intent: put a line "# intent: NAME" above each utterance')
             notes["utterances of CoNLL lines, the word first and the tag last"].append(place)
-            yield Row([row[0] for _, row in rows], [row[-1] for _, row in rows], intent, place)
+            words = [row[0] for _, row in rows]
+            if len(rows) > 1 and words == [*map(str, range(1, len(rows) + 1))]:
+                notes["utterances whose words are 1, 2, ...: if that column numbers the words, take it out"].append(
+                    place
+                )
+            yield Row(words, [row[-1] for _, row in rows], intent, place)
             rows, intent = [], ""
 
 

@@ -176,6 +176,15 @@ def test_conll_without_an_intent_or_a_tag_is_refused(tmp_path, content, message)
         load(tmp_path, "a.conll", content)
 
 
+def test_a_column_that_numbers_the_words_gets_a_note(tmp_path):
+    assert "whose words are 1, 2" in notes(load(tmp_path, "a.conll", "# intent: fly\n1 to O\n2 rome B-city\n"))
+
+
+def test_files_joined_to_one_lose_their_byte_order_marks(tmp_path):
+    corpus = load(tmp_path, "a.conll", "\ufeff# intent: fly\nto O\n\n\ufeff# intent: stop\nstop O\n")
+    assert frames(corpus) == [("fly", "to", "O"), ("stop", "stop", "O")]
+
+
 # --- Rasa ---
 
 
