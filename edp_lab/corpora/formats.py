@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,22 @@ def _entity_chunks(text: str, entities: Any, place: str, notes: Notes) -> list[C
     try:
         for entity in sorted(entities, key=lambda entity: entity["start"]):
             start, stop = entity["start"], entity["end"]
-            if end <= start < stop <= len(text):
+            if end <= start < stop <= len(text) and text[start:stop].strip():
                 chunks += [(text[end:start], None), (text[start:stop], _slot_name(entity))]
                 end = stop
             else:
-                notes["entities beyond their text or over another one, not read"].append(place)
+                notes["entities that are blank, beyond their text or over another one, not read"].append(place)
     except (KeyError, TypeError):
         raise UsageError(f'{place}: "entities" must be a list of objects with start, end and entity') from None
-    return [*chunks, (text[end:], None)]
+    return _note_cuts([*chunks, (text[end:], None)], place, notes)
+
+
+def _note_cuts(chunks: list[Chunk], place: str, notes: Notes) -> list[Chunk]:
+    """The pieces of an utterance, with a note if a word lies in two of them: a comma after an entity counts, too."""
+    texts = [text for text, _ in chunks if text]
+    if any(not a[-1].isspace() and not b[0].isspace() for a, b in pairwise(texts)):
+        notes["utterances with an entity that ends within a word, which is cut there"].append(place)
+    return chunks
 
 
 def _slot_name(entity: Mapping[str, Any]) -> str:
@@ -214,8 +223,8 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
     for number, line in enumerate([*text_lines(path, notes), ""], start=1):
         cells = line.split()
         if comment := INTENT_LINE.match(line):
-            if rows:
-                raise UsageError(f"{path}, line {number}: an intent inside an utterance: put a blank line above it")
+            if rows and intent:
+                raise UsageError(f"{path}, line {number}: an intent within an utterance: put a blank line before it")
             intent = comment[1].strip()
         elif len(cells) > 1 and TAG.fullmatch(cells[-1]):
             if cells[0] != "-DOCSTART-":
@@ -229,7 +238,12 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
             if not intent:
                 raise UsageError(f'{place}: no intent: put a line "# intent: NAME" above each utterance')
             notes["utterances of CoNLL lines, the word first and the tag last"].append(place)
-            yield Row([row[0] for _, row in rows], [row[-1] for _, row in rows], intent, place)
+            words = [row[0] for _, row in rows]
+            if len(rows) > 1 and words == [*map(str, range(1, len(rows) + 1))]:
+                notes["utterances whose words are 1, 2, ...: if that column numbers the words, take it out"].append(
+                    place
+                )
+            yield Row(words, [row[-1] for _, row in rows], intent, place)
             rows, intent = [], ""
 
 

@@ -218,7 +218,8 @@ def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
         guess = next((guess for guess in guesses if "cp1252" in guess.could_be_from_charset), guesses[0])
         notes[f"not UTF-8, read as {guess.encoding} (save the file as UTF-8 if words look wrong)"].append(str(path))
         text = str(guess)
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    # Files joined to one have a byte order mark at the head of each.
+    lines = [line.removesuffix("\r").removeprefix("\ufeff") for line in text.split("\n")]
     if len(lines) == 1 and "\r" in lines[0]:
         raise UsageError(f"{path}: its lines end in CR alone: save the file with LF or CRLF")
     while lines and not lines[-1].strip():

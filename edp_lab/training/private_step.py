@@ -87,6 +87,7 @@ class PrivateStep(FlatGradient):
         self.model, self.mechanism, self.epochs = model, mechanism, epochs
         self.alpha: Tensor | None = None
         self._steps: Counter[int] = Counter()  # by epoch, of this process
+        self._clipped: Clipped | None = None  # what `release` may release, once
         self._kept = {name: tensor.detach().clone() for name, tensor in not_trained(model).items()}
         self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
         self.divisor = micro_batches or mechanism.num_devices
@@ -106,21 +107,32 @@ class PrivateStep(FlatGradient):
 
         No ``.grad`` is left: it would be a view of the memory in which the sum now forms, without noise.
         """
+        if tuple(name for name, _ in trainable(self.model)) != self.layout.names:
+            raise UsageError(
+                "parameters were frozen or unfrozen after the step was built, so its noise misses some: build a new "
+                "step, with a new key"
+            )
         for p in self.parameters:
             p.grad = None
             if p.dtype != (built := self.gradient.dtype):
                 raise UsageError(f"the step was built for {built} and the model is {p.dtype} now: convert it before")
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = mean_scales(self, self.divisor, gradients)
-        return clip(gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world)
+        self._clipped = clip(
+            gradients, self.mechanism, self.layout, self.alpha, self.divisor, self.gradient, self.world
+        )
+        return self._clipped
 
     def release(self, clipped: Clipped, epoch: int, step: int) -> Released:
         """Sum up over processes, add the noise, and leave the result in every ``.grad``; it lasts until the next step.
 
-        UsageError: `clipped` was not made by this step's `clip`, so it is not what the processes sum up.
+        UsageError: `clipped` is not what this step's `clip` returned last, so it is not what the processes sum up.
         """
-        if clipped.memory is not self.gradient or clipped.ranks != self.world:
-            raise UsageError("these gradients were not clipped by this step: hand over what its clip(...) returned")
+        if clipped is not self._clipped:
+            raise UsageError(
+                "these gradients were not clipped by this step's last clip(...): hand over what that returned"
+            )
+        self._clipped = None
         self.sum_over_ranks()
         released = add_noise(clipped, epoch, step, self.noise)
         self.use(released.layers)
@@ -167,12 +179,16 @@ class PrivateStep(FlatGradient):
 
     def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
         """The losses of a micro-batch, if they are of as many examples as the mechanism declares."""
+        if not callable(compute):
+            raise UsageError("losses of a micro-batch are given as numbers: give a function, such as lambda: loss(...)")
         losses, most = compute(), self.mechanism.micro_batch_size
         if losses.ndim != 1:
             raise UsageError(
                 f"the losses of a micro-batch have the shape {tuple(losses.shape)}: give one number for each example, "
                 'such as those of reduction="none"; with fewer, nobody can tell how many examples share a clip'
             )
+        if not losses.requires_grad:
+            raise UsageError("the losses do not depend on the model: compute them from it, without detach or no_grad")
         if len(losses) > most:
             raise UsageError(
                 f"a micro-batch has {len(losses)} losses, and the mechanism declares micro_batch_size={most}: the "

@@ -168,6 +168,7 @@ def test_conll(tmp_path, name, content, note):
         ("rome B-city\n", r'line 1: no intent: put a line "# intent: NAME"'),
         ("# intent: fly\nto O\nrome\n", r"line 3: no tag"),
         ("to O\nrome city\n", r"line 2: no tag such as B-city"),
+        ("# intent: a\nto O\n# intent: b\nrome O\n", r"line 3: an intent within an utterance: put a blank line"),
     ],
 )
 def test_conll_without_an_intent_or_a_tag_is_refused(tmp_path, content, message):
@@ -175,7 +176,33 @@ def test_conll_without_an_intent_or_a_tag_is_refused(tmp_path, content, message)
         load(tmp_path, "a.conll", content)
 
 
+def test_a_column_that_numbers_the_words_gets_a_note(tmp_path):
+    assert "whose words are 1, 2" in notes(load(tmp_path, "a.conll", "# intent: fly\n1 to O\n2 rome B-city\n"))
+
+
+def test_files_joined_to_one_lose_their_byte_order_marks(tmp_path):
+    corpus = load(tmp_path, "a.conll", "\ufeff# intent: fly\nto O\n\n\ufeff# intent: stop\nstop O\n")
+    assert frames(corpus) == [("fly", "to", "O"), ("stop", "stop", "O")]
+
+
 # --- Rasa ---
+
+
+@pytest.mark.parametrize(
+    ("text", "entity", "note"),
+    [
+        ("an apple, please", (3, 8), "ends within a word, which is cut there: 1"),
+        ("eat the apples", (8, 13), "ends within a word, which is cut there: 1"),
+        ("go to   ", (5, 8), "entities that are blank"),
+    ],
+)
+def test_an_entity_that_cuts_a_word_or_has_none_gets_a_note(tmp_path, text, entity, note):
+    mark = {"start": entity[0], "end": entity[1], "entity": "fruit"}
+    assert note in notes(load(tmp_path, "a.jsonl", json.dumps({"text": text, "intent": "eat", "entities": [mark]})))
+    marked = f"{text[: entity[0]]}[{text[slice(*entity)]}](fruit){text[entity[1] :]}"
+    if text.split()[-1] != "to":
+        assert note in notes(load(tmp_path, "nlu.yml", f"nlu:\n- intent: eat\n  examples: |\n    - {marked}\n"))
+
 
 NLU = """
 version: "3.1"
@@ -362,7 +389,7 @@ def test_the_record_of_a_run_has_the_whole_path_and_the_columns(tmp_path, monkey
 
 def test_no_utterance_is_lost_to_a_missing_blank_line_or_a_second_list(tmp_path):
     (tmp_path / "a.conll").write_text("# intent: go\nfly O\n# intent: stop\nhalt O\n\n")
-    with pytest.raises(UsageError, match="line 3: an intent inside an utterance: put a blank line above it"):
+    with pytest.raises(UsageError, match="line 3: an intent within an utterance: put a blank line before it"):
         load_corpus(tmp_path / "a.conll")
     one = "nlu:\n- intent: go\n  examples: |\n    - fly [oslo](city\n- intent: stop\n"
     (tmp_path / "nlu.yml").write_text(one)

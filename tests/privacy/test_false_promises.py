@@ -1,6 +1,7 @@
 """Ways to an epsilon that is smaller than the truth: each is refused, and the refusal names what is wrong."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -201,11 +202,33 @@ def test_models_that_an_optimizer_would_move_without_noise_are_refused():
             PrivateStep(model, Mechanism.sound(1.0, 1.0, 1, 1), key=1, epochs=1)
 
 
-def test_only_what_this_step_has_clipped_is_released():
+def test_only_what_this_step_has_clipped_last_is_released_and_once():
     model = nn.Linear(4, 2)
     step, other = (PrivateStep(model, Mechanism.sound(1.0, 1.0, 1, 1), key=1, epochs=1) for _ in range(2))
-    with pytest.raises(UsageError, match="not clipped by this step"):
-        step.release(other.clip([]), 0, 0)
+    earlier, last = step.clip([]), step.clip([])
+    for number, (clipped, released) in enumerate([(other.clip([]), 0), (earlier, 0), (last, 1), (last, 0)]):
+        with nullcontext() if released else pytest.raises(UsageError, match="not clipped by this step"):
+            step.release(clipped, 0, number)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_parameters_stay_frozen_or_trained_as_they_were_when_the_step_was_built(frozen):
+    """The loss's own backward pass left a gradient without noise, which the optimizer used."""
+    model = nn.Linear(4, 2)
+    model.bias.requires_grad_(not frozen)
+    step = PrivateStep(model, Mechanism.sound(1.0, 1.0, 1, 1), key=1, epochs=1)
+    model.bias.requires_grad_(frozen)
+    with pytest.raises(UsageError, match="frozen or unfrozen after the step was built"):
+        step(0, 0, [lambda: model(torch.ones(1, 4)).square().sum(1)])
+
+
+@pytest.mark.parametrize(
+    ("compute", "named"), [(torch.ones(1), "give a function"), (lambda: torch.ones(1), "do not depend on the model")]
+)
+def test_losses_are_computed_from_the_model(compute, named):
+    step = PrivateStep(nn.Linear(4, 2), Mechanism.sound(1.0, 1.0, 1, 1), key=1, epochs=1)
+    with pytest.raises(UsageError, match=named):
+        step(0, 0, [compute])
 
 
 def with_alpha(step: PrivateStep, alpha: list[float]) -> PrivateStep:
