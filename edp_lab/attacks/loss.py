@@ -43,7 +43,7 @@ from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.privacy import Adjacency, Guarantee, judge
 from edp_lab.privacy.guarantee import upward
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.run_files import MODEL, read_record, run_ledger
+from edp_lab.training.run_files import MODEL, check_same_split, read_record, run_ledger
 
 Floats = NDArray[np.float64]
 FOLDS = 5
@@ -137,6 +137,7 @@ def load_target(run: str | Path | Target) -> Target:
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
     data = split(corpus, config.seed, **config.split)
+    check_same_split(run, record, data)
     target = Target(folder, config, corpus, model.eval(), *equal_sides(data, config.seed))
     _ = target.guarantee, target.guards  # a refusal comes before long work
     return target

@@ -146,7 +146,7 @@ def _note_cuts(chunks: list[Chunk], place: str, notes: Notes) -> list[Chunk]:
 
 def _slot_name(entity: Mapping[str, Any]) -> str:
     """With its role and group, if it has them: "city.departure"."""
-    return ".".join(str(entity[key]) for key in ("entity", "role", "group") if key == "entity" or key in entity)
+    return ".".join(str(entity[key]) for key in ("entity", "role", "group") if key == "entity" or entity.get(key))
 
 
 def _unread(key: str) -> str:
@@ -226,7 +226,7 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
             if rows and intent:
                 raise UsageError(f"{path}, line {number}: an intent within an utterance: put a blank line before it")
             intent = comment[1].strip()
-        elif len(cells) > 1 and TAG.fullmatch(cells[-1]):
+        elif len(cells) > 1 and TAG.fullmatch(cells[-1]) and not (line[0] == "#" and "=" in cells):
             if cells[0] != "-DOCSTART-":
                 rows.append((number, cells))
         elif len(cells) == 1 and not intent:
@@ -274,7 +274,7 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
         for number, line in enumerate(filter(None, map(str.strip, text.split("\n") if intent else ())), start=1):
             place = f"{path}, intent {intent}, example {number}"
             notes["utterances of Rasa's YAML"].append(place)
-            chunks = [*chunks_of(RASA_SLOT, line.removeprefix("-"))]
+            chunks = _note_cuts([*chunks_of(RASA_SLOT, line.removeprefix("-"))], place, notes)
             if any(mark is None and set("[]") & set(words) for words, mark in chunks):
                 notes["examples with a bracket that marks no entity, read as a word"].append(place)
             yield Row(*tokenise((text, mark and _rasa_name(mark, place)) for text, mark in chunks), intent, place)

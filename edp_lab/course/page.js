@@ -62,8 +62,10 @@ const move = (el, { table, models, buttons }) => {
         return (await states()).alone[alone.indexOf(away[0])][away[0].place];
     };
     const start = those => { for (const one of those) one.model.show({ entered: one.stops[one.place = one.at] }); };
+    let turn = 0;
     const show = async (moved, message = "") => {
-        const shown = await state();
+        const mine = ++turn, shown = await state();
+        if (mine != turn) return;  // moved again while the table was unpacked
         el.classList.toggle("edp-stale", Object.values(shown).some(values => values.error));
         for (const one of controls) one.model.show({ error: "" });
         for (const [id, values] of Object.entries(shown)) models[id].show(values);

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edp_lab.corpora.corpus import fold
 from edp_lab.corpora.encoding import Dataset, Labels, WordFeatures
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, parse_tensors, read_bytes, read_json, sealed, unsealed, write_whole
@@ -68,13 +70,16 @@ def seen(name: str, hashes: np.ndarray) -> np.ndarray:
 def check_unseen(name: str, texts: Iterable[str]) -> None:
     """Raise UsageError if a start was trained on utterances that a run would protect: no epsilon would cover that.
 
-    Copies count once: what everybody says may be a large part of a corpus. The mark at an end is read over.
+    Copies count once: what everybody says may be a large part of a corpus. Capitals, Unicode form, invisible
+    characters, spacing and punctuation around words are read over.
     """
     count = Counter(text.lower() for text in texts)
-    forms = utterance_hashes(count), utterance_hashes(text.strip(" .?!") for text in count)
+    folded = [fold(text) for text in count]
+    bare = (" ".join(word for word in map(_bare, text.split()) if word) for text in folded)
+    forms = [utterance_hashes(form) for form in (count, (text.strip(" .?!") for text in count), folded, bare)]
 
     def read(start: str) -> np.ndarray:
-        return seen(start, forms[0]) | seen(start, forms[1])
+        return np.any([seen(start, form) for form in forms], axis=0)
 
     known = read(name)
     if known.sum() > MOST_SEEN * len(known):
@@ -85,6 +90,11 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
             f"{name} has read {known.mean():.0%} of the different utterances, such as {example!r}, so no epsilon would "
             f"hold: {hint}, or leave them out"
         )
+
+
+def _bare(word: str) -> str:
+    """A word without what is no letter or digit at its ends."""
+    return re.sub(r"^\W+|\W+$", "", word)
 
 
 def utterance_hashes(texts: Iterable[str]) -> np.ndarray:

@@ -22,7 +22,7 @@ from edp_lab.models.factory import load_model
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.batches import shard
 from edp_lab.training.config import TrainConfig
-from edp_lab.training.run_files import MODEL, read_record
+from edp_lab.training.run_files import MODEL, check_same_split, read_record
 
 AT_ONCE = 10_000  # utterances that are scored together
 
@@ -62,6 +62,7 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(f"corpus {config.corpus!r} is not the one of {run}: its content has changed since")
     data = split(corpus, config.seed, **config.split)
+    check_same_split(run, record, data)
     return asdict(evaluate_model(load_model(Path(run) / MODEL), data.test))
 
 

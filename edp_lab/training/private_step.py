@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -88,7 +88,7 @@ class PrivateStep(FlatGradient):
         self.alpha: Tensor | None = None
         self._steps: Counter[int] = Counter()  # by epoch, of this process
         self._clipped: Clipped | None = None  # what `release` may release, once
-        self._kept = {name: tensor.detach().clone() for name, tensor in not_trained(model).items()}
+        self._kept = copies(not_trained(model))
         self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
         self.divisor = micro_batches or mechanism.num_devices
         self.devices = shard(mechanism.num_devices, self.rank, self.world)
@@ -162,8 +162,9 @@ class PrivateStep(FlatGradient):
                 f"devices it may have {most}; give each process its own ones, as step.own(...) does"
             )
         checked = [partial(self._losses, compute) for compute in losses]
+        trained = copies(dict(trainable(self.model)))
         clipped = self.clip([LoopGradient(self.parameters, compute, self.layout) for compute in checked])
-        self._check_kept()
+        self._check_kept(self._kept | trained, not_trained(self.model) | dict(trainable(self.model)))
         return self.release(clipped, epoch, step)
 
     def _count(self, epoch: int) -> None:
@@ -196,12 +197,11 @@ class PrivateStep(FlatGradient):
             )
         return losses
 
-    def _check_kept(self) -> None:
-        """UsageError if a buffer or a frozen parameter is no longer what it was at first: it would get no noise."""
-        for name, now in not_trained(self.model).items():
-            before = self._kept.get(name)
-            same = before is not None and before.shape == now.shape
-            if not same or not torch.allclose(now, before, rtol=0.0, atol=0.0, equal_nan=True):  # type: ignore[arg-type]
+    def _check_kept(self, before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
+        """UsageError if a tensor of the model is no longer what it was: the change would get no noise."""
+        for name, tensor in now.items():
+            kept = before.get(name)
+            if kept is None or kept.shape != tensor.shape or not torch.equal(kept.nan_to_num(), tensor.nan_to_num()):
                 raise UsageError(
                     f"the losses change {name!r}: what a layer keeps of the examples is not covered by any noise; put "
                     "the layer into eval mode, or use one that keeps nothing, such as GroupNorm or LayerNorm"
@@ -224,9 +224,18 @@ class PrivateStep(FlatGradient):
 
 
 def not_trained(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers and frozen parameters by name: part of a model that no noise covers."""
-    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    return {**frozen, **dict(model.named_buffers())}
+    """Part of a model that no noise covers: buffers, frozen parameters and tensors in attributes, by name."""
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        name: tensor.detach()
+        for prefix, module in model.named_modules()
+        for own, tensor in {**vars(module), **module._parameters, **module._buffers}.items()
+        if isinstance(tensor, Tensor) and (name := f"{prefix}.{own}".strip(".")) not in trained
+    }
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 # ---- Layer scales ----------------------------------------------------------------------------------------------------

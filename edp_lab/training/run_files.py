@@ -13,6 +13,7 @@ part; what is damaged or cannot be written is a UsageError.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -206,6 +207,7 @@ def initial_record(
         "corpus": {
             "sha256": corpus.sha256,
             "splits": data.counts,
+            "train_sha256": digest_of(data),
             "has_tags": corpus.has_tags,
             "copies": most_copies(data.train),
             "warnings": [*corpus.warnings, *notes_on_split(corpus, data)],
@@ -213,6 +215,18 @@ def initial_record(
         "final": None,
         "guarantee": {},
     }
+
+
+def check_same_split(folder: str | Path, record: Mapping[str, Any], data: Split) -> None:
+    """UsageError if the corpus was split otherwise when the run was made: its training set would count as test set."""
+    kept = record["corpus"]
+    if kept["splits"] != data.counts or kept.get("train_sha256", digest_of(data)) != digest_of(data):
+        raise UsageError(f"the run in {folder} was split by another version of edp_lab: use that one, or train again")
+
+
+def digest_of(data: Split) -> str:
+    """SHA-256 of the training set's texts, in order."""
+    return hashlib.sha256("\n".join(u.text for u in data.train).encode(errors="surrogatepass")).hexdigest()
 
 
 def not_private(

@@ -89,6 +89,8 @@ def train_here(
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
             raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
         data = split(corpus, config.seed, **config.split)
+        if earlier is not None:
+            run_files.check_same_split(folder, earlier, data)
         trainer = Trainer(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
         if resuming:
             _resume_from_state(trainer, folder)
