@@ -55,7 +55,8 @@ from edp_lab.course.kit.panel import tables
 display({{{TABLES!r}: tables()}}, raw=True)"""
 FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # its name as a front end: see `write_shared`
 ABOUT = (
-    "*The sliders move on this page. To run code, open the notebook: `edp-lab course lab`.* [The course](index.html)"
+    "*The sliders move on this page, and its exercises are solved. To run the code and solve them yourself, open the "
+    "notebook: `make lab`.* [The course](index.html)"
 )
 
 # ---- Notebooks and their parameters ----------------------------------------------------------------------------------
@@ -80,7 +81,10 @@ def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path
     UsageError if none has one of them, or a value is of another kind than its default; papermill would let both pass.
     """
     known = {path: papermill.inspect_notebook(path) for path in paths}
+    unwanted = {"mode"} - {name for names in known.values() for name in names}  # nobody asked for it
     for name, value in parameters.items():
+        if name in unwanted:
+            continue
         defaults = [names[name]["default"] for names in known.values() if name in names]
         if not defaults:
             have = ", ".join(dict.fromkeys(name for names in known.values() for name in names)) or "none"
