@@ -30,5 +30,5 @@ const off = 'style, .heatmap-label, .modebar, :disabled, .edp-control:has(:disab
 const says = element => element.matches('input[type=text], select') || [...element.childNodes].some(
     node => node.nodeType == Node.TEXT_NODE && node.textContent.trim());
 const seen = [...arguments[0].querySelectorAll('*')].filter(e => e.getBoundingClientRect().width && !e.closest(off));
-const written = seen.filter(says).filter(e => !patterned(e)).map(e => [contrast(e), (e.value ?? e.textContent).trim().slice(0, 60)]);
+const written = seen.filter(says).filter(e => !patterned(e)).map(e => [contrast(e), (typeof e.value == "string" ? e.value : e.textContent).trim().slice(0, 60)]);
 return written.filter(([ratio]) => ratio < arguments[1]).map(([ratio, text]) => `${ratio.toFixed(1)}: ${text}`);
