@@ -72,11 +72,6 @@ def table1(
         "Any of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
         "smart-home-communication, smart-home-video; with commas between.",
     ] = "atis,snips,nlu-eval",
-    encoder: Annotated[
-        str | None,
-        "Public encoder, a hub name or a folder: BERT starts from its first 4 layers, the CLC reads its words' "
-        "vectors. (default: sentence-transformers/all-MiniLM-L6-v2)",
-    ] = None,
     seeds: Annotated[int | None, "Runs of each cell. (default: 3)", COUNT] = None,
     workers: Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore finished runs that come with the checkout.")] = False,
@@ -85,16 +80,17 @@ def table1(
 ) -> None:
     """Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
 
+    BERT starts from the first 4 layers of sentence-transformers/all-MiniLM-L6-v2, the CLC from its word vectors.
     Finished runs are kept in the folder: after a kill, the same command resumes and gives the same table.
     """
     made: list[Row] = []
     with _resumable(out, "runs") as tell:
         from edp_lab.jobs import usable_cores
-        from edp_lab.reproduce.table1 import ENCODER, FULL, TableRuns
+        from edp_lab.reproduce.table1 import FULL, TableRuns
         from edp_lab.reproduce.table1 import table1 as rows_of
 
         scale = replace(FULL, seeds=seeds or FULL.seeds)
-        runs = TableRuns(out, workers or usable_cores(), tell, fresh, encoder or ENCODER)
+        runs = TableRuns(out, workers or usable_cores(), tell, fresh)
         for cells in rows_of(runs, scale, models.split(","), corpora.split(",")):
             made += cells
             table = json.dumps(made, indent=1)
@@ -277,8 +273,7 @@ def thesis(
     table: Annotated[
         list[str] | None, "4.1 to 4.8, 6.1 or 6.2; several with commas, or repeated. (default: all)"
     ] = None,
-    quick: Annotated[bool, "Digits and short training: minutes on one core."] = False,
-    data: Annotated[str | None, "digits or mnist. (default: mnist if at hand; digits if --quick)"] = None,
+    quick: Annotated[bool, "Digits in place of MNIST, and short training: minutes on one core."] = False,
     repeats: Annotated[int | None, "Repeats of everything trained on images (default: 3; 1 if --quick).", COUNT] = None,
     out: Annotated[Path, "Folder of finished networks."] = Path("runs/reproduce-thesis"),
     seed: Annotated[int, "Seed of the first repeat; published, so that a table can be repeated.", SEED] = 0,
@@ -296,30 +291,15 @@ def thesis(
         if name not in TABLES:
             raise UsageError(f"unknown table {name!r}: choose {', '.join(TABLES)}")
     with _resumable(out, "networks") as tell:
-        from edp_lab.reproduce.thesis import Lab, reproduce
+        from edp_lab.reproduce.thesis import FULL, QUICK, Lab, reproduce
 
-        lab = Lab(out, _scale(quick, data, repeats, tell), seed, tell)
+        scale = QUICK if quick else FULL
+        lab = Lab(out, replace(scale, repeats=repeats or scale.repeats), seed, tell)
         rows = [*reproduce(lab, tables)]
     if as_json:
         print_json([asdict(row) for row in rows])
     else:
         _show_tables(lab, rows)
-
-
-def _scale(quick: bool, data: str | None, repeats: int | None, tell: Tell) -> Any:
-    from edp_lab.corpora.images import load_images
-    from edp_lab.reproduce.thesis import FULL, QUICK
-
-    scale = QUICK if quick else FULL
-    if data is not None:
-        scale = replace(scale, data=data)
-    elif not quick:
-        try:
-            load_images(scale.data)
-        except UsageError as error:
-            tell(f"digits instead of MNIST: {error}", True)
-            scale = replace(scale, data="digits")
-    return scale if repeats is None else replace(scale, repeats=repeats)
 
 
 def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 
@@ -65,21 +64,6 @@ class Schedule:
         smallest = float(self.noise_multipliers[0])
         total = math.sqrt(float(np.sum(self.counts * (smallest / self.noise_multipliers) ** 2)))
         return total / smallest * (1 + 1e-14) if smallest > 1e-300 else math.inf  # rounded up
-
-    def events(self) -> Any:
-        """The same as a dp_accounting event, to be judged under its ADD_OR_REMOVE_ONE.
-
-        Its REPLACE_ONE would double the shift again: the sensitivity is divided out already.
-        """
-        import dp_accounting as dp
-
-        releases = []
-        for z, count in zip(self.noise_multipliers.tolist(), self.counts.tolist(), strict=True):
-            event: dp.DpEvent = dp.GaussianDpEvent(z)
-            if self.sampling_rate != 1:
-                event = dp.PoissonSampledDpEvent(self.sampling_rate, event)
-            releases.append(dp.SelfComposedDpEvent(event, count))
-        return dp.ComposedDpEvent(releases)
 
 
 def releases_by_epoch(

@@ -142,21 +142,11 @@ class ExplainedEpsilon:
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How many of the printed values some z0 and tau explain with `epochs` epochs."""
-
-    epochs: int
-    reachable: int
-
-
-@dataclass(frozen=True)
 class Table1Epsilon:
     """The whole table, explained."""
 
     rows: tuple[ExplainedEpsilon, ...]
-    epochs: tuple[Reach, ...]
     common_epochs: tuple[int, ...]  # the T that explain all values at once; empty if there is none
-    num_gpus: int = NUM_GPUS
     note: str = NOTE
 
 
@@ -170,7 +160,6 @@ def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
     chosen = np.flatnonzero(reachable == reachable.max()) + 1
     return Table1Epsilon(
         tuple(_explain(row, decay, log_z0, chosen) for row, decay, log_z0 in cells),
-        tuple(Reach(epochs, int(count)) for epochs, count in enumerate(reachable, start=1)),
         tuple(int(epochs) for epochs in chosen if reachable[epochs - 1] == len(cells)),
     )
 

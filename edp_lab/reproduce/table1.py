@@ -282,7 +282,6 @@ class TableRuns:
         workers: runs at a time, a thread each.
         tell: called with a line of progress, and whether it is worth keeping.
         fresh: ignore results that come with the checkout.
-        encoder: hub name or folder of the encoder that starts are made from.
 
     Raises:
         UsageError: a missing result takes a corpus or an encoder that is not at hand; a worker was killed; a folder
@@ -295,17 +294,14 @@ class TableRuns:
         workers: int = 1,
         tell: Callable[[str, bool], None] = lambda line, kept: None,
         fresh: bool = False,
-        encoder: str = ENCODER,
     ) -> None:
-        self.out, self.workers, self.tell, self.encoder = writable(out, "choose another --out"), workers, tell, encoder
+        self.out, self.workers, self.tell = writable(out, "choose another --out"), workers, tell
         committed = [] if fresh else read_lines(COMMITTED)
         self._made = read_lines(out / "cells.jsonl")
         self._lines = [*committed, *self._made]
         self._numerics = {area: NUMERICS[area] for area in AREAS}
         self._examples = {line["config"]["corpus"]: line["result"]["examples"] for line in committed}
         self._known = {name: content for line in committed for name, content in line["contents"].items()}
-        if encoder != ENCODER:
-            self._known.pop("encoder", None)
 
     def examples(self, corpus: str) -> int:
         """Size of the training set of seed 0."""
@@ -366,7 +362,7 @@ class TableRuns:
         key = content_key(["pretraining"], config.pretrained, {"encoder": self._content("encoder")})[:16]
         folder = self.out / "public" / f"{config.pretrained.replace(':', '-')}-{key}"
         if not folder.is_dir():
-            make_start(config.pretrained, self.encoder, folder)
+            make_start(config.pretrained, ENCODER, folder)
         return folder
 
     def _corpora(self, config: TrainConfig) -> list[str]:
@@ -381,9 +377,9 @@ class TableRuns:
     def _content(self, name: str) -> str:
         """Digest of a corpus or of the encoder; if it is not at hand, the digest in the committed results."""
         encoder = name == "encoder"
-        if name in self._known and not (encoder_at_hand(self.encoder) if encoder else corpus_at_hand(name)):
+        if name in self._known and not (encoder_at_hand(ENCODER) if encoder else corpus_at_hand(name)):
             return str(self._known[name])
-        return encoder_content(self.encoder) if encoder else corpus_content(name)
+        return encoder_content(ENCODER) if encoder else corpus_content(name)
 
     def _shadow(self, corpus: str) -> str:
         return default_shadow(corpus, lambda name: corpus_at_hand(name) or name in self._known)
@@ -443,8 +439,8 @@ def _encoder_errors(name: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(
-            f"the public encoder {name!r} cannot be used: give --encoder a folder that holds a BERT, or a hub name and "
-            f"a network ({error})"
+            f"the public encoder {name!r} cannot be used: connect to a network, or download it into the Hugging Face "
+            f"cache ({error})"
         ) from error
 
 

@@ -107,14 +107,6 @@ def test_a_table_sets_ours_beside_theirs_and_says_what_holds(thesis):
     assert re.search(r"(\d+) of \1 networks are trained", err)
 
 
-def test_without_quick_digits_stand_in_where_mnist_is_not_at_hand(thesis, monkeypatch):
-    monkeypatch.setattr(tables, "FULL", Scale("mnist", 1, 1, 20, (100,)))
-    out, err = thesis("--table", "4.1", "--json")
-    [row] = json.loads(out)
-    assert (row["table"], row["printed"], row["delta"]) == ("4.1", {"accuracy": 93.89}, None)
-    assert err.startswith("digits instead of MNIST: ")
-
-
 def test_ctrl_c_says_what_is_kept(thesis, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

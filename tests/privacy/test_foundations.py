@@ -23,7 +23,6 @@ from edp_lab.privacy.foundations import (
     laplace_release,
     laplace_scale,
     link,
-    local_count_error,
     randomised_response,
     report_noisy_max,
     star,
@@ -160,7 +159,6 @@ def test_noisy_max_keeps_epsilon_for_counts(before, after, scale):
         ("sigma", lambda x, rng: gaussian_release([0], x, rng)),
         ("sensitivity", lambda x, rng: report_noisy_max([0], x, 1, rng)),
         ("epsilon", lambda x, rng: report_noisy_max([0], 1, x, rng)),
-        ("people", lambda x, rng: local_count_error(x, 1)),
     ],
 )
 def test_numbers_that_must_be_positive(name, call, bad, rng):

@@ -94,7 +94,6 @@ def test_brute_force_over_z0_reaches_the_same_cells_and_all_of_them_with_30_or_3
         found = {(taus[k], epochs) for epochs in (30, 31) for k in np.flatnonzero(hit[:, epochs - 1].any(axis=1))}
         assert {(setting.tau, setting.epochs) for setting in row.settings} == found
         reachable[epochs - 1] += 1
-    assert [(reach.epochs, reach.reachable) for reach in RESULT.epochs] == list(enumerate(reachable.tolist(), 1))
     assert RESULT.common_epochs == tuple(np.flatnonzero(reachable == 36) + 1) == (30, 31)
 
 
@@ -121,7 +120,6 @@ def test_a_value_that_nothing_explains_gets_its_nearest_miss(printed, z0, tau, e
     row = replace(TABLE_1[8], exponential=Change(0.0, 0.0, printed))  # its 1.7 under linear decay needs T <= 31
     result = explain_table1([row])
     assert result.common_epochs == ()
-    assert [reach.reachable for reach in result.epochs] == [2] * 31 + [1] * 89
     *explained, missed = result.rows
     assert all(other.settings for other in explained)
     assert (missed.settings, missed.epochs_range) == ((), None)

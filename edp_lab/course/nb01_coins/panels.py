@@ -323,7 +323,7 @@ def composed(epsilon: float, releases: int, delta: float) -> Composed:
     numbers = spread(1, releases)
     total = {
         SUM: [k * epsilon for k in numbers],
-        ADVANCED: [advanced_composition(epsilon, 0.0, int(k), delta).epsilon for k in numbers],
+        ADVANCED: [advanced_composition(epsilon, int(k), delta) for k in numbers],
         ZCDP: [zcdp_epsilon(k * epsilon**2 / 2, delta) for k in numbers],
         GAUSSIAN: [gdp_epsilon(epsilon * math.sqrt(k / 2), delta) for k in numbers],
     }
