@@ -70,7 +70,7 @@ def real_data() -> Path:
 def cli(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """Run ``edp-lab ARGS``: (exit status, stdout, stderr)."""
 
-    from edp_lab.cli import main
+    from edp_lab.__main__ import main
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["edp-lab", *arguments])

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 import edp_lab
-from edp_lab.cli import app
+from edp_lab.__main__ import app
 
 ROOT = Path(edp_lab.__file__).parents[1]
 PAGES = {

@@ -119,7 +119,7 @@ class NotInstalled:
             raise ModuleNotFoundError("No module named 'torch'", name=name)
 sys.meta_path.insert(0, NotInstalled)
 import edp_lab.cli.compare, edp_lab.training.run_files
-from edp_lab.cli import app
+from edp_lab.__main__ import app
 from edp_lab.course.kit.panel import PANELS
 from edp_lab.course.nb01_coins import panels
 from edp_lab.course.nb03_cost import panels

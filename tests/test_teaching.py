@@ -13,9 +13,9 @@ import pytest
 from typer.main import get_command
 
 from edp_lab import privacy
+from edp_lab.__main__ import app
 from edp_lab.attacks import statistics
 from edp_lab.attacks.step_audit import MechanismAudit
-from edp_lab.cli import app
 from edp_lab.corpora import metrics
 from edp_lab.course.kit.text import at_least, at_most, digits, short
 from edp_lab.course.nb00_start.panels import TIMES, challenge

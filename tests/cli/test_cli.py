@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edp_lab.cli import app as main_app
+from edp_lab.__main__ import app as main_app
 from edp_lab.cli import terminal
 from edp_lab.cli.terminal import App, chosen, options_of
 from edp_lab.corpora.catalog import load_corpus
@@ -24,13 +24,13 @@ ALL_OF_PRIVACY = (
     "import importlib, pkgutil, edp_lab.privacy as p; "
     "[importlib.import_module(m.name) for m in pkgutil.iter_modules(p.__path__, 'edp_lab.privacy.')]"
 )
-CALL = "from edp_lab.cli import app; app('{} --json'.split(), standalone_mode=False)"
+CALL = "from edp_lab.__main__ import app; app('{} --json'.split(), standalone_mode=False)"
 
 
 @pytest.mark.parametrize(
     ("source", "slow"),
     [
-        ("import edp_lab.cli", {"torch", "scipy", "plotly", "numpy", "jinja2"}),
+        ("import edp_lab.__main__", {"torch", "scipy", "plotly", "numpy", "jinja2"}),
         ("import edp_lab.training.config", {"torch", "scipy", "plotly", "numpy"}),
         (ALL_OF_PRIVACY, {"torch"}),
         (CALL.format("reproduce epsilons"), {"torch"}),

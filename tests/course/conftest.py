@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 from typer.testing import CliRunner
 
-from edp_lab.cli import app
+from edp_lab.__main__ import app
 from edp_lab.course.run import own_copy, read_notebook, read_solutions, solved
 from tests import browser as browsing
 

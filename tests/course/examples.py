@@ -19,8 +19,8 @@ import plotly.graph_objects as go
 import torch
 from typer.testing import CliRunner
 
+from edp_lab.__main__ import app
 from edp_lab.attacks.loss import attack_loss
-from edp_lab.cli import app
 from edp_lab.course.kit.panel import Panel, all_panels
 from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.course.nb04_edp_sgd.panels import GradientHistory

@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 import pytest
 import typer
 
-from edp_lab.cli import app
+from edp_lab.__main__ import app
 from edp_lab.course.kit.figure import LiveFigure
 from edp_lab.course.kit.panel import Frame, Panel, all_panels
 from edp_lab.course.kit.runs import RunPanel, Runs

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from edp_lab.cli import main
+from edp_lab.__main__ import main
 from edp_lab.files import PARTIAL
 from edp_lab.models.factory import load_model
 from edp_lab.training import noise

@@ -31,7 +31,7 @@ TORCHRUN = (
     "torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint one:29500 --rdzv-id r"
 )
 # `edp-lab`, but less patient.
-QUICK = f"from edp_lab.training import launch; launch.PATIENCE = {TIMEOUT}; from edp_lab.cli import main; main()"
+QUICK = f"from edp_lab.training import launch; launch.PATIENCE = {TIMEOUT}; from edp_lab.__main__ import main; main()"
 
 
 class Machines:
