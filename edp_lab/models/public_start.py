@@ -7,7 +7,7 @@ stranger to "from_city". Nothing of the private corpus is read but its label nam
 
     data/public_start/NAME/about.json             labels, words, sizes, what it was made of
                           /weights.safetensors    vectors in 8 bits, all else but the CRF in 16
-                          /seen.u4                hashes of the utterances behind it, but for generated everyday ones
+                          /seen_letters.u4        keys of the utterances behind it, but for generated everyday ones
 
 Those who trained on a corpus that a start was made from would find their utterances in its weights, whatever epsilon
 says. So each start knows the utterances it was made from, and a private run on more than a few of them is refused.
@@ -18,8 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,13 +41,14 @@ from edp_lab.models.private_heads import Names, PrivateHeads, WhitenedCLC
 
 STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")
-ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen.u4"
+ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen_letters.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
 UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
 PLACES = 1024  # for words, among the features of a frozen start's heads (see `LabelNameFeatures`)
 NAME_LOGIT = 6.0  # what an intent's logit gains if all words of its name are said
 HEAD_SCALE = 0.4  # share of known labels' heads that a new one begins with: they are guesses, and must be unlearnt
 MOST_SEEN = 0.05  # of a private corpus' different utterances that a start may know: short commands coincide
+NO_LETTERS = re.compile(r"[\W_\u02b0-\u02ff]+")  # the range: apostrophes that Unicode counts as letters
 
 
 def start_folder(name: str) -> Path:
@@ -61,30 +62,28 @@ def start_for(corpus: str) -> str:
     return without if without in NAMES else NAMES[0]
 
 
-def seen(name: str, hashes: np.ndarray) -> np.ndarray:
-    """Which of the utterances with these hashes a start was trained on: (n), booleans; all False if it has no list."""
-    file = start_folder(name) / SEEN
-    return np.isin(hashes, np.frombuffer(read_bytes(file) if file.exists() else b"", "<u4"))
+def seen(name: str, keys: np.ndarray) -> np.ndarray:
+    """Which of the utterances with these keys a start was trained on: (n), booleans; UsageError if no list says."""
+    folder = start_folder(name)
+    listed = read_bytes(folder / SEEN) if (folder / SEEN).exists() else None
+    if listed is None or hashlib.sha256(listed).hexdigest() != read_json(folder / ABOUT).get("seen"):
+        raise UsageError(f"{name} has no intact {SEEN}, a list of what it has read: restore it, or make {name} again")
+    return np.isin(keys, np.frombuffer(listed, "<u4"))
 
 
 def check_unseen(name: str, texts: Iterable[str]) -> None:
     """Raise UsageError if a start was trained on utterances that a run would protect: no epsilon would cover that.
 
-    Copies count once: what everybody says may be a large part of a corpus. Capitals, Unicode form, invisible
-    characters, spacing and punctuation around words are read over.
+    Copies count once: what everybody says may be a large part of a corpus. Other pretrained weights list no texts.
     """
-    count = Counter(text.lower() for text in texts)
-    folded = [fold(text) for text in count]
-    bare = (" ".join(word for word in map(_bare, text.split()) if word) for text in folded)
-    forms = [utterance_hashes(form) for form in (count, (text.strip(" .?!") for text in count), folded, bare)]
-
-    def read(start: str) -> np.ndarray:
-        return np.any([seen(start, form) for form in forms], axis=0)
-
-    known = read(name)
+    if not is_start(name):
+        return
+    heard = list(texts)
+    keys, first, copies = np.unique(utterance_keys(heard), return_index=True, return_counts=True)
+    known = seen(name, keys)
     if known.sum() > MOST_SEEN * len(known):
-        example = max((text for text, hit in zip(count, known, strict=True) if hit), key=count.__getitem__)
-        others = [other for other in NAMES if other != name and read(other).mean() <= MOST_SEEN]
+        example = fold(heard[first[known][copies[known].argmax()]])
+        others = [other for other in NAMES if other != name and seen(other, keys).mean() <= MOST_SEEN]
         hint = f"give --pretrained {' or '.join(others)}" if others else "give a --pretrained made without them"
         raise UsageError(
             f"{name} has read {known.mean():.0%} of the different utterances, such as {example!r}, so no epsilon would "
@@ -92,14 +91,11 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
         )
 
 
-def _bare(word: str) -> str:
-    """A word without what is no letter or digit at its ends."""
-    return re.sub(r"^\W+|\W+$", "", word)
-
-
-def utterance_hashes(texts: Iterable[str]) -> np.ndarray:
-    """32 bits of each text, lower-cased; (n), uint32. Of 40,000 others, one in 100,000 coincides by chance."""
-    return np.array([zlib.crc32(text.lower().encode(errors="surrogatepass")) for text in texts], "<u4")
+def utterance_keys(texts: Iterable[str]) -> np.ndarray:
+    """32 bits of each text's letters and digits: (n), uint32. By chance, 1 text in 61,000 has one of 70,000 keys."""
+    shown = [fold(text).replace(" ", "").upper() for text in texts]  # i with and without a dot have one capital
+    letters = (NO_LETTERS.sub("", unicodedata.normalize("NFKD", text)) or text for text in shown)  # or a text of signs
+    return np.array([zlib.crc32(each.encode(errors="surrogatepass")) for each in letters], "<u4")
 
 
 def made_of(name: str | None) -> list[str]:
@@ -122,8 +118,9 @@ def save_start(model: WhitenedCLC, folder: Path, made_of: Sequence[str], texts: 
     content = safetensors.torch.save(state)
     about: dict[str, Any] = {"made_of": list(made_of), "intents": model.labels.intents, "tags": model.labels.tags}
     about |= {"size": size, "words": words, "weights": hashlib.sha256(content).hexdigest()}
+    about["seen"] = hashlib.sha256(listed := np.unique(utterance_keys(texts)).tobytes()).hexdigest()
     write_whole(folder / WEIGHTS, content)
-    write_whole(folder / SEEN, np.unique(utterance_hashes(texts)).tobytes())
+    write_whole(folder / SEEN, listed)
     write_whole(folder / ABOUT, json.dumps(sealed(about)).encode())
 
 

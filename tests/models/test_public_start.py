@@ -1,9 +1,10 @@
 """What private runs start from: which labels are near by name, what is taken over, what it has not seen."""
 
+import re
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,9 +19,15 @@ from edp_lab.models.factory import build_model, load_model, save_model, seeded
 from edp_lab.models.ghost_clipping.ops import PLAIN
 from edp_lab.models.private_heads import OTHER_WORD, SHARPNESS, LabelNameFeatures, Names, Whitening, label_words
 from edp_lab.models.public_start import load_start, start_for, warm_start, whitened
-from edp_lab.training.pretraining import Neighbours, pretrain_start
+from edp_lab.training.pretraining import Neighbours, _prefixed, pretrain_start
 
 SIZE = CLCSize(hidden=8, layers=1, word=16, filters=4, character=4, dropout=0.0)
+DISGUISES = (
+    lambda text: text.replace(" ", "").replace("i", "\u0130").replace("ss", "\xdf"),
+    lambda text: " ".join(text.upper().replace("I", "\u0131")),  # a token per character
+    lambda text: "\u200b-".join(unicodedata.normalize("NFC", re.sub("([aeiou])", "\\1\u0301", text))),
+    lambda text: "\u02bc ".join(re.sub(r"\W", " ", text).split()).translate({c: c + 0xFEE0 for c in range(33, 127)}),
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +54,7 @@ def test_everyday_commands_are_the_same_everywhere_and_hold_nothing_of_the_notat
 def test_labels_that_the_start_knows_are_taken_over_but_for_their_strength(folder):
     """With its own label set a start reads every sentence as before, and guesses the same labels, less surely."""
     start = load_start(str(folder))
-    data = start.dataset(everyday_prefixed(20))
+    data = start.dataset([_prefixed(one, "everyday") for one in everyday(400).utterances[:20]])
     batch = data.batch(range(20))
     model = warm_start(start, start.labels)
     for own, other in zip(start.encode(batch, PLAIN, None), model.encode(batch, PLAIN, None), strict=True):
@@ -96,14 +103,6 @@ def test_vectors_read_related_words_in_several_orders():
     assert all(len(line) > 3 and " ".join(line).islower() for line in lines)
 
 
-def everyday_prefixed(count: int) -> list[Utterance]:
-    made = []
-    for one in everyday(400).utterances[:count]:
-        tags = tuple(tag if tag == "O" else f"{tag[:2]}everyday/{tag[2:]}" for tag in one.tags)
-        made.append(Utterance(one.tokens, tags, f"everyday/{one.intent}"))
-    return made
-
-
 def test_nothing_of_the_private_text_is_read(folder):
     labels = Labels(("book_flight", "zzz"), ("O", "B-from_city", "I-from_city", "B-qqq", "I-qqq"))
     made = [
@@ -125,6 +124,12 @@ def test_a_damaged_start_is_refused(folder, tmp_path):
         (broken / file.name).write_bytes(content if file.suffix != ".json" else file.read_bytes())
     with pytest.raises(UsageError, match="damaged"):
         load_start(str(broken))
+    for _ in ("damaged", "missing"):
+        with pytest.raises(UsageError, match=r"no intact seen_letters.u4, .*: restore it, or make .* again"):
+            public_start.check_unseen(str(broken), ["hello"])
+        (broken / public_start.SEEN).unlink(missing_ok=True)
+    public_start.save_start(load_start(str(folder)), broken, (), ())
+    public_start.check_unseen(str(broken), ["an empty list is one"])
 
 
 def test_the_start_is_chosen_by_the_name_alone_and_refused_for_what_it_has_seen(folder):
@@ -136,6 +141,10 @@ def test_the_start_is_chosen_by_the_name_alone_and_refused_for_what_it_has_seen(
     refused = f"has read 6% .* such as {seen[0]!r}, .* give --pretrained public-start or public-.*out"
     with pytest.raises(UsageError, match=refused):
         public_start.check_unseen(str(folder), [*(f"unheard {k}" for k in range(94)), *heard])
+    for disguise in DISGUISES:
+        with pytest.raises(UsageError, match="has read 100%"):
+            public_start.check_unseen(str(folder), map(disguise, seen))
+    assert len({*public_start.utterance_keys(["?!", "\u2665 \u2665", "\u2665\u2665", "..", "7", "a7"])}) == 5
 
 
 @pytest.mark.parametrize("name", public_start.NAMES)
@@ -153,10 +162,11 @@ def test_no_start_has_seen_the_corpus_that_it_is_named_without(real_data):
 
     for corpus in ("atis", "snips", "nlu-eval"):
         texts = [one.text for one in load_corpus(corpus).utterances]
-        hashes = public_start.utterance_hashes(texts)
-        assert public_start.seen(start_for(corpus), hashes).mean() < public_start.MOST_SEEN
-        shares = [public_start.seen(name, hashes).mean() for name in public_start.NAMES]
-        assert (max(shares) > 0.99) == (corpus != "atis"), shares
+        public_start.check_unseen(start_for(corpus), texts)
+        for disguise in (str, *DISGUISES):
+            keys = public_start.utterance_keys(map(disguise, texts))
+            shares = [public_start.seen(name, keys).mean() for name in public_start.NAMES]
+            assert max(shares) < 0.01 if corpus == "atis" else max(shares) == 1, shares
 
 
 def test_text_without_labels_is_read_and_told_of(tmp_path):
@@ -164,7 +174,7 @@ def test_text_without_labels_is_read_and_told_of(tmp_path):
     pretrain_start({"everyday": everyday(100)}, tmp_path / "read", {"text": text}, epochs=1, size=SIZE)
     start = str(tmp_path / "read")
     assert public_start.made_of(start)[1] == "text: 9 utterances without labels"
-    assert public_start.seen(start, public_start.utterance_hashes(["A f"])).all()
+    assert public_start.seen(start, public_start.utterance_keys(["A f"])).all()
     assert all(label.startswith("everyday/") for label in load_start(start).labels.intents)
 
 
@@ -196,7 +206,6 @@ def test_corpora_without_slots_make_no_start(tmp_path):
     with pytest.raises(UsageError, match="no slots"):
         pretrain_start({"bare": bare}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert np.array_equal(public_start.utterance_hashes(["A b"]), public_start.utterance_hashes(["a B"]))
 
 
 def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(folder, tmp_path, monkeypatch):
