@@ -12,8 +12,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from edp_lab.course.kit.panel import all_panels
 from edp_lab.course.run import run_course
+from tests.course.examples import all_panels
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))

@@ -5,7 +5,7 @@ begins with the line ``# EXERCISE name``. Its solutions are in ``notebooks/solut
 the next one.
 
 Pages need no kernel, no server and no network. A panel on a page is drawn by its own front end; ``page.js`` looks up
-what it shows in its table (`edp_lab.course.kit.panel.Panel.table`). A panel with a Run button shows the run that it
+what it shows in its table (`edp_lab.course.kit.table`). A panel with a Run button shows the run that it
 had at the end. Formulas become MathML.
 """
 
@@ -51,7 +51,7 @@ KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "
 _NAME = re.compile(r"^# EXERCISE (\w+)[ \t]*$", re.MULTILINE)
 TABLES = "application/vnd.edp-lab.tables+json"
 MAKE_TABLES = f"""from IPython.display import display
-from edp_lab.course.kit.panel import tables
+from edp_lab.course.kit.table import tables
 display({{{TABLES!r}: tables()}}, raw=True)"""
 FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # its name as a front end: see `write_shared`
 ABOUT = (

@@ -82,6 +82,7 @@ class Trainer:
     ) -> None:
         self.config, self.validation, self.test = config, data.validation, data.test
         self.accelerator = accelerator or Accelerator(cpu=not torch.cuda.is_available())
+        self.main = self.accelerator.is_main_process  # writes files and reports events
         self.mechanism = config.mechanism(len(data.train))
         model = model_for(config, corpus, data, self.mechanism)
         dtype = torch.float64 if config.precision == "float64" else torch.float32
@@ -122,11 +123,6 @@ class Trainer:
             "not_private": flags,
             "epochs": self.progress.rows,
         }
-
-    @property
-    def main(self) -> bool:
-        """Whether this process writes files and reports events."""
-        return self.accelerator.is_main_process
 
     def train(self, folder: Path, listener: Listener, stop: threading.Event) -> str:
         """Train to the end, or to the end of the step in which `stop` was set: "finished" or "interrupted"."""

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 
 from edp_lab.__main__ import app
 from edp_lab.attacks.loss import attack_loss
-from edp_lab.course.kit.panel import Panel, all_panels
+from edp_lab.course.kit.panel import PANELS, Frame, Panel
 from edp_lab.course.nb00_start.panels import SmallModel
 from edp_lab.course.nb04_edp_sgd.panels import GradientHistory
 from edp_lab.course.nb05_membership.panels import measured, target_config
@@ -90,6 +91,14 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "10 pixels": lambda: (phases_sketch(), THESIS),
     "10 Pipeline": lambda: (phases_sketch(), THESIS),
 }
+
+
+@cache
+def all_panels() -> dict[str, Callable[..., Frame]]:
+    """Every panel of the course, by notebook and name."""
+    for room in sorted(Path(__file__).parents[2].glob("edp_lab/course/nb*/panels.py")):
+        import_module(f"edp_lab.course.{room.parent.name}.panels")
+    return PANELS
 
 
 @cache

@@ -20,7 +20,7 @@ import typer
 
 from edp_lab.__main__ import app
 from edp_lab.course.kit.figure import LiveFigure
-from edp_lab.course.kit.panel import Frame, Panel, all_panels
+from edp_lab.course.kit.panel import Frame, Panel
 from edp_lab.course.kit.runs import RunPanel, Runs
 from edp_lab.course.nb01_coins.panels import GAUSSIAN
 from edp_lab.course.nb04_edp_sgd.panels import CLAIMED_NAME, PRINTED_NAME
@@ -28,7 +28,7 @@ from edp_lab.course.nb04_edp_sgd.panels import SOUND_NAME as SOUND_VARIANT
 from edp_lab.course.nb06_audit.panels import StepNoise
 from edp_lab.course.nb08_models.panels import layers
 from edp_lab.errors import UsageError
-from tests.course.examples import THESIS, drawn, panel_of, phases_sketch, report_of
+from tests.course.examples import THESIS, all_panels, drawn, panel_of, phases_sketch, report_of
 
 
 def made_by(make: Any) -> type:
@@ -103,7 +103,7 @@ def test_a_word_that_is_no_option_is_refused_by_its_name(panel: Panel) -> None:
         options = [value for _, value in control.options]
         if options and name not in BY_BUTTONS_ALONE and all(isinstance(value, str) for value in options):
             with pytest.raises(UsageError, match="no such"):
-                panel._compute(**{**panel.values, name: "no such"})
+                panel.compute(**{**panel.values, name: "no such"})
 
 
 @with_sliders

@@ -13,11 +13,12 @@ from ipywidgets.embed import embed_data
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from edp_lab.course.kit.controls import OPTIONS, Control
-from edp_lab.course.kit.panel import BYTES, STATES, Panel, all_panels
+from edp_lab.course.kit.panel import Panel
+from edp_lab.course.kit.table import BYTES, STATES, table
 from edp_lab.course.run import page_element, page_of, page_state, write_shared
 from tests import browser as browsing
 from tests.course.conftest import console_errors
-from tests.course.examples import panel_of
+from tests.course.examples import all_panels, panel_of
 
 SETTINGS = 200 if os.environ.get("EDP_LAB_LONG") else 48
 
@@ -57,7 +58,7 @@ def panels() -> dict[str, Panel]:
 
 @pytest.fixture(scope="module")
 def tables(panels: dict[str, Panel]) -> dict[str, Any]:
-    return {panel.model_id: panel.table() for panel in panels.values()}
+    return {panel.model_id: table(panel) for panel in panels.values()}
 
 
 @pytest.fixture(scope="module")

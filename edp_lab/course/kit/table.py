@@ -1,0 +1,129 @@
+"""What a panel shows on a page without a kernel: a table of its states, which ``page.js`` looks up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from edp_lab.course.kit.controls import OPTIONS
+from edp_lab.course.kit.figure import sent
+from edp_lab.course.kit.panel import MADE, Panel
+from edp_lab.errors import UsageError
+
+STATES, BYTES = 400, 400_000  # of a table at most, the bytes compressed
+ROUND = "1.0 3.0 5.0 2.0 1.5 8.0 4.0 6.0 2.5 1.2"  # mantissas, the roundest first
+SHORT = 24  # characters of JSON that are not worth sharing
+
+
+def table(panel: Panel) -> dict[str, Any]:
+    """What a panel shows at the stops of its controls, for ``page.js``; the panel goes back to its defaults.
+
+    The controls in `joint` move together, each other one alone while all are at their defaults. Sliders lose stops
+    until the table has at most `STATES` states and `BYTES` bytes.
+
+    Returns:
+        ``controls``: for each its ``id``, ``stops``, the place of its default ``at`` and whether it is ``joint``.
+        ``states``: compressed JSON, a ``pool`` of parts, of which later ones are made of earlier ones; ``joint``,
+        for each combination of stops (the last control fastest), and ``alone``, for each other control and stop,
+        what to show: by a widget's id its new values.
+    """
+    panel.reset()
+    joint = [name for name in panel.controls if name in panel.joint]
+    computed: dict[tuple[Any, ...], Any] = {}
+    pool: dict[str, int] = {}
+    for most in (STATES, STATES // 2, STATES // 4, STATES // 8):
+        stops = _stops(panel, most)
+        pool.clear()
+
+        def state(moved: dict[str, Any]) -> Any:
+            entered = {name: control.entered for name, control in panel.controls.items()} | moved
+            key = tuple(entered.values())
+            if key not in computed:
+                computed[key] = _state(panel, entered, list(moved))
+            return _shared(computed[key], pool)
+
+        combinations = product(*(stops[name] for name in joint))
+        together = [state(dict(zip(joint, each, strict=True))) for each in combinations]
+        alone = {name: [state({name: stop}) for stop in stops[name]] for name in stops if name not in joint}
+        states = {"pool": [json.loads(text) for text in pool], "joint": together, "alone": [*alone.values()]}
+        packed = gzip.compress(json.dumps(states, separators=(",", ":")).encode(), mtime=0)
+        if len(packed) <= BYTES:
+            break
+    controls = [
+        {
+            "id": control.model_id,
+            "stops": stops[name],
+            "at": stops[name].index(control.entered),
+            "joint": name in joint,
+        }
+        for name, control in panel.controls.items()
+    ]
+    return {"controls": controls, "states": b64encode(packed).decode()}
+
+
+def _stops(panel: Panel, most: int) -> dict[str, list[Any]]:
+    """What each control may be set to, so that there are at most so many states.
+
+    While there are more, the slider whose loss saves most states loses half its stops, see `_rounder`.
+    """
+    stops: dict[str, list[Any]] = {}
+    for name, control in panel.controls.items():
+        every = range(len(control.names)) if control.kind in OPTIONS else {*control.stops, control.entered}
+        stops[name] = sorted(every)
+
+    def states(tried: Mapping[str, Sequence[Any]]) -> int:
+        alone = sum(len(each) for name, each in tried.items() if name not in panel.joint)
+        return math.prod(len(tried[name]) for name in panel.joint) + alone
+
+    sliders = [name for name, control in panel.controls.items() if control.kind not in OPTIONS]
+    while states(stops) > most:
+        fewer = {name: _rounder(stops[name], panel.controls[name].entered) for name in sliders}
+        name = min(sliders, key=lambda name: states({**stops, name: fewer[name]}))
+        stops[name] = fewer[name]
+    return stops
+
+
+def _state(panel: Panel, entered: Mapping[str, Any], moved: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the panel shows at these values, by widget; with a UsageError, that under what was moved last."""
+    values = {name: control.meaning(entered[name]) for name, control in panel.controls.items()}
+    try:
+        result = panel.compute(**values)
+        shown = panel.shown(result, values)
+        figures = [{"drawn": sent(draw(result), "<f4")} for draw in panel.draws]
+    except UsageError as error:
+        return {panel.controls[moved[-1]].model_id: {"error": panel._in_its_words(str(error))}}
+    shown |= dict(zip(panel.figures, figures, strict=True))
+    return {widget.model_id: states for widget, states in shown.items()}
+
+
+def _rounder(stops: Sequence[float], default: float) -> list[float]:
+    """Half of the stops, with default and ends: of several powers of ten the round numbers, else every other one."""
+    positive = [stop for stop in stops if stop > 0]
+    if positive and positive[-1] >= 100 * positive[0]:
+        round_ones = sorted(stops, key=lambda stop: (ROUND + f"{stop:e}"[:3]).index(f"{stop:e}"[:3]))
+        kept = round_ones[: len(stops) // 2]
+    else:
+        kept = [*stops[stops.index(default) % 2 :: 2]]
+    return sorted({*kept, default, stops[0], stops[-1]})
+
+
+def _shared(value: Any, pool: dict[str, int]) -> Any:
+    """The value with each part that may occur again replaced by its place in the pool, and floats to eight digits."""
+    if isinstance(value, float):
+        return float(f"{value:.8g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        value = {name: _shared(part, pool) for name, part in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [_shared(part, pool) for part in value]
+    text = json.dumps(value)
+    return value if len(text) < SHORT else {"$": pool.setdefault(text, len(pool))}
+
+
+def tables() -> dict[str, Any]:
+    """`table` of every panel that this process has made, by the panel's id."""
+    return {panel.model_id: table(panel) for panel in MADE}
