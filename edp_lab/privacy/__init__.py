@@ -5,15 +5,7 @@ from edp_lab.privacy.guarantee import Guarantee, accountant_for, guaranteed_epsi
 from edp_lab.privacy.mechanism import Adjacency, Alpha, Decay, Mechanism, NoGuarantee, Variant
 from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.schedule import Schedule, releases_by_epoch, schedule_of
-from edp_lab.privacy.zcdp import (
-    Claim,
-    ReshufflingZCDP,
-    SamplingZCDP,
-    claim,
-    claimed_accountant,
-    claimed_epsilon,
-    zcdp_epsilon,
-)
+from edp_lab.privacy.zcdp import Claim, ReshufflingZCDP, claim, claimed_accountant, claimed_epsilon, zcdp_epsilon
 
 __all__ = [
     "Accountant",
@@ -27,7 +19,6 @@ __all__ = [
     "NoGuarantee",
     "PrivacyLossDistribution",
     "ReshufflingZCDP",
-    "SamplingZCDP",
     "Schedule",
     "Variant",
     "accountant_for",

@@ -23,7 +23,6 @@ from edp_lab.privacy import (
     Mechanism,
     PrivacyLossDistribution,
     ReshufflingZCDP,
-    SamplingZCDP,
     Schedule,
     gdp_epsilon,
     judge,
@@ -192,18 +191,6 @@ def test_attack_bounds_of_the_closed_form_are_those_of_two_normals():
     assert (generic >= account.best_tpr(fpr)).all()
     assert generic == pytest.approx(account.best_tpr(fpr), abs=2e-3)
     assert account.best_auc() <= Accountant.best_auc(account) <= account.best_auc() + 5e-3
-
-
-def test_both_branches_of_the_formula_for_random_sampling_and_its_range():
-    q, z, steps = 0.01, 1.2, 3000
-    account = SamplingZCDP(Schedule([z], [steps], q))
-    rho, u = steps * q * q / z**2, z**2 * math.log(1 / (q * z)) + 1
-    assert account.epsilon(1e-2) == pytest.approx(rho + 2 * math.sqrt(rho * math.log(100)))
-    tiny = math.exp(-rho * (u - 1) ** 2) / 10
-    assert account.epsilon(tiny) == pytest.approx(rho * u - math.log(tiny) / (u - 1))
-    for z, q in ((0.99, 0.001), (1.0, 1 / 16), (4.0, 0.02), (1.0, 1.0)):
-        with pytest.raises(UsageError, match="no claim"):
-            SamplingZCDP(Schedule([z], [1], q))
 
 
 def test_groups_cost_no_less_than_the_exact_account_and_of_one_what_one_costs():
