@@ -199,11 +199,12 @@ def name_of(mechanism: Mechanism) -> str:
 def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Report:
     """The report, in words."""
     claimed, z, delta = report["claimed"], report["noise_multiplier"], guarantee.delta
+    why = claimed["reason"] if claimed["epsilon"] is None else f"{claimed['method']}; {claimed['reason']}"
     devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
     length = f"{report['releases']} steps" if m.sampling_rate else f"{report['epochs']} epoch(s)"
     title = f"{name_of(m)}: z0 {number(m.z0)}, C {number(m.clip_norm)}, {length}, {devices}delta {up(delta, 3)}"
     facts = [
-        ("claimed epsilon", f"{number(claimed['epsilon'])} ({claimed['method']}; {claimed['reason']})"),
+        ("claimed epsilon", f"{number(claimed['epsilon'])} ({why})"),
         ("guaranteed epsilon", up(report["guaranteed"]["epsilon"])),
     ]
     if guarantee.status != "holds":
