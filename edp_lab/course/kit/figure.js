@@ -56,6 +56,7 @@ function fitted(layout, margin, width, { legend, axes, buttons }) {
     }
     const under = layout.legend?.yref == "container" ? (1 - layout.legend.y) * high : 0;
     const above = headed + (under && Math.max(0, legend - LEGEND));
+    layout.width = width;
     layout.height = Math.round(high + above + plots + below);
     layout.margin = { ...layout.margin, t: t + above };
     if (under) layout.legend.y = 1 - (under + headed) / layout.height;
@@ -73,9 +74,9 @@ export default { render({ model, el }) {
         buttons: el.querySelector(".modebar-group")?.offsetWidth ?? 0,
     });
     const draw = () => {  // at once, for a printer
-        if (!loaded) return;
-        const { plotly, template, config } = loaded, place = el.closest(".edp-figure") ?? el;
         [drawn, width] = [model.get("drawn"), el.clientWidth];
+        if (!loaded || !width) return;
+        const { plotly, template, config } = loaded, place = el.closest(".edp-figure") ?? el;
         const wanted = () => fitted(structuredClone(drawn.layout), template.layout.margin, width, seen);
         let layout = wanted();
         el.ariaLabel = drawn.layout.title?.text ?? "figure";

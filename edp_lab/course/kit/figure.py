@@ -144,7 +144,7 @@ def bar(name: str, color: str, hatch: Any = None, **more: Any) -> Trace:
     """Bars of one colour, with white strokes on it where a `hatch` is given ("/", "x"). `more`: see `trace`."""
     # In plotly's default a white pattern replaces the colour, and the bar cannot be seen.
     pattern = {} if hatch is None else {"pattern": {"shape": hatch, "fillmode": "overlay", "fgcolor": "white"}}
-    return trace(name, {"type": "bar", "cliponaxis": False, "marker": {"color": color, **pattern}}, **more)
+    return trace(name, {"type": "bar", "marker": {"color": color, **pattern}}, **more)
 
 
 def histograms(edges: Any, samples: Iterable[Any], looks: Iterable[tuple[str, str, str]], of: str = "") -> list[Trace]:
