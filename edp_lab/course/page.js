@@ -25,10 +25,14 @@ const draw = async (widget, place, panel) => {
     const el = place.appendChild(document.createElement("button" in widget ? "button" : "div"));
     el.classList.add(...(widget.classes ?? []));
     for (const [name, value] of Object.entries(widget.style ?? {})) el.style.setProperty(name, value);
-    if (el.classList.contains("edp-run")) el.textContent = "Run works in the notebook. This page shows a run that has ended.";
-    else if ("button" in widget) panel.buttons[el.textContent = widget.button] = el;
+    if ("button" in widget) panel.buttons[el.textContent = widget.button] = el;
     else if ("html" in widget) el.innerHTML = widget.html;
-    else for (const child of widget.children ?? []) await draw(child, el, panel);
+    else if (el.classList.contains("edp-run")) {
+        (await draw(widget.children[0], el, panel)).disabled = true;
+        const file = location.pathname.split("/").at(-1).replace(/html$/, "ipynb");
+        const shown = panel.table ? "Shown is" : "These are the settings and the result of";
+        el.append(`Works in the notebook: enter “make lab”, open ${file}. ${shown} a run made before.`);
+    } else for (const child of widget.children ?? []) await draw(child, el, panel);
     if (!("module" in widget)) return el;
     const model = panel.models[widget.id] = new Model(widget.state);
     await (await loaded[widget.module]).default.render?.({ model, el });
@@ -61,6 +65,17 @@ const move = (el, { table, models, buttons }) => {
         if (!away.length) return (await states()).joint[joint.reduce((k, one) => k * one.stops.length + one.place, 0)];
         return (await states()).alone[alone.indexOf(away[0])][away[0].place];
     };
+    const label = one => one.model.get("label"), together = new Intl.ListFormat("en-GB").format(joint.map(label));
+    const near = (one, stop) => `${label(one)}: shown is ${stop}, the nearest here. `;
+    const back = one => `The others are back at their start: here ${one.joint ? `${together} move together` : `${label(one)} moves alone`}. `;
+    if (alone.length || controls.some(one => one.model.get("kind") == "number")) {  // the place of all messages, which move nothing
+        const note = el.querySelector(".edp-controls").appendChild(document.createElement("div"));
+        note.className = "edp-note";
+        const rest = alone.length ? `${together} ${joint.length > 1 ? "move together" : "moves"}, the others one at a time.` : "sliders move in steps.";
+        const longest = controls.map(one => near(one, one.stops.at(-1)) + (alone.length ? back(one) : "")).sort((a, b) => b.length - a.length);
+        for (const text of [`On this page ${rest} In the notebook all move freely.`, longest[0]]) note.appendChild(document.createElement("span")).textContent = text;
+        note.append(...el.querySelectorAll(".edp-control > .edp-lab-error"));
+    }
     const start = those => { for (const one of those) one.model.show({ entered: one.stops[one.place = one.at] }); };
     let turn = 0;
     const show = async (moved, message = "") => {
@@ -74,17 +89,16 @@ const move = (el, { table, models, buttons }) => {
     for (const one of controls) one.model.moved = () => {
         const value = one.model.get("entered");
         el.classList.toggle("edp-stale", typeof value != "number");
-        if (typeof value != "number") return one.model.show({ error: `${one.model.get("label")} must be a number.` });
+        if (typeof value != "number") return one.model.show({ error: `${label(one)} must be a number.` });
         const away = one.stops.map(stop => Math.abs(stop - value)), messages = [];
         one.place = away.indexOf(Math.min(...away));
-        if (one.stops[one.place] !== value) messages.push(`Shown is ${one.stops[one.place]}, the nearest on this page.`);
+        if (one.stops[one.place] !== value) messages.push(near(one, one.stops[one.place]));
         const others = one.joint ? alone : controls.filter(other => other != one);
         if (others.some(other => other.place != other.at)) {
             start(others);
-            const with_it = one.joint ? joint.map(other => other.model.get("label")).join(", ") : one.model.get("label");
-            messages.push(`On this page ${with_it} move${one.joint ? "" : "s"} alone, so the others are back at their start.`);
+            messages.push(back(one));
         }
-        return show(one, messages.length ? messages.join(" ") + " In the notebook all move freely." : "");
+        return show(one, messages.join("").trim());
     };
     buttons.reset.onclick = () => {
         start(controls);
@@ -99,9 +113,15 @@ const move = (el, { table, models, buttons }) => {
 };
 
 addEventListener("DOMContentLoaded", async () => {
-    const dark = matchMedia("(prefers-color-scheme: dark)"), paint = () => { document.body.dataset.jpThemeLight = !dark.matches; };
+    const dark = matchMedia("(prefers-color-scheme: dark)"), paint = () => {
+        document.body.dataset.jpThemeLight = !dark.matches || document.documentElement.classList.contains("edp-print");
+    };
     dark.addEventListener("change", paint);
-    addEventListener("beforeprint", () => dispatchEvent(new Event("resize")));
+    for (const [event, printed] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => {
+        document.documentElement.classList.toggle("edp-print", printed);
+        paint();
+        dispatchEvent(new Event("resize"));
+    });
     paint();
     const tables = [];
     for (const place of document.querySelectorAll(".edp-still")) {
@@ -109,7 +129,12 @@ addEventListener("DOMContentLoaded", async () => {
         const el = await draw(panel, place, panel);
         if (panel.table) tables.push(move(el, panel));
     }
-    dispatchEvent(new Event("resize"));  // a figure that was drawn before its neighbour came has the wrong width
+    for (const pre of document.querySelectorAll(".jp-OutputArea pre")) {  // a table is scrolled, other text breaks into lines
+        pre.classList.toggle("edp-columns", pre.textContent.split("\n").filter(line => /\S {2,}\S/.test(line)).length > 1);
+    }
+    for (const one of document.querySelectorAll(".edp-columns, .jp-OutputArea-output, .jp-RenderedMarkdown p")) {
+        if (one.scrollWidth > one.clientWidth + 1) one.tabIndex = 0;  // for the keyboard to scroll
+    }
     for (const states of tables) await states();  // unpacked before anyone moves anything
     globalThis.edpLabReady = true;
 });

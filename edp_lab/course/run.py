@@ -54,9 +54,10 @@ MAKE_TABLES = f"""from IPython.display import display
 from edp_lab.course.kit.table import tables
 display({{{TABLES!r}: tables()}}, raw=True)"""
 FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # its name as a front end: see `write_shared`
+COURSE, HOME = "edp_lab: a course on differential privacy", "[The course](index.html)"
 ABOUT = (
-    "*The sliders move on this page, and its exercises are solved. To run the code and solve them yourself, open the "
-    "notebook: `make lab`.* [The course](index.html)"
+    "*The sliders move on this page, and its exercises are solved. To run the code, press **Run** and solve them "
+    f"yourself, open the notebook: `make lab`.* {HOME}"
 )
 
 # ---- Notebooks and their parameters ----------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def _run(path: Path, notebook: NotebookNode, parameters: Mapping[str, Any], out:
     notebook.cells.append(new_code_cell(MAKE_TABLES))
     executed, error = execute(notebook, parameters, timeout)
     seconds = round(time.perf_counter() - started, 1)
-    page = page_of(executed, name, path.parent)
+    page = page_of(NotebookNode(executed, cells=[new_markdown_cell(ABOUT), *executed.cells]), name, path.parent)
     write_whole(out / path.name, nbformat.writes(executed).encode())
     write_whole(out / f"{path.stem}.html", page.encode())
     status = "failed" if error else "ok"
@@ -361,9 +362,7 @@ def page_of(notebook: NotebookNode, name: str, folder: Path) -> str:
     how: Any = {"template_file": "page.html.j2", "extra_template_paths": [str(HERE)], "embed_images": True}
     exporter = _Exporter(setup, exclude_input_prompt=True, exclude_output_prompt=True, **how)
     resources = {"metadata": {"name": name, "path": str(folder)}, "style": theme.STYLE}
-    about = [] if name == "index" else [new_markdown_cell(ABOUT)]
-    cells = [*about, *notebook.cells]
-    page, _ = exporter.from_notebook_node(NotebookNode(notebook, cells=cells), resources)
+    page, _ = exporter.from_notebook_node(notebook, resources)
     page = re.sub(r'<a href="\.\./[^"]*"[^>]*>(.*?)</a>', r"\1", page)  # a page of docs/ is not in the folder
     page = page.replace(' tabindex="0"', "")  # of every cell: the keyboard is for links and sliders
     return re.sub(r'href="([\w-]+)\.(?:ipynb|md)(?=[#"])', r'href="\1.html', page)
@@ -388,17 +387,20 @@ def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> 
     for cell in shown:
         cell.metadata.tags.append("setup")  # its code is not shown
     about = (HERE / "landing.md").read_text(encoding="utf-8")
-    more = "\n".join(f"* [{path.stem}]({path.name})" for path in sorted(folder.glob("*.md")))
+    texts = {path.stem: f"{HOME}\n\n{path.read_text(encoding='utf-8')}" for path in sorted(folder.glob("*.md"))}
+    pages = {stem: new_notebook(cells=[new_markdown_cell(text)]) for stem, text in texts.items()}
+    more = "\n".join(f"* [{title(page, stem)}]({stem}.md)" for stem, page in pages.items())
     below = new_markdown_cell(f'<div class="edp-cards">{"".join(cards)}</div>\n\n{more}')
-    pages = {path.stem: [new_markdown_cell(path.read_text(encoding="utf-8"))] for path in sorted(folder.glob("*.md"))}
-    for stem, cells in {**pages, "index": [new_markdown_cell(about), *shown, below]}.items():
-        write_whole(out / f"{stem}.html", page_of(new_notebook(cells=cells), stem, folder).encode())
+    pages["index"] = new_notebook(cells=[new_markdown_cell(about), *shown, below])
+    for stem, page in pages.items():
+        name = COURSE if stem == "index" else title(page, stem)
+        write_whole(out / f"{stem}.html", page_of(page, name, folder).encode())
     write_shared(out)
 
 
 def write_shared(out: Path) -> None:
     """Write what all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends."""
-    widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure, theme.Fit)
+    widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure)
     modules = {f"{widget.__module__}.{widget.__name__}": str(widget._esm) for widget in widgets}
     shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}
     code = f"const edpLab = {json.dumps(shared)};\n" + (HERE / "page.js").read_text(encoding="utf-8")

@@ -1,14 +1,104 @@
-// plotly.js, which a page has once (`theme.bundle`), turns the figure that is drawn into the one that is wanted.
+// plotly.js, which a page has once (`theme.bundle`), turns the figure that is drawn into the one that is wanted. In a
+// narrow place titles break into lines, plots side by side go into fewer columns, and the figure grows higher by that.
+const LINE = 1.3, LEGEND = 29;  // heights: of a line of text over its size, of a legend of one row in pixels
+const NARROW = 150;  // pixels that each of several plots side by side has at least
+const pen = document.createElement("canvas").getContext("2d");
+const lines = text => text.split("<br>").length;
+
+function broken(text, size, most) {
+    pen.font = `${size}px system-ui, sans-serif`;
+    const fits = line => pen.measureText(line.replace(/<[^>]*>/g, "").replace(/&\w+;/g, "m")).width <= most;
+    if (text.split("<br>").every(fits)) return text;
+    const [first, ...words] = text.replaceAll("<br>", " ").split(/ (?![^<]*>)/);
+    return words.reduce((done, word) => done + (fits(`${done.split("<br>").at(-1)} ${word}`) ? " " : "<br>") + word, first);
+}
+
+// Puts the plots of a grid into as many columns as there is room for; returns how much higher all plots become together.
+function stack(layout, width) {
+    const ids = Object.keys(layout).map(name => /^xaxis(\d*)$/.exec(name)?.[1]).filter(id => id !== undefined);
+    const axes = side => ids.map(id => layout[`${side}axis${id}`]);
+    const count = side => new Set(axes(side).map(axis => axis.domain?.[0])).size;
+    const columns = Math.max(1, Math.floor(width / NARROW)), rows = Math.ceil(ids.length / columns), before = count("y");
+    if (columns >= count("x")) return 1;
+    const high = axes("y")[0].domain[1] - axes("y")[0].domain[0], gap = before > 1 ? (1 - before * high) / (before - 1) : 0;
+    const whole = rows * high + (rows - 1) * gap, between = columns > 1 ? 0.3 : 0;
+    const named = Object.fromEntries(["x", "y"].map(side => [side, axes(side).find(axis => axis.title?.text)?.title.text]));
+    const titles = layout.annotations.slice(0, ids.length);
+    ids.forEach((_, k) => {
+        const [x, y, column, row] = [axes("x")[k], axes("y")[k], k % columns, Math.floor(k / columns)];
+        const left = column * (1 + between) / (columns + (columns - 1) * between), top = 1 - row * (high + gap) / whole;
+        x.domain = [left, left + 1 / (columns + (columns - 1) * between)];
+        y.domain = [Math.max(0, top - high / whole), top];
+        x.title = { ...x.title, text: k + columns >= ids.length ? named.x ?? "" : "" };
+        y.title = { ...y.title, text: column ? "" : named.y ?? "" };
+        Object.assign(titles[k], { x: (x.domain[0] + x.domain[1]) / 2, y: top });
+    });
+    return whole;
+}
+
+// The layout for a place so wide, in which the last drawing had this legend and these axes: [start, length] by name.
+function fitted(layout, margin, width, { legend, axes, buttons }) {
+    const { t, b } = { ...margin, ...layout.margin }, high = layout.height ??= 450;
+    const fit = (title, size, most) => {
+        if (!title?.text) return 0;
+        const before = lines(title.text);
+        title.text = broken(title.text, title.font?.size ?? size, most);
+        return (lines(title.text) - before) * size * LINE;
+    };
+    const headed = fit(layout.title, 14, width - 16 - buttons) + fit(layout.title?.subtitle, 12, width - 16);
+    if (lines(layout.title?.text ?? "") > 1) layout.title.pad = { t: 20, l: 8 };  // plotly puts the first of several lines higher
+    const plots = (high - t - b) * (stack(layout, width) - 1);
+    let below = 0;
+    for (const [name, [start, length]] of Object.entries(axes)) {
+        const middle = start + length / 2, most = Math.min(2 * Math.min(middle, width - middle) - 8, length + 90);
+        const more = fit(layout[name]?.title, 14, name[0] == "x" ? most : length + 20);
+        if (name[0] == "x") below = Math.max(below, more);
+    }
+    const under = layout.legend?.yref == "container" ? (1 - layout.legend.y) * high : 0;
+    const above = headed + (under && Math.max(0, legend - LEGEND));
+    layout.width = width;
+    layout.height = Math.round(high + above + plots + below);
+    layout.margin = { ...layout.margin, t: t + above };
+    if (under) layout.legend.y = 1 - (under + headed) / layout.height;
+    return layout;
+}
+
 export default { render({ model, el }) {
     const bundle = (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
-    const draw = async () => {
-        const { data, layout } = structuredClone(model.get("drawn"));  // plotly writes into what it is given
-        el.ariaLabel = layout.title?.text ?? "figure";
-        const { plotly, template, config } = await bundle;
-        return plotly.react(el, data, { ...layout, template, uirevision: true }, config);  // a zoom stays
+    let loaded, drawn, width = 0, seen = { legend: 0, axes: {}, buttons: 0 };
+    const look = () => ({
+        legend: el._fullLayout.legend?._height ?? 0,
+        axes: Object.fromEntries(el._fullLayout._subplots.cartesian.flatMap(id => id.replace("y", " y").split(" ")).map(
+            id => [id[0] + "axis" + id.slice(1), el._fullLayout[id[0] + "axis" + id.slice(1)]]).map(
+            ([name, axis]) => [name, [axis._offset, axis._length]])),
+        buttons: el.querySelector(".modebar-group")?.offsetWidth ?? 0,
+    });
+    const draw = () => {  // at once, for a printer
+        [drawn, width] = [model.get("drawn"), el.clientWidth];
+        if (!loaded || !width) return;
+        const { plotly, template, config } = loaded, place = el.closest(".edp-figure") ?? el;
+        const wanted = () => fitted(structuredClone(drawn.layout), template.layout.margin, width, seen);
+        let layout = wanted();
+        el.ariaLabel = drawn.layout.title?.text ?? "figure";
+        for (let times = 0; times < 3; times++) {
+            const text = JSON.stringify(layout);
+            place.style.height = `${layout.height}px`;
+            // plotly writes into what it is given; a zoom stays
+            plotly.react(el, structuredClone(drawn.data), { ...layout, template, uirevision: true }, config);
+            seen = look();
+            if (JSON.stringify(layout = wanted()) == text) return;
+        }
     };
+    const resize = () => { if (el.clientWidth && el.clientWidth != width) draw(); };
+    const watch = new ResizeObserver(resize);
     el.setAttribute("role", "figure");  // to a screen reader it is one thing with a name: its title
     model.on("change:drawn", draw);
-    draw();
-    return async () => (await bundle).plotly.purge(el);
+    addEventListener("resize", resize);
+    watch.observe(el);
+    bundle.then(all => { loaded = all; draw(); });
+    return async () => {
+        removeEventListener("resize", resize);
+        watch.disconnect();
+        (await bundle).plotly.purge(el);
+    };
 } }

@@ -308,6 +308,7 @@ class LiveFigure(anywidget.AnyWidget):
         figure: what is shown.
     """
 
+    _css = theme.STYLE
     _esm = Path(__file__).with_name("figure.js")
     drawn = traitlets.Dict().tag(sync=True)
 

@@ -19,7 +19,6 @@ from markupsafe import escape
 from edp_lab.course.kit.controls import Control
 from edp_lab.course.kit.figure import HALF, Figure, LiveFigure, framed
 from edp_lab.course.kit.text import EscapedHTML, Fold, Html, Tiles
-from edp_lab.course.kit.theme import Fit
 from edp_lab.errors import UsageError, sentence
 from edp_lab.training.config import flag_of
 from edp_lab.training.run_files import Event, StepDone
@@ -47,7 +46,7 @@ class Frame(widgets.VBox):
         self.title = escape(title).striptags()
         self.error_box = EscapedHTML().add_class("edp-lab-error")
         heading = EscapedHTML(Html("<h3>{}</h3>{}").format(title, looking_at)).add_class("edp-heading")
-        super().__init__([Fit(), heading, *above, self.error_box, *below])
+        super().__init__([heading, *above, self.error_box, *below])
         self.add_class("edp-panel")
 
     @contextmanager

@@ -65,7 +65,7 @@ STYLE = _style()
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "displaylogo": False,
-    "responsive": True,
+    "responsive": False,  # `figure.js` watches the width of its place
     "typesetMath": False,  # a page's MathJax would read formulas, and links in them, in what is text
     "modeBarButtons": [["toImage", "resetScale2d"]],  # dragging zooms
 }
@@ -105,21 +105,6 @@ TEMPLATE = go.layout.Template(
         "hoverlabel": {"font": {"family": "system-ui, sans-serif"}},
     }
 )
-
-
-class Fit(anywidget.AnyWidget):
-    """An invisible line as wide as the panel: when it changes, figures are told to fill their place. (plotly draws
-    them before their place has a width, and listens only to the window.)"""
-
-    _css = STYLE
-    _esm = """
-    export default { render({ el }) {
-        el.style.width = "100%";
-        const watch = new ResizeObserver(() => window.dispatchEvent(new Event("resize")));
-        watch.observe(el);
-        return () => watch.disconnect();
-    } }
-    """
 
 
 def activate() -> None:

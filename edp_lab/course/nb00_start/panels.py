@@ -310,7 +310,7 @@ def draw_secret(result: Secret) -> Figure:
 
 # ---- A private model by the recipe -----------------------------------------------------------------------------------
 
-SEED = 45  # of the commands
+SEED, FILE = 45, "commands.jsonl"  # of the commands
 KEPT = RESULTS / "course_private.json"
 
 
@@ -335,9 +335,10 @@ class Private(RunPanel):
             [draw_errors(self._kept or {"edp-sgd": []})],
             epsilon=number("guaranteed ε", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
         )
+        self.command.value = self._command(epsilon)
         if known:
             self._tell(**kept["outcome"])
-            self.tiles.sentence = "This run was made earlier, with another secret key. Press Run for your own."
+            self.tiles.sentence = "This run was made earlier. Run trains your own, with a new secret key."
 
     def _tell(self, ser: float, guaranteed_epsilon: float, delta: float) -> None:
         self.outcome = {"ser": ser, "guaranteed_epsilon": guaranteed_epsilon, "delta": delta}
@@ -345,21 +346,23 @@ class Private(RunPanel):
         held = holds(at_most(guaranteed_epsilon), f"ε at δ = {short(delta)}")
         self.tiles.show(held, Tile("errors (SER)", f"{ser:.2f}", "on the test set"), source)
 
+    def _command(self, epsilon: float) -> str:
+        make = command("data make smart-home", {"utterances": self.settings["commands"], "seed": SEED, "out": FILE})
+        return f"{make}\n{command('train', {'corpus': FILE, 'epsilon': epsilon, 'out': 'runs/private'})}"
+
     def prepare(self) -> float:
         return float(self.values["epsilon"])
 
     def work(self, epsilon: float) -> None:
         self.rows.clear()
-        commands, file = self.settings["commands"], "commands.jsonl"
+        commands = self.settings["commands"]
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             self.progress(0, 1, f"generates {commands:,} commands")
-            write_jsonl(generate(int(commands), SEED), Path(folder) / file)
+            write_jsonl(generate(int(commands), SEED), Path(folder) / FILE)
             self.progress(0, 1, "the noise is computed")
-            made = plan(f"{folder}/{file}", epsilon)
+            made = plan(f"{folder}/{FILE}", epsilon)
             self.words.value = words.planned(made)
-            make = command("data make smart-home", {"utterances": commands, "seed": SEED, "out": file})
-            options = {"corpus": file, "epsilon": epsilon, "out": "runs/private"}
-            self.command.value = f"{make}\n{command('train', options)}"
+            self.command.value = self._command(epsilon)
             self._train(made, Path(folder) / "run")
 
     def _train(self, made: Plan, folder: Path) -> None:

@@ -451,7 +451,8 @@ def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     }
 
 
-RUNS = (("as printed", True, PRINTED, "square", "bottom left"), ("sound", False, HOLDS, "circle", "top right"))
+LEFT, RIGHT = ["bottom right"] + ["bottom left"] * 3, ["top right"] * 4  # of marks, that no two texts meet
+RUNS = (("as printed", True, PRINTED, "square", LEFT), ("sound", False, HOLDS, "circle", RIGHT))
 
 
 def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
@@ -463,10 +464,10 @@ def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
         outcomes = [run["found"]["lira-online"] for run in kind]
         areas = [outcome["auc"] for outcome in outcomes]
         reach = fig.error_bars(areas, [outcome["auc_interval"] for outcome in outcomes], width=4, color=color)
-        epsilons = [f"ε = {at_most(run['epsilon_if_alpha_public'])}" for run in kind]
+        epsilons = [at_most(run["epsilon_if_alpha_public"]) for run in kind]
         label: Trace = {"mode": "markers+text", "text": epsilons, "textposition": side}
         on: Trace = {"x": [run["ser"] for run in kind], "y": areas, "error_y": reach, **label}
-        traces.append(points(name, color, symbol, 10, hover="%{text}: SER %{x:.2f}, AUC %{y:.3g}", **on))
+        traces.append(points(name, color, symbol, 10, hover="ε = %{text}: SER %{x:.2f}, AUC %{y:.3g}", **on))
     level = plain["found"]["lira-online"]["auc"]
     caption = (
         f"{plain['config'].corpus}, {plain['config'].epochs} epochs; bars: 95 %; ε: one sentence replaced, "
@@ -481,6 +482,6 @@ def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
         fig.over("guessing", 0.5, x=0, xanchor="left"),
         caption=caption,
         height=460,
-        xaxis=fig.axis("errors on other sentences (SER)", [-0.08, 1.1]),
+        xaxis=fig.axis("errors on other sentences (SER)", [-0.3, 1.25]),
         yaxis=fig.axis("AUC of LiRA", [0.45, 1]),
     )

@@ -154,7 +154,7 @@ class OneRun(RunPanel):
         self._seed = seed
         super().__init__(
             "Audit a run",
-            "How many guesses about canaries were right, and which ε each training run shows.",
+            "Run trains with canaries and guesses them: how many guesses are right, and which ε each run shows.",
             [draw_tallies({}), draw_runs({})],
             as_printed=variant(as_printed),
             z0=number("z0", float(z0)),

@@ -410,7 +410,7 @@ def draw_scores(result: Scored) -> Figure:
     return figure(
         "Four scores (hatched: lower is better)",
         bar("", PLAIN, "/", orientation="h", marker=marker, hover="%{y}: %{x:.3f}" + fig.ALONE, **on),
-        fig.trace("", text, **on),
+        fig.trace("", text, cliponaxis=False, **on),
         height=300,
         bargap=0.35,
         xaxis=fig.axis("score (as a fraction)", [0, 1.15 * max(1.0, scores.ser)]),

@@ -83,7 +83,7 @@ class Processes(RunPanel):
         self.runs: list[LittleRun] = []  # all that were made, oldest first
         super().__init__(
             "Run on real processes",
-            "The loss of every step of a real training run whose N devices live on one process or on several.",
+            "Run trains N devices on one process or on several. The figure shows the loss of every step.",
             [draw_losses([])],
             processes=number("processes", start.processes),
             num_devices=number("GPUs N", start.num_devices),

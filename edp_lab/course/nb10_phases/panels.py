@@ -356,7 +356,7 @@ class Pipeline(Panel, Runs):
         spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
         super().__init__(
             "Phases II and III: instructors vote, an understudy learns",
-            "What all noisy labels cost together, and how well a model does that learns from nothing else.",
+            "What noisy labels cost, and how well a model does that learns from nothing else. Run trains networks.",
             lambda **values: spend_labels(sketch, replace(start, **values)),
             [draw_bill, lambda bill: draw_runs(self.runs, bill)],
             lambda bill: words.pipeline(bill, self._run_of(bill)),
