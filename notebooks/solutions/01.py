@@ -3,7 +3,7 @@
 
 # EXERCISE estimate
 def estimate(responses, epsilon):
-    """An unbiased estimate of the share whose truth is yes; responses is an array of 0 and 1."""
+    """An unbiased estimate of the share of true answers that are yes; responses is an array of 0 and 1."""
     p = math.exp(epsilon) / (math.exp(epsilon) + 1)
     return (np.mean(responses) - (1 - p)) / (2 * p - 1)
 

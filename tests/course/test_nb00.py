@@ -48,7 +48,7 @@ def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, co
 def test_noise_is_said_in_both_meanings_of_z() -> None:
     told = panel_of("00 Step").words.value
     assert "z0 = 0.03 on 8 GPUs adds noise of 0.0013 C" in told
-    assert "C, is 0.03; an accountant's, noise over sensitivity of what is released, is 0.0053." in told
+    assert "divided by C: 0.03. For an accountant it is the noise of the release divided by its sensitivity: 0.0053." in told
 
 
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:
@@ -96,9 +96,9 @@ def test_a_run_trains_with_the_sliders_values_and_reads_the_number_again(model: 
 
 WRONG: dict[str, dict[str, Any]] = {
     "clip": {
-        "clips every number": Wrong(lambda gradient, limit: np.clip(gradient, -limit, limit), "cuts each number"),
+        "clips every number": Wrong(lambda gradient, limit: np.clip(gradient, -limit, limit), "clips each number"),
         "makes every gradient as long as C": Wrong(
-            lambda gradient, limit: gradient * limit / np.linalg.norm(gradient), "must stay as it is"
+            lambda gradient, limit: gradient * limit / np.linalg.norm(gradient), "must stay unchanged"
         ),
         "does nothing": Wrong(lambda gradient, limit: gradient, "one that is longer than C must shrink"),
         "gives the length": Wrong(lambda gradient, limit: min(limit, np.linalg.norm(gradient)), "a single number"),
@@ -107,7 +107,7 @@ WRONG: dict[str, dict[str, Any]] = {
         ),
     },
     "refuted": {
-        "one GPU": Wrong(1, "no more than"),
+        "one GPU": Wrong(1, "does not exceed"),
         "eight, where fewer do": Wrong(8, "a smaller N does, too"),
         "three, which the panel lacks": Wrong(3, "is none of them"),
         "in words": Wrong("two", "as a whole number"),

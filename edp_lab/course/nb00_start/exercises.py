@@ -22,9 +22,9 @@ def _clip(answer: Callable[[Any, float], Any], rng: np.random.Generator) -> Diff
             yield f"clip gave {got.shape[0] if got.ndim else 'a single'} number(s) for a gradient of three."
         each = float(np.linalg.norm(np.clip(gradient, -limit, limit)))
         slips = {
-            "That cuts each number on its own: the direction changes, and the length may still exceed C.": each,
-            "That makes every gradient as long as C: one that is shorter must stay as it is.": limit,
-            "That leaves the gradient as it was: one that is longer than C must shrink.": length,
+            "That clips each number alone: the direction changes, and the length may still exceed C.": each,
+            "That makes every gradient as long as C: a shorter one must stay unchanged.": limit,
+            "That returns the gradient unchanged: one that is longer than C must shrink.": length,
         }
         slips = {text: norm for text, norm in slips.items() if not math.isclose(norm, min(limit, length))}
         quantity = f"the length of clip(a gradient of length {length:.3g}, {limit:.3g})"
@@ -41,7 +41,7 @@ def _refuted(answer: Any, rng: np.random.Generator) -> Differences:
         yield f"The panel has 1, 2, 4, 8, 16 and 32 GPUs; {answer} is none of them."
     proven, claimed = audits[answer].bounds.gaussian, audits[answer].claimed_epsilon
     if proven <= claimed:
-        yield f"With N = {answer} the measured ε is {proven:.3g}, no more than the claimed {claimed:.3g}."
+        yield f"With N = {answer} the measured ε is {proven:.3g}, which does not exceed the claimed {claimed:.3g}."
     if any(audit.bounds.gaussian > audit.claimed_epsilon for n, audit in audits.items() if n < answer):
         yield f"N = {answer} refutes the claim, but a smaller N does, too."
 

@@ -1,8 +1,8 @@
-"""The panels of ``00_start.ipynb``: a number read out of a model, a step under sliders and training with its noise, a
+"""The panels of ``00_start.ipynb``: a number read out of a model, one step and training with its noise, a
 claim put to the test, and a private model.
 
     model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
-    read = model.secrets[16]                           # a number that it saw 16 times
+    read = model.secrets[16]                           # a number that is 16 times in its data
     result = model.step(config)                        # pure
     tested = challenge(as_printed=True, z0=1.0, num_devices=8)
 """
@@ -57,17 +57,17 @@ NUMBERS = 10_000  # hidden ones and others
 
 
 class Secret(NamedTuple):
-    """A personal number in the training set, and other numbers, by the loss that the model gives them."""
+    """A personal number in the training set and other numbers, with the model's loss on each."""
 
-    times: int  # that the training set holds it
+    times: int  # occurrences in the training set
     number: str  # seven digits
     loss: float  # of this number
     losses: np.ndarray  # (F), of it and all others
-    rank: int  # of its own among them, 1 the smallest
+    rank: int  # of its loss among them; 1 is the smallest
 
 
 class StepResult(NamedTuple):
-    """One step on one batch, as its figures show it: L2 norms by layer, and what the whole run costs."""
+    """One step on one batch: L2 norms by layer, and the guarantee of the whole run."""
 
     config: TrainConfig
     mechanism: Mechanism
@@ -85,7 +85,7 @@ class StepResult(NamedTuple):
 
 
 class SmallModel:
-    """A small model, trained without noise by the course's own loop, and the batch that it would meet next.
+    """A small model, trained without noise by the library's loop, and its next batch.
 
     The same model and batch stand behind every setting of the sliders, so that only the mechanism differs. All layer
     scales are 1.
@@ -120,7 +120,7 @@ class SmallModel:
         return Trainer(config, corpus, replace(data, train=(*data.train, *self.numbers.inserted)))
 
     def read(self, run: Trainer) -> dict[int, Secret]:
-        """What a trained model gives away of the first number of each kind."""
+        """What a trained model reveals of the first number of each kind."""
         hidden = [group[0] for group in self.numbers.utterances.values()]
         texts = [u.tokens for group in self.numbers.utterances.values() for u in group] + [*self.numbers.references]
         losses = filling_losses(run.model, texts, hidden)
@@ -174,7 +174,7 @@ def _digits(tokens: Sequence[str]) -> str:
 
 @panel("00")
 class Step(Panel, Runs):
-    """One step under sliders that begin with the values of `start`; Run trains with them and reads the number again.
+    """One step, with sliders that begin with the values of `start`; Run trains with them and repeats the attack.
 
     Attributes:
         result: a `StepResult`.
@@ -204,7 +204,7 @@ class Step(Panel, Runs):
         )
 
     def _tell(self, result: StepResult) -> tuple[Tile, Tile, str]:
-        """Both epsilons of the run, how much noise the step has, and what the last run came to."""
+        """Both epsilons of the run, the noise of the step, and the result of the last run."""
         before, run = self._model.secrets[max(TIMES)].rank, "Press Run to train with these values."
         if self.trained is not None:
             c, kind = self.trained, "as printed" if self.trained.as_printed else "sound"
@@ -262,11 +262,11 @@ def draw_layers(result: StepResult) -> Figure:
 
 @panel("00")
 def read(model: SmallModel) -> Panel:
-    """What the model gives away of a number that it saw so often: `result` is a `Secret`."""
+    """What the model reveals of a number in its training data: `result` is a `Secret`."""
     times = {str(times): times for times in TIMES}
     return Panel(
         "Read a number out of a model",
-        "Ten thousand numbers in “call my doctor at …”. The smaller its loss, the likelier the model finds a number.",
+        "Ten thousand numbers in “call my doctor at …”. The smaller a number's loss, the likelier the model finds it.",
         lambda times: model.secrets[times],
         [draw_secret],
         words.secret,
@@ -278,11 +278,11 @@ def read(model: SmallModel) -> Panel:
 
 def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
     """The number, and its place among ten thousand."""
-    of = f"of {len(result.losses):,}, the smallest loss first"
+    of = f"of {len(result.losses):,}; 1 has the smallest loss"
     truth = Tile("true number", result.number, "only its owner knows it")
     place = Tile("its rank", f"{result.rank:,}", of)
     if result.rank == 1:
-        return truth, place._replace(role="printed"), "The model gives the number away: it prefers it to all others."
+        return truth, place._replace(role="printed"), "The model reveals the number: it prefers it to all others."
     if 20 * result.rank <= len(result.losses):
         sentence = f"An attacker with this list needs {result.rank:,} guesses; by chance, {len(result.losses) // 2:,}."
         return truth, place._replace(role="printed"), sentence
@@ -338,7 +338,7 @@ class Private(RunPanel):
         self.command.value = self._command(epsilon)
         if known:
             self._tell(**kept["outcome"])
-            self.tiles.sentence = "This run was made earlier. Run trains your own, with a new secret key."
+            self.tiles.sentence = "This is an earlier run. Press Run to train your own, with a new secret key."
 
     def _tell(self, ser: float, guaranteed_epsilon: float, delta: float) -> None:
         self.outcome = {"ser": ser, "guaranteed_epsilon": guaranteed_epsilon, "delta": delta}
@@ -359,7 +359,7 @@ class Private(RunPanel):
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             self.progress(0, 1, f"generates {commands:,} commands")
             write_jsonl(generate(int(commands), SEED), Path(folder) / FILE)
-            self.progress(0, 1, "the noise is computed")
+            self.progress(0, 1, "computes the noise")
             made = plan(f"{folder}/{FILE}", epsilon)
             self.words.value = words.planned(made)
             self.command.value = self._command(epsilon)
@@ -374,7 +374,7 @@ class Private(RunPanel):
 
         record = train(made.config, folder, listen, self.stop_event)
         if record["status"] == "interrupted":
-            self.words.value = "Stopped: no certificate, though what was released is spent."
+            self.words.value = "Stopped: there is no certificate, but the steps so far count toward ε."
             return
         self._tell(record["final"]["ser"], record["final"]["guaranteed_epsilon"], made.delta)
         self.words.value = words.certified(check_certificate(folder), made)
@@ -406,13 +406,13 @@ def draw_errors(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     )
 
 
-# ---- A claim, put to the test ----------------------------------------------------------------------------------------
+# ---- A test of the claimed epsilon -----------------------------------------------------------------------------------
 
 ROUNDS = 5_000  # draws of a step without the sentence, and as many with it
 
 
 def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:
-    """Test the epsilon that is claimed for one step at clip norm 1 and delta 1e-5, as `edp-lab audit mechanism` does.
+    """Test the claimed epsilon of one step at clip norm 1 and delta 1e-5, as `edp-lab audit mechanism` does.
 
     Guarantee: the lower bound on epsilon holds with probability 95 % if the noise is as good as random. UsageError: no
     finite claim; as `Mechanism`.
@@ -429,8 +429,8 @@ def _step_noise() -> StepNoise:
 def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Panel:
     """One step, drawn without a sentence and with it: `result` is a `StepAudit`."""
     return Panel(
-        "Put the claim to the test",
-        "What one step releases, drawn 5,000 times without one sentence and 5,000 times with it.",
+        "Test the claim",
+        "The release of one step, drawn 5,000 times without one sentence and 5,000 times with it.",
         challenge,
         [audits.draw_step],
         words.refute,

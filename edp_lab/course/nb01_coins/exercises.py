@@ -13,15 +13,15 @@ from edp_lab.privacy.foundations import advanced_composition, estimate_frequenci
 
 
 def _estimate(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library on two polls, and on one in which nobody says yes: its estimate is negative."""
+    """Compare with the library on two polls, and on one in which nobody says yes: its estimate is negative."""
     for share in (0.2, 0.7, 0.0):
         epsilon, people = round(float(cases.uniform(0.3, 2.5)), 2), int(cases.integers(50, 200))
         truth = (cases.random(people) < share).astype(np.int64)
         responses = randomised_response(truth, epsilon, cases) if share else truth
         wanted, yes = estimate_frequencies(responses, epsilon).estimate[1], responses.mean()
         slips = {
-            "That is for two fair coins, ε = ln 3, only: p depends on ε.": 2 * yes - 1 / 2,
-            "That is the share of yes as it was heard, with all the lies in it.": yes,
+            "That is right only for two fair coins, ε = ln 3: p depends on ε.": 2 * yes - 1 / 2,
+            "That is the observed share of yes, which includes all lies.": yes,
             "That subtracts the lies, but does not divide by the factor of s.": yes - 1 / (math.exp(epsilon) + 1),
         }
         quantity = f"{int(responses.sum())} of {people} said yes at ε = {epsilon}; the share of true yes"
@@ -42,7 +42,7 @@ def _delta(answer: Any, cases: np.random.Generator) -> Differences:
 
 
 def _total(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library where the plain sum is less, and where advanced composition is."""
+    """Compare with the library, once where the plain sum is smaller and once where advanced composition is."""
     differences, untouched = [], True
     for epsilon, least, most in ((1.0, 2, 50), (0.1, 2, 50), (0.01, 2_000, 50_000), (0.1, 500, 5_000)):
         releases, delta = int(cases.integers(least, most)), 10.0 ** -int(cases.integers(4, 9))
@@ -50,7 +50,7 @@ def _total(answer: Any, cases: np.random.Generator) -> Differences:
         wanted = min(wanted, releases * epsilon)
         untouched &= got is not None and math.isclose(got, epsilon)  # the average of equal costs
         differences.append(close(got, wanted, f"{releases} releases of ε = {epsilon} at δ = {delta:g}"))
-    yield first_wrong(differences, untouched, "it still says that many releases cost as much as one")
+    yield first_wrong(differences, untouched, "it still says that many releases cost as little as one")
 
 
 EXERCISES = exercises_of(__file__, estimate=_estimate, delta=_delta, total=_total)

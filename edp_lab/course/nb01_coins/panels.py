@@ -1,4 +1,4 @@
-"""The panels of ``01_coins_to_composition.ipynb``, and what they draw: a coin, delta, many releases.
+"""The panels of ``01_coins_to_composition.ipynb`` and their data: a coin, delta, many releases.
 
 result = poll(epsilon=1.1, people=1000, share=0.3, seed=0)    # pure: the seed is an argument
 print(result.estimate[-1], result.standard_error[-1])
@@ -67,7 +67,7 @@ def linked(k: int, seed: int) -> tuple[float, float]:
 
 
 class Poll(NamedTuple):
-    """Randomised response to a yes-or-no question, and what the collector makes of it; 1 is yes."""
+    """Randomised response to a yes-or-no question, and the collector's estimate; 1 is yes."""
 
     epsilon: float  # of one answer, pure: local DP, one answer replaced by the other
     share: float  # of the population whose true answer is yes
@@ -110,7 +110,7 @@ def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int 
     crowds = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]
     return Panel(
         "A coin for everyone",
-        "What people say after a secret coin, and the collector's estimate.",
+        "People's answers after a secret coin, and the collector's estimate.",
         poll,
         [draw_people, draw_poll],
         words.coin,
@@ -132,7 +132,7 @@ def tell_coin(result: Poll) -> tuple[Tile, Tile, str]:
     first = min(SHOWN, result.truth.size)
     lies = int((result.truth != result.responses)[:first].sum())
     lie = "lies" if lies == 1 else "lie"
-    return person, everyone, f"Of the first {first} people {lies} {lie}, and nobody can see who."
+    return person, everyone, f"{lies} of the first {first} people {lie}, and nobody can see which."
 
 
 SHOWN = 100  # people in the picture of a poll
@@ -153,7 +153,7 @@ def draw_people(result: Poll) -> Figure:
         marks.append(points(*look, 11, edge=2.5, x=who % 10, y=who // 10))
     ticks: dict[str, Any] = {"showgrid": False, "tickvals": list(range(0, 10, 3))}
     return figure(
-        f"What the first {SHOWN} say",
+        f"Answers of the first {SHOWN}",
         *marks,
         hover="person %{y}%{x}",
         xaxis=axis("person: last digit", [-0.6, 9.6], **ticks),
@@ -167,7 +167,7 @@ def draw_poll(result: Poll) -> Figure:
     half = 100 * HALF * result.standard_error
     band = between(asked, estimate - half, estimate + half)
     return figure(
-        "What the collector works out",
+        "The collector's estimate",
         area("", OTHER, 0.45, hoverinfo="skip", showlegend=False, **band),
         line("estimate", INK, x=asked, y=estimate),
         line("as heard", CLAIMED, "dash", x=asked, y=100 * result.yes),
@@ -232,7 +232,7 @@ def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -
     """The Gaussian mechanism: `result` is a `GaussianCount`."""
     return Panel(
         "δ, drawn",
-        "How likely each noisy count is with a person and without, and the δ of every ε.",
+        "The probability of each noisy count with a person and without, and the δ for every ε.",
         gaussian_count,
         [draw_delta, draw_deltas],
         words.delta,
@@ -245,12 +245,12 @@ def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -
 
 
 def tell_delta(result: GaussianCount) -> tuple[Tile, Tile, str]:
-    """How often an outcome reveals more than epsilon, which the thesis takes for delta, and delta."""
+    """How often an outcome reveals more than epsilon, which the thesis confuses with delta, and delta."""
     at = f"at ε = {d(result.epsilon)}"
     tail, least = d(result.tail) if result.tail else TINY, at_most(result.delta) if result.delta else TINY
     both = claimed(tail, at, "chance of a loss beyond ε"), holds(least, at, "smallest δ")
     if result.delta == 0:
-        return *both, "δ is too small for a float at this ε."
+        return *both, "At this ε, δ is too small for a floating-point number."
     return *both, f"The chance of a loss beyond ε is {short(result.tail / result.delta)} times as large as δ."
 
 
@@ -296,16 +296,16 @@ SUM, ADVANCED, ZCDP, GAUSSIAN = "plain sum", "advanced", "zCDP", "Gaussian"
 
 
 class Composed(NamedTuple):
-    """What many releases cost together, by four accounts."""
+    """The total cost of many releases, by four accountants."""
 
     epsilon: float  # of one release, pure
-    delta: float  # of the total, for all accounts but the plain sum, which has 0
+    delta: float  # of the total, for all accountants except the plain sum, which has 0
     releases: NDArray[np.int64]  # (points,), numbers of releases
-    total: Mapping[str, Array]  # by account, (points,), epsilon of so many
+    total: Mapping[str, Array]  # by accountant, (points,), epsilon of each number of releases
 
     @property
     def last(self) -> dict[str, float]:
-        """Epsilon of all releases, by account."""
+        """Epsilon of all releases, by accountant."""
         return {name: float(costs[-1]) for name, costs in self.total.items()}
 
 
@@ -336,7 +336,7 @@ def composition(epsilon: float = 0.1, releases: int = 1000, delta: float = 1e-5)
     whole = [int(stop) for stop in decades(0, 6) if stop.is_integer()]
     return Panel(
         "Many releases",
-        "What many releases cost together, by four accounts.",
+        "The total cost of many releases, by four accountants.",
         composed,
         [draw_total],
         words.composition,
@@ -365,7 +365,7 @@ def tell_composition(result: Composed) -> tuple[Tile, Tile, str]:
 
 
 def draw_total(result: Composed) -> Figure:
-    """Total epsilon against the number of releases, by four accounts; log scales."""
+    """Total epsilon against the number of releases, by four accountants; log scales."""
     mode = "lines" if result.releases.size > 1 else "markers"
     right = max(1.0, math.log10(result.releases[-1]) + 0.05)
     top = max(total for name, total in result.last.items() if name != ADVANCED)
