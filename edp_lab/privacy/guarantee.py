@@ -18,8 +18,8 @@ SMALLEST_NOISE = 2.0**-20  # of the sensitivity: below, adding the noise to a fl
 SMALLEST_STD = 1e-30  # below, float32 noise underflows
 SMALLEST_CLIP = 1e-6  # below, with small layer scales, float32 squares may underflow and a gradient go unclipped
 
-HOLDS, VOID, IDEAL = "holds", "void: seed published", "for real numbers only"  # of a guarantee with an epsilon
-# Under which that epsilon is true.
+HOLDS, VOID, IDEAL = "holds", "void: seed published", "for real numbers only"  # statuses with an epsilon
+# The condition under which that epsilon holds.
 CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "in real numbers, with a secret seed"}
 PUBLISHED = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
 FLOATS = (
@@ -30,15 +30,15 @@ FLOATS = (
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The guarantee of a run, and where it ends.
+    """The guarantee of a run, and its limits.
 
     Attributes:
         status: `HOLDS`; `IDEAL`, where float noise is released; `VOID`, where exact noise can be redrawn; or "none".
             `reason` says why.
         scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
-        method: the accountant or bound that proved `conditional_epsilon`, or would be asked; "none" without noise.
+        method: the accountant or bound that proved `conditional_epsilon`, or would have; "none" without noise.
         adjacency: the neighbours, by dp_accounting's names.
-        epochs: how many were counted, a broken one as a whole.
+        epochs: how many were counted, a partial one in full.
         mu: Gaussian-DP parameter where the account is exact, else None.
         conditional_epsilon: the epsilon at `delta` under the `condition`; None if there is no guarantee.
         claimed_epsilon: what the paper's accounting says for the same z_t; None where it says nothing.
@@ -60,12 +60,12 @@ class Guarantee:
 
     @property
     def guaranteed_epsilon(self) -> float | None:
-        """The epsilon that holds for what ran; None if it takes a condition that is not met."""
+        """The epsilon that holds for what ran; None if it depends on a condition that is not met."""
         return self.conditional_epsilon if self.status == HOLDS else None
 
     @property
     def condition(self) -> str:
-        """Under which the guarantee is true: "with a secret seed", "in real numbers, ...", or empty where it holds."""
+        """The condition of the guarantee: "with a secret seed", "in real numbers, ...", or empty if it holds."""
         return CONDITIONS.get(self.status, "")
 
 
@@ -79,8 +79,8 @@ def judge(
 ) -> Guarantee:
     """Judge what a run released. `mechanism` None is training without noise.
 
-    The status is `HOLDS` only where the noise is secret and exact: accountants speak of real numbers, and floats can be
-    told apart.
+    The status is `HOLDS` only if the noise is secret and exact: accountants assume real numbers, and floating-point
+    outputs can be distinguished.
 
     Args:
         releases: whole epochs, or how often an utterance may have taken part by epoch (`releases_by_epoch`,
@@ -88,7 +88,7 @@ def judge(
         utterances_per_person: the guarantee covers anyone with up to this many utterances.
 
     Raises:
-        UsageError: delta outside (0, 1), an unknown adjacency, or counts that are no whole numbers.
+        UsageError: delta outside (0, 1), an unknown adjacency, or counts that are not whole numbers.
     """
     check_delta(delta)
     check_whole("utterances per person", utterances_per_person, 1)
@@ -114,7 +114,7 @@ def judge(
     mu = accountant.mu if isinstance(accountant, GaussianDP) else None
     held = replace(blank, mu=mu, conditional_epsilon=epsilon)
     if not mechanism.exact_noise:
-        return replace(held, status=IDEAL, reason=f"{FLOATS}; {PUBLISHED}" if seed_published else FLOATS)
+        return replace(held, status=IDEAL, reason=f"{FLOATS}; {PUBLISHED}" if seed_published is not False else FLOATS)
     if seed_published is not False:
         return replace(held, status=VOID, reason=PUBLISHED)
     return replace(held, status=HOLDS, reason="secret randomness, and noise as described")
@@ -126,10 +126,9 @@ def accountant_for(
     adjacency: Adjacency | str | None = None,
     utterances_per_person: int = 1,
 ) -> Accountant:
-    """The accountant to trust for this mechanism: the closed form, under Poisson sampling privacy loss distributions.
+    """The accountant for this mechanism: the closed form, or under Poisson sampling privacy loss distributions.
 
-    Someone with several sampled utterances is accounted by group privacy. NoGuarantee: as
-    `schedule_of`.
+    Someone with several sampled utterances is accounted for by group privacy. NoGuarantee: as `schedule_of`.
     """
     check_whole("utterances per person", utterances_per_person, 1)
     schedule = schedule_of(mechanism, releases, adjacency)
@@ -151,7 +150,7 @@ def guaranteed_epsilon(
 ) -> float:
     """The epsilon at `delta` after `epochs` epochs that is guaranteed if the noise is secret and exact; rounded up.
 
-    `judge` also asks whether it is, and whether floats can carry it. NoGuarantee: as `schedule_of`.
+    `judge` also checks that, and whether floats can represent the noise. NoGuarantee: as `schedule_of`.
     """
     return accountant_for(mechanism, releases_by_epoch(mechanism, epochs), adjacency).epsilon(delta)
 
@@ -166,7 +165,7 @@ def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: st
 
 
 def representable(epsilon: float, mechanism: Mechanism, releases: Mapping[int, int]) -> float:
-    """The epsilon, unless numbers on a real machine cannot carry it."""
+    """The epsilon; NoGuarantee if floats cannot represent the noise or the clip."""
     last = max(releases, default=0)
     if mechanism.clip_norm < SMALLEST_CLIP:
         raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
@@ -179,11 +178,11 @@ def representable(epsilon: float, mechanism: Mechanism, releases: Mapping[int, i
 
 
 def upward(bound: float, digits: int = 3) -> str:
-    """In so many significant digits, rounded up: a bound that is rounded must still be one. 1e-05 stays as typed."""
+    """Format to `digits` significant digits, rounding up, so that it stays an upper bound. 1e-05 stays as typed."""
     return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(repr(float(bound))))):.{digits}g}"
 
 
-# ---- Its scope in words ----------------------------------------------------------------------------------------------
+# ---- The scope in words ---------------------------------------------------------------------------------------------
 
 NEIGHBOURS: dict[str, str] = {
     Adjacency.ZERO_OUT: "zero-out (the utterance's slot stays, its gradient is 0)",
@@ -199,7 +198,7 @@ NOT_COVERED = (
 )  # fmt: skip
 EXACT_NOISE = (
     "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; rounding within the clipped "
-    "sum is charged, as gradients are clipped to C less 2^-11 of it, in large batches a little shorter: proven for "
+    "sum is accounted for: gradients are clipped to C minus 2^-11 of it, in large batches slightly shorter; proven for "
     "micro-batches whose gradients are formed one by one (one on each rank, or dp-sgd-naive), and where one pass forms "
     "several or a frozen network has read many utterances at once, under the assumption that floats move two "
     "neighbours' sums apart by less than C / 2,200; order and sampling: from the same cipher, where the seed is secret"

@@ -1,12 +1,12 @@
 """Mechanism of a training step: the frozen description that the step executes and the accountant judges.
 
-Write u_i for the clipped micro-batch gradient of device i: scaled by 1/alpha_k in layer k, its norm is at most C. Both
+Let u_i be the clipped micro-batch gradient of device i: divided by alpha_k in each layer k, its norm is at most C. Both
 variants release
 
     (1/N) (sum_i u_i + A noise),        noise ~ N(0, s^2 I)
 
-and differ in s (see `Mechanism.noise_std`) and in A: 1 as printed; sound, alpha_k in layer k, as the noise is added
-before scaling back:
+and differ in s (see `Mechanism.noise_std`) and in A. As printed, A is the identity; in the sound variant it multiplies
+layer k by alpha_k, because the noise is added before scaling back:
 
 * ``as_printed``: Algorithm 1 of the paper verbatim. Every device adds y/N with std(y) = C z_t *after* the
   gradient was scaled back by alpha_k, so the sum carries s = C z_t / sqrt(N).
@@ -14,7 +14,7 @@ before scaling back:
   accountant expects. Scaling back by alpha is post-processing and costs nothing.
 
 If a device holds several micro-batches (the ladder, `micro_batch_size`), the sum runs over all of them and is divided
-by their fixed number instead of N; neither touches the guarantee. z0, C, N and alpha's source are written here only.
+by their fixed number instead of N; neither affects the guarantee. z0, C, N and alpha's source are defined only here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from edp_lab.errors import UsageError, check_types
 
 Choice = TypeVar("Choice", bound=StrEnum)
-# Far beyond use; they keep every product of these numbers a float.
+# Far above realistic values; they keep every product of these numbers finite.
 LARGEST = 1e12  # C, z0 and alpha
 MOST = 10**6  # devices, utterances in a micro-batch, epochs
 SMALLEST_RATE = 1e-9
@@ -71,8 +71,8 @@ class Adjacency(StrEnum):
     ADD_OR_REMOVE_ONE = "ADD_OR_REMOVE_ONE"
 
 
-class NoGuarantee(Exception):  # noqa: N818 - an answer rather than a fault
-    """Asked for a number that does not exist; the message says why."""
+class NoGuarantee(Exception):  # noqa: N818 - an expected outcome, not an error
+    """There is no epsilon for this mechanism; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Mechanism:
 
     Attributes:
         clip_norm: C, the L2 bound on a micro-batch's scaled gradient.
-        z0: the noise multiplier of the first epoch. As printed it is std(y)/C of one device's noise; sound,
-            it is noise over sensitivity of what is released. At equal z0 the sound noise is 2 sqrt(N) times
+        z0: the noise multiplier of the first epoch. As printed it is std(y)/C of one device's noise; in the sound
+            variant it is noise over sensitivity of what is released. At equal z0 the sound noise is 2 sqrt(N) times
             larger (sqrt(N) times at micro-batch size 1).
         num_devices: N.
         micro_batch_size: the most utterances that share one clipped gradient: ceil(|B| / N) in the paper, 1 in
@@ -91,11 +91,11 @@ class Mechanism:
         alpha_max: the largest layer scale that the step accepts. `edp_lab.training.private_step` makes scales whose
             largest is 1: as printed, scaling alpha by s equals scaling C by s and z by 1/s.
         sampling_rate: None for disjoint batches (every epoch is one shuffled pass in which each utterance occurs
-            exactly once); q for Poisson sampling (each utterance takes part in each step with chance q, in a
-            micro-batch chosen by a keyed hash of its index: cut by position, one utterance more would shift all the
-            others; at micro-batch size 1 it is always alone).
-        exact_noise: the noise is an ideal normal, rounded together with the sum (`edp_lab.privacy.exact_noise`): what
-            is released is what is accounted. Else it is a float, and the accounting is true of real numbers only.
+            exactly once); q for Poisson sampling (each utterance takes part in each step with probability q, in a
+            micro-batch chosen by a keyed hash of its index: if batches were split by position, one extra utterance
+            would shift all the others; at micro-batch size 1 it is always alone).
+        exact_noise: the noise is an ideal normal, rounded together with the sum (`edp_lab.privacy.exact_noise`), so
+            that the accounting covers what is released. Otherwise it is a float, and only real numbers are covered.
     """
 
     variant: Variant
@@ -218,21 +218,21 @@ class Mechanism:
             )
         if sampled and adjacency is Adjacency.REPLACE_ONE:
             raise NoGuarantee(
-                "under Poisson sampling replace-one has no number here: it is one utterance removed and one added; "
+                "replace-one is not supported under Poisson sampling: it is one utterance removed and one added; "
                 "use add/remove with two of them (--utterances-per-person 2)"
             )
         if sampled and adjacency is Adjacency.ZERO_OUT and self.micro_batch_size > 1:
             raise NoGuarantee(
-                "under Poisson sampling zero-out has a number here only at micro-batch size 1: a slot that stays "
+                "under Poisson sampling zero-out is supported only at micro-batch size 1: an empty slot that remains "
                 "changes the mean of the others; use add/remove"
             )
         single = self.micro_batch_size == 1 and adjacency is not Adjacency.REPLACE_ONE
         return (1 if single else 2) * self.clip_norm * self.alpha_max
 
     def noise_std(self, epoch: int) -> float:
-        """Standard deviation s per coordinate of the noise on sum_i u_i, all devices together; of the mean, s/N.
+        """Standard deviation s per coordinate of the noise on sum_i u_i, all devices together.
 
-        As printed it is isotropic in parameter space; sound, in the scaled space.
+        As printed, the noise is isotropic in parameter space; in the sound variant, in the scaled space.
         """
         z = self.noise_multiplier_setting(epoch)
         if self.variant is Variant.AS_PRINTED:
@@ -255,11 +255,11 @@ class Mechanism:
         if self.z0 == 0:
             return "z0 is 0: no noise is added, so epsilon is infinite"
         if self.alpha is Alpha.PRIVATE:
-            return "alpha comes from private gradients and is released without account: no useful guarantee"
+            return "alpha comes from private gradients and is released without being accounted for: no useful guarantee"
         return ""
 
     def with_public_alpha(self) -> Mechanism:
-        """The same, as if its layer scales came from public text; without private ones it stays as it is."""
+        """A copy that treats a private alpha as public; unchanged if alpha is not private."""
         return replace(self, alpha=Alpha.PUBLIC) if self.alpha is Alpha.PRIVATE else self
 
 

@@ -2,19 +2,19 @@
 
     Layout           names and columns of the layers in a flat gradient                 `edp_lab.training.gradients`
     MicroGradients   the gradients of micro-batches; they promise nothing               `edp_lab.training.gradients`
-    Clipped          their mean once clipped: one utterance moves it by at most its `sensitivity`
-    NoiseSource      fresh standard normal noise, each step's once                      `edp_lab.training.noise`
+    Clipped          the mean of the clipped gradients: one utterance moves it by at most its `sensitivity`
+    NoiseSource      standard normal noise; each step's draw is used only once          `edp_lab.training.noise`
     Released         its `layers`, mean plus noise, have the guarantee that `edp_lab.privacy.judge` gives
 
     scale     g_i,k / alpha_k                 over layers k
     clip      min(1, C / ||.||_2)             over the whole scaled gradient
     rescale   alpha_k (.)
     mean      over the devices' fixed number of micro-batches
-    noise     of standard deviation `Mechanism.noise_std` over that number; sound, alpha_k times that in layer k
+    noise     of standard deviation `Mechanism.noise_std` over that number; if sound, alpha_k times that in layer k
 
 Scaling and scaling back cancel but for the clip factor, so a micro-batch contributes its gradient times one number.
 
-That floats round and the sensitivity holds all the same is shown in `edp_lab.training.gradients`.
+`edp_lab.training.gradients` proves that the sensitivity holds although floats round.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from edp_lab.training.gradients import (
 )
 from edp_lab.training.noise import GivenNoise, NoiseSource
 
-SMALLEST_SQUARE = 2.0**-126  # below, float32 arithmetic may make it 0
-SMALLEST_ALPHA = 2.0**-40  # below, a float32 gradient that matters after division by alpha underflows before it
+SMALLEST_SQUARE = 2.0**-126  # smaller squares may become 0 in float32
+SMALLEST_ALPHA = 2.0**-40  # with a smaller one, a gradient that matters once divided by it may have underflowed
 
 
 @dataclass(frozen=True)
 class Clipped:
     """The mean of a step's clipped gradients, made by `clip`: the only thing that noise can be added to.
 
-    Guarantee: one utterance moves it by at most `sensitivity()` (L2), if it is in at most one micro-batch. Sound, that
-    is true of the numbers as computed, as far as `edp_lab.training.gradients` proves it, measured in each layer divided
-    by alpha_k, where the noise is added.
+    Guarantee: one utterance moves it by at most `sensitivity()` (L2), if it is in at most one micro-batch. In the sound
+    variant that is true of the numbers as computed, as far as `edp_lab.training.gradients` proves it, with each layer
+    divided by alpha_k, as the noise is added there.
     """
 
     mechanism: Mechanism
@@ -57,8 +57,8 @@ class Clipped:
     alpha: Tensor | None  # (K)
     divisor: int  # the fixed number of micro-batches over which the mean is taken
     layers: Sequence[Tensor]  # K vectors, some sparse: `scale` times them is the mean, or this rank's share of it
-    scale: float  # clip factor over divisor if that is still to be multiplied in, else 1
-    memory: Tensor  # (P), where sparse layers will lie once they have noise
+    scale: float  # clip factor over divisor if not yet applied, else 1
+    memory: Tensor  # (P), buffer for sparse layers, which noise makes dense
     ranks: int  # how many such shares make up the mean
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
@@ -95,20 +95,20 @@ def clip(
         out: (P) memory for the result.
         ranks: how many processes' sums are added up.
 
-    Guarantee: that of `Clipped`, whatever the gradients. By the norm of g / alpha:
+    Guarantee: that of `Clipped`, whatever the gradients. Depending on the norm of g / alpha:
 
         no micro-batch, or an empty one   contributes 0; the divisor stays
-        0 to C                            stays as it is (sound: to C less `headroom`, which floats may round away)
+        0 to C                            is unchanged (sound: up to C minus `headroom`, which absorbs rounding)
         beyond C                          shortened to C
-        NaN or infinite                   contributes 0: to refuse it would tell that it is there (as printed: refused)
+        NaN or infinite                   contributes 0: a refusal would reveal its presence (as printed: refused)
 
     Raises:
-        UsageError: a layer scale is too small for float32, larger than judged, or there although the mechanism has
-            none; far too many micro-batches; as printed, a gradient is not finite.
+        UsageError: a layer scale is too small for float32, exceeds `Mechanism.alpha_max`, or is given although alpha
+            is "none"; far too many micro-batches; as printed, a gradient is not finite.
     """
     if alpha is not None and (mechanism.alpha is Alpha.NONE or alpha.shape != (len(layout.names),)):
         raise UsageError(
-            f"{len(alpha)} layer scales for {len(layout.names)} layers and a mechanism with alpha {mechanism.alpha!r}: "
+            f"{len(alpha)} layer scales for {len(layout.names)} layers and a mechanism with alpha {mechanism.alpha}: "
             "give one scale for each layer, and declare where they come from"
         )
     sound = mechanism.variant is Variant.SOUND
@@ -117,17 +117,17 @@ def clip(
     # than the batch, so several are summed in float64.
     total = out if len(gradients) == 1 else torch.zeros_like(out, dtype=torch.float64)
     layers, scale, count = [out[columns] for columns in layout.columns], 1.0, 0
-    for some in gradients:
-        norms = some.norms()
+    for group in gradients:
+        norms = group.norms()
         count += len(norms)
         if count > most:
             raise UsageError(f"a step of {divisor:,} micro-batches got {count:,} or more: it may have {most:,} at most")
         factors = clip_factors(mechanism, norms, layout, alpha, room)
-        if ranks == len(gradients) == 1 and isinstance(some, SingleMicroBatch) and factors[0]:
-            # A single micro-batch stays where autograd left it, and is scaled when the noise is added: a pass less.
-            layers, scale = some.layers(), float(factors / divisor)
+        if ranks == len(gradients) == 1 and isinstance(group, SingleMicroBatch) and factors[0]:
+            # A single micro-batch stays where autograd left it, and is scaled with the noise, which saves one pass.
+            layers, scale = group.layers(), float(factors / divisor)
         else:
-            some.add_weighted_sum(factors / divisor, total.zero_() if total is out else total)
+            group.add_weighted_sum(factors / divisor, total.zero_() if total is out else total)
     if total is not out:
         out.copy_(total)
     return Clipped(mechanism, layout, alpha, divisor, layers, scale, out, ranks)
@@ -137,8 +137,8 @@ def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Re
     """The Gaussian mechanism: what was clipped, in place, plus the noise that its mechanism prescribes for this epoch.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if the noise is fresh, independent of the data
-    and secret: with `ExactNoise` for the sum as computed; with float noise in real numbers only, as its last bits may
-    give the sum away.
+    and secret. With `ExactNoise` it covers the sum as computed; with float noise only real numbers, because the last
+    bits of floats may reveal the sum.
     """
     if not isinstance(clipped, Clipped):
         raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")
@@ -160,7 +160,7 @@ def release(
     noise: Tensor,
     divisor: int | None = None,
 ) -> Released:
-    """One eDP-SGD step as a function of given standard normal draws (P): `clip`, then `add_noise`, which see.
+    """One eDP-SGD step as a function of given standard normal draws (P): `clip`, then `add_noise`; see both.
 
     `divisor`: None for one micro-batch per device.
     """
@@ -169,7 +169,7 @@ def release(
 
 
 def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: int, layers: int) -> list[float]:
-    """Standard deviation of the noise on the released mean in each of K layers; sound, it is scaled back by alpha."""
+    """Standard deviation of the noise on the released mean in each of K layers; if sound, scaled back by alpha."""
     std = mechanism.noise_std(epoch) / divisor
     scaled_back = mechanism.variant is Variant.SOUND and alpha is not None
     return [std * scale for scale in alpha.tolist()] if scaled_back else [std] * layers  # type: ignore[union-attr]

@@ -1,10 +1,10 @@
 """One training loop for every method. Its step (`Trainer.step`):
 
     batches.devices       which utterances, in which micro-batches    `edp_lab.training.batches`
-    ledger.begin          writes the release down meanwhile           `edp_lab.training.ledger`
+    ledger.begin          starts recording the release                `edp_lab.training.ledger`
     gradients             of this rank's micro-batches                `edp_lab.training.gradients`
     clip                  each to norm C, and average them            `edp_lab.training.dp_step`
-    sum over ranks, once the ledger has the release                   `edp_lab.training.gradients`
+    sum over ranks, once the release is recorded                      `edp_lab.training.gradients`
     add_noise             drawn by `edp_lab.training.noise`           `edp_lab.training.dp_step`
     optimizer.step        sees nothing but what was released          `edp_lab.training.build`
 
@@ -73,8 +73,8 @@ class Trainer:
     """The state of one training run in one of its processes: model, optimizer, noise key, record.
 
     Args:
-        key: of order, dropout and noise, or what gives it and how many keys the run has had before, from the digest
-            of the run's inputs; None: the one that follows from the seed.
+        key: for order, dropout and noise; or a function from the digest of the run's inputs to the key and the
+            number of keys that the run has had before; None: derived from the seed.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class Trainer:
             key, keys = key(self.inputs)
         self.key = csprng.key_from_seed(config.seed) if key is None else key
         self.train_data = self.model.dataset(data.train)
-        self.read: dict[int, Dataset] | None = {} if self.model.reads_once else None  # of the validation split
+        self.validation_cache: dict[int, Dataset] | None = {} if self.model.reads_once else None
         self.parameters = trainable(self.model)
         self.optimizer = make_optimizer(config.optimizer, [p for _, p in self.parameters], config.learning_rate)
         self.batches = config.batches(self.key, len(data.train))
         self.progress, self.memory = checkpoint.RunPosition(), Memory()
         self.ledger: PrivacyLedger | None = None
         self.private: PrivateStep | None = None
-        more = len(StepSums._fields)
+        extra_sums = len(StepSums._fields)
         if self.mechanism is None:
-            self.flat = FlatGradient(self.parameters, self.accelerator, more)
+            self.flat = FlatGradient(self.parameters, self.accelerator, extra_sums)
         else:
-            about = self.accelerator, config.noise, config.micro_batches, more
+            about = self.accelerator, config.noise, config.micro_batches, extra_sums
             self.flat = self.private = PrivateStep(self.model, self.mechanism, self.key, config.epochs, *about)
         self.layout = self.flat.layout
         flags = run_files.not_private(config, corpus, data, self.mechanism, self.delta)
@@ -128,7 +128,7 @@ class Trainer:
         """Train to the end, or to the end of the step in which `stop` was set: "finished" or "interrupted"."""
         while self.progress.epoch < self.config.epochs:
             go_on = self.epoch(listener, stop, folder)
-            self.save_state(folder)  # before record and model: no model is ever left whose epochs were not billed
+            self.save_state(folder)  # first, so that no model is saved before its epochs are charged
             if not go_on:
                 return "interrupted"
             self.save_model(folder, "running")
@@ -162,11 +162,12 @@ class Trainer:
     def step(self, stopped: Callable[[], bool] = lambda: False) -> StepSums:
         """One step of any method.
 
-        Guarantee: a private step stands in the ledger before its noise is drawn. Nothing is released without the first
-        rank, so it is enough that this one has written it down.
+        Guarantee: a private step is recorded in the ledger before its noise is drawn. Nothing is released without the
+        first rank, so it is enough that this one has recorded it.
 
         Raises:
-            UsageError: the ledger cannot be written; unless sound, a loss is not finite (no epsilon covers that).
+            UsageError: the ledger cannot be written; or a loss is not finite, unless the mechanism is sound, as no
+                epsilon covers an end that depends on the loss.
         """
         now, private = self.progress, self.private
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
@@ -181,12 +182,12 @@ class Trainer:
         else:
             if private.alpha is None and private.mechanism.alpha is Alpha.PRIVATE:
                 private.alpha = mean_scales(private, private.divisor, self._gradients(micro_batches, dropout_key))
-            # Written in the background while the gradients are computed; waited for below, before the sum.
+            # Recorded in the background while the gradients are computed; awaited below, before the sum.
             entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
             gradients = self._gradients(micro_batches, dropout_key)  # computed by `clip`, as it asks for norms
             mechanism, alpha, divisor = private.mechanism, private.alpha, private.divisor
             clipped = clip(gradients, mechanism, self.layout, alpha, divisor, private.gradient, private.world)
-            local_loss = sum((some.loss for some in gradients), torch.zeros(()))
+            local_loss = sum((group.loss for group in gradients), torch.zeros(()))
             if entry is not None:
                 entry.result()
             # In place, in the memory that `clipped` is made of.
@@ -203,10 +204,10 @@ class Trainer:
     def _end_epoch(self, listener: Listener) -> None:
         """Score the model, judge what was released, and add the epoch's row to the record."""
         now = self.progress
-        # What was released decides whether a sound run goes on; steps without noise look at the loss only.
+        # A sound run may end early only because of what was released, so the parameters are checked, not gradients.
         norms = torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1)
         check_finite(norms, self.layout)
-        scores = evaluate_model(self.model, self.validation, self.accelerator, self.read)
+        scores = evaluate_model(self.model, self.validation, self.accelerator, self.validation_cache)
         row = {"loss": now.loss / max(now.examples, 1), "seconds": now.seconds}
         row |= asdict(scores) | self.record_guarantee()
         now.end_epoch(row)

@@ -37,21 +37,21 @@ MADE: list[Panel] = []  # all panels of this process
 
 
 class Panel(Frame):
-    """Sliders over a pure function: figures that follow, two tiles and a sentence, and one click away all the rest.
+    """Sliders over a pure function: figures that follow, two tiles and a sentence; everything else is one click away.
 
     Args:
         title: what the panel is about, in a few words.
-        looking_at: what one is looking at, in one sentence.
+        looking_at: what the reader sees, in one sentence.
         compute: pure, and fast enough for a slider. Its UsageError becomes a sentence under the control.
-        figures: for each figure what draws a result as a dict, see `edp_lab.course.kit.figure`, alone or with the width
-            of its place (CSS). The main one first; side by side where the window is wide enough.
+        figures: for each figure, a function that draws a result as a dict (see `edp_lab.course.kit.figure`), alone or
+            with its CSS width. The main one first; side by side if the window is wide enough.
         words: a result in words: text, or `Html`. One click away.
-        command: from a result and, as keywords, the controls' values; without one, the Python call of `compute`.
-        account: without a command, from a result the call of `edp-lab account` below that, "" for none.
-        tiles: from a result the two numbers that it is about and one sentence.
+        command: from a result and, as keywords, the controls' values; default: the Python call of `compute`.
+        account: if `command` is omitted, from a result the call of `edp-lab account` to append, "" for none.
+        tiles: from a result the two numbers that it is about, and one sentence.
         idle: from a result, the names of controls that change nothing at present.
-        joint: names of the controls that move together on a page without a kernel; without any, the first two.
-        controls: by name; `compute` gets their values as keyword arguments. Six at most at first sight.
+        joint: names of the controls that move together on a page without a kernel; default: the first two.
+        controls: by name; `compute` gets their values as keyword arguments. At most six are visible initially.
 
     Attributes:
         result: of the last values that `compute` accepted.
@@ -99,7 +99,7 @@ class Panel(Frame):
         """The controls; rare ones wait behind "more"."""
         rare = box("edp-controls", *(control for control in self.controls.values() if control.rare))
         rare.layout.display = "none"
-        more = widgets.Button(description="more", tooltip="controls that one seldom needs").add_class("edp-quiet")
+        more = widgets.Button(description="more", tooltip="rarely used controls").add_class("edp-quiet")
         reset = widgets.Button(description="reset", tooltip="back to the values this panel started with")
         reset.on_click(lambda _: self.reset())
 
@@ -162,12 +162,12 @@ class Panel(Frame):
 
 # ---- The registry ---------------------------------------------------------------------------------------------------
 
-PANELS: dict[str, Callable[..., Frame]] = {}  # "03 stages": what makes that panel, once its room is imported
+PANELS: dict[str, Callable[..., Frame]] = {}  # "04 stages": what makes that panel, once its package is imported
 Make = TypeVar("Make", bound=Callable[..., Frame])
 
 
 def panel(notebook: str) -> Callable[[Make], Make]:
-    """Enter a function or class that makes a panel of a notebook ("03") into the registry, under its own name."""
+    """Enter a function or class that makes a panel of a notebook ("04") into the registry, under its own name."""
 
     def enter(make: Make) -> Make:
         PANELS[f"{notebook} {make.__name__}"] = make

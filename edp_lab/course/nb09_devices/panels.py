@@ -1,4 +1,4 @@
-"""The panel of ``09_many_gpus.ipynb``, real processes.
+"""The panel of ``09_many_gpus.ipynb``: training on real processes.
 
     run = little_run(config)                                  # trains; starts `config.processes` real processes
 
@@ -32,7 +32,7 @@ from edp_lab.training.run_files import MODEL, Event, StepDone
 from edp_lab.training.session import train
 
 words = Words(__file__, guarantee_of=text.guarantee_of)
-LITTLE = 600  # utterances of the corpus for real processes: five steps an epoch
+LITTLE = 600  # utterances of the corpus: five steps an epoch
 
 
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
@@ -45,13 +45,13 @@ class LittleRun(NamedTuple):
     record: dict[str, Any]  # "devices" says how many processes were real and how many devices simulated
     losses: list[float]  # mean over the batch, of each step (not private)
     parameters: Array  # (P,), of the trained model
-    seconds: float  # with starting the processes, scoring and saving
+    seconds: float  # including process start-up, scoring and saving
 
 
 def little_run(
     config: TrainConfig, listener: Callable[[Event], None] = lambda event: None, stop: threading.Event | None = None
 ) -> LittleRun:
-    """Train on 600 generated commands, on as many processes as `config` says; its corpus counts for nothing."""
+    """Train on 600 generated commands, on as many processes as `config` says; `config.corpus` is ignored."""
     losses: list[float] = []
 
     def listen(event: Event) -> None:
@@ -125,7 +125,7 @@ class Processes(RunPanel):
 
 
 def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
-    """How long a run took and how far it is from another, which differs in the number of processes only, if any."""
+    """How long a run took, and how far it is from one that differs only in the number of processes, if any."""
     final, processes = run.record["final"], count(run.config.processes, "process", "processes")
     took = Tile("training took", duration(final["seconds"]), f"on {processes}")
     if run.record["status"] == "interrupted":
@@ -134,7 +134,7 @@ def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
         advice = "Run it again with another number of processes, and compare."
         return took, Tile("other run", "none", "that differs in processes only"), advice
     apart = difference(run, other)
-    same = "It is the same model, up to the order of sums." if apart < 1e-6 else "It is another model."
+    same = "It is the same model, up to summation order." if apart < 1e-6 else "The models differ."
     return took, Tile("largest difference", short(apart), f"of {run.parameters.size:,} parameters"), same
 
 
@@ -153,7 +153,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
         lines.append(line(name, hover="step %{x}: %{y:.6f}", **look, **steps))
     last = max([5, *(len(curve["y"]) for curve in lines)]) + 1 if lines else 20
     steps, loss = axis("step", [0, last], tickformat="d"), axis("loss per utterance (nats)", rangemode="tozero")
-    return figure("The same run, step by step?", *lines, height=380, xaxis=steps, yaxis=loss)
+    return figure("Do the runs match step by step?", *lines, height=380, xaxis=steps, yaxis=loss)
 
 
 def run_command(config: TrainConfig) -> str:
