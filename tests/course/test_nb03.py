@@ -106,7 +106,7 @@ def noise_for(mu_of: Any = total, rho_of: Any = lambda decay: total(decay) ** 2 
 
 WRONG: dict[str, dict[str, Any]] = {
     "noise": {
-        "adds mu up": Wrong(noise_for(lambda decay: np.sum(1 / decay)), "That adds up μ itself"),
+        "adds mu up": Wrong(noise_for(lambda decay: np.sum(1 / decay)), "That adds up μ"),
         "bills every epoch like the first": Wrong(
             noise_for(lambda decay: np.sqrt(len(decay)), lambda decay: len(decay) / 2), "as much noise as the first"
         ),
@@ -122,7 +122,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "asks the array (crash)": lambda target, decay, delta: decay.mu(),
     },
     "bill": {
-        "mends the batches, takes C for the sensitivity": Wrong(billed(1), "that takes C for the sensitivity."),
+        "mends the batches, takes C for the sensitivity": Wrong(billed(1), "that uses C as the sensitivity."),
         "mends the noise, bills a sample": Wrong(
             billed(2, PrivacyLossDistribution, sampled=True, steps=True), "but the batches were shuffled."
         ),
