@@ -36,7 +36,7 @@ def account(
     epochs: Annotated[int, "Passes over the corpus.", COUNT] = 1,
     gpus: Gpus = 8,
     delta: Annotated[
-        float, "Delta of (epsilon, delta): a slack that should be well below 1/n (with --run: the run's own)."
+        float, "Delta of (epsilon, delta); it should be well below 1/n (with --run: the run's delta)."
     ] = 1e-5,
     as_printed: AsPrinted = False,
     alpha_max: AlphaMax = 1.0,
@@ -66,7 +66,7 @@ def account(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Claimed and guaranteed epsilon: of the paper's mechanism, of a run, or of a claim made with another library.
+    """Claimed and guaranteed epsilon of the paper's mechanism, of a run, or of a run of another library.
 
     A claim needs the sampler, n, batch size (or --sampling-rate), --noise-multiplier, --steps or --epochs, --delta and
     --micro-batch-size (1 if each example is clipped alone). Exit status 1 if it does not hold.
@@ -134,7 +134,7 @@ def _refuse_contradictions(named: set[str], decay: str) -> None:
     if "run" in named and idle:
         raise UsageError(f"{flag_of(idle[0])} is read from the run's ledger: drop it, or drop --run")
     if {"steps", "epochs"} <= named:
-        raise UsageError("--steps and --epochs say the same in two ways: give one of them")
+        raise UsageError("--steps and --epochs set the same quantity: give one of them")
     if "tau" in named and decay == "none":
         raise UsageError("--tau counts only with a decay: add --decay linear or --decay exponential")
 

@@ -114,7 +114,7 @@ def by_character(u: Utterance) -> Utterance:
 def check_readable(u: Utterance, place: str) -> None:
     """UsageError if nothing of the utterance shows, or it is too long."""
     if not fold(u.text):
-        raise UsageError(f"{place} shows nothing: give at least one word")
+        raise UsageError(f"{place} has no visible character: give at least one word")
     if len(u.tokens) > MOST_WORDS:
         count = f"{len(u.tokens):,} {'words' if u.written is None else 'characters'}"
         raise UsageError(f"{place} has {count}, and at most {MOST_WORDS:,} are read: cut it into several")

@@ -310,7 +310,7 @@ def advanced_composition(epsilon: float, delta: float, releases: int, slack: flo
     """
     total = _compose_equal(epsilon, delta, releases)
     if not 0 < slack < 1:
-        raise UsageError(f"the slack is {slack}: it is a share of delta and must lie between 0 and 1")
+        raise UsageError(f"the slack is {slack}: it is a share of delta and must be between 0 and 1")
     drift = math.expm1(epsilon) if epsilon < 700 else math.inf
     bound = epsilon * (math.sqrt(-2 * releases * math.log(slack)) + releases * drift)
     return EpsilonDelta(bound * ROUND_UP, min(1.0, total.delta + slack))

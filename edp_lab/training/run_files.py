@@ -255,7 +255,7 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     """The record of a finished, interrupted or running run."""
     path = Path(folder) / RECORD
     if not path.is_file():
-        raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
+        raise UsageError(f"{folder} contains no run ({RECORD} is missing): give the --out folder of edp-lab train")
     content = read_bytes(path)
     try:
         return unsealed(json.loads(content))

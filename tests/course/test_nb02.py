@@ -250,9 +250,9 @@ WRONG: dict[str, dict[str, Any]] = {
         "noise for every example": Wrong(stepping(lambda g, y, B: (g + y).sum(0) / B), "once for each example"),
         "noise on the mean": Wrong(stepping(lambda g, y, B: g.sum(0) / B + y), "before the division"),
         "never divides": Wrong(stepping(lambda g, y, B: g.sum(0) + y), "never divides"),
-        "goes uphill": Wrong(stepping(lambda g, y, B: -(g.sum(0) + y) / B), "uphill"),
+        "goes uphill": Wrong(stepping(lambda g, y, B: -(g.sum(0) + y) / B), "increases the loss"),
         "no noise": Wrong(stepping(lambda g, y, B: g.sum(0) / B), "no noise"),
-        "forgets C": Wrong(lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * y) / B, "no C in it"),
+        "forgets C": Wrong(lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * y) / B, "ignores C"),
         "forgets the learning rate": Wrong(
             lambda w, g, C, z, B, lr, y: w - (g.sum(0) + z * C * y) / B, "learning rate"
         ),

@@ -162,7 +162,7 @@ def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
 
     UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, delta outside (0, 1).
     """
-    require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must lie between 0.001 and 1000")
+    require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must be between 0.001 and 1000")
     check_whole("the number of epochs", releases, 1, 1000)
     every = GaussianDP(releases_of(1 / mu, releases))
     epsilon = every.epsilon(delta)
