@@ -216,7 +216,7 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
     from edp_lab.training.recipe import plan
 
     named, names = given(ctx), {field.name: option_name(field.name) for field in fields(TrainConfig)}
-    for name, why in (("z0", "finds the noise itself"), ("as_printed", "needs noise that hides, which this has not")):
+    for name, why in (("z0", "computes the noise itself"), ("as_printed", "needs the sound mechanism")):
         if name in named:
             raise UsageError(f"--epsilon {why}: drop it, or drop {flag_of(name)}")
     overrides = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}

@@ -80,8 +80,8 @@ class TrainConfig:
     model: Annotated[str, "clc (character CNN, bi-LSTM, CRF) or bert."] = "clc"
     method: Annotated[
         str,
-        "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, as "
-        "slow as the paper timed it).",
+        "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, "
+        "one backward pass per utterance).",
     ] = "edp-sgd"
     clip_norm: Annotated[float, "Clip norm C: maximum norm of a micro-batch's gradient."] = 1.0
     z0: Annotated[
