@@ -256,7 +256,7 @@ def audit_one_run(
     confidence: float = 0.95,
     progress: OnStep = lambda done, steps: None,
 ) -> OneRunAudit:
-    """Train once with canaries, as `config` says, and bound epsilon from below by what the run gives away.
+    """Train once with canaries, as `config` says, and bound epsilon from below by what the run releases.
 
     Args:
         config: its seed decides noise, canaries and order; `delta` None is 1e-5. Batches are cut so that no two

@@ -29,7 +29,7 @@ def account(
     ctx: typer.Context,
     clip: Clip = 1.0,
     z0: Annotated[
-        float, "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C."
+        float, "Noise multiplier of the first epoch (t = 0). Sound: noise divided by sensitivity; as printed: std(y)/C."
     ] = 1.0,
     decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none",
     tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1,
@@ -214,7 +214,7 @@ def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Repo
             facts.append(("", f"{up(guarantee.epsilon_if_alpha_public)} if alpha were public"))
     if z and z[0] is not None:
         later = "" if z[-1] == z[0] else f" in the first epoch, {number(z[-1])} in the last"
-        facts.append(("noise over sensitivity", f"{number(z[0])}{later}; sensitivity {number(report['sensitivity'])}"))
+        facts.append(("noise / sensitivity", f"{number(z[0])}{later}; sensitivity {number(report['sensitivity'])}"))
     if "attack" in report:
         auc, tpr = up(report["attack"]["best_auc"], 4), up(report["attack"]["best_tpr_at_fpr_0.01"], 3)
         most = f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)"

@@ -214,7 +214,7 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------
 
-Z0 = Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."]
+Z0 = Annotated[float, "Noise multiplier. Sound: noise divided by sensitivity; as printed: std(y)/C of one device."]
 Confidence = Annotated[float, "Confidence of the lower bound on epsilon."]
 
 audit_app = App(no_args_is_help=True, help="Audits: test a claimed epsilon.")
@@ -322,10 +322,10 @@ def _three_epsilons(a: MechanismAudit | OneRunAudit, held: str, what: str) -> Fa
     noise = f"{number(a.noise_multiplier)}; neighbours: zero-out, delta {number(a.delta, 3)}"
     measured = f"at least {down(a.measured_epsilon, 4)} ({assuming})"
     return [
-        ("noise over sensitivity", noise),
+        ("noise / sensitivity", noise),
         ("claimed epsilon", f"{number(a.claimed_epsilon)} ({how})"),
         ("guaranteed epsilon", f"{up(a.epsilon_if_seed_secret)} if the seed were secret ({held})"),
-        ("measured epsilon", f"{measured}; so many {what} could show at most {number(a.ceiling, 4)}"),
+        ("measured epsilon", f"{measured}; this many {what} could show at most {number(a.ceiling, 4)}"),
     ]
 
 

@@ -116,7 +116,7 @@ NOTE1 = (
     "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
     "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
     "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
-    "has), found in so many trials, which no epsilon covers. docs/results.md says what this table does not show."
+    "has), found in the stated number of trials, which no epsilon covers. docs/results.md says what this table does not show."
 )
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",

@@ -259,7 +259,7 @@ class _Run:
         )
 
     def phase_three(self) -> None:
-        """The understudy, on the public images that were put to the vote."""
+        """The understudy, on the public images that were labelled."""
         account = self.record.privacy
         assert account is not None
         labelled = self.images.test[: len(self.answers)]

@@ -108,7 +108,7 @@ class ThreePhaseSettings:
     instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set.", COUNT] = 10
     vote: Annotated[str, "hard, laplace or gaussian."] = "laplace"
     vote_epsilon: Annotated[float, "Epsilon of one noisy label; all labels together cost more."] = 0.2
-    labels: Annotated[int | None, "Public images put to the vote, from the first on (default: all).", COUNT] = None
+    labels: Annotated[int | None, "Public images to label, from the first on (default: all).", COUNT] = None
     method: Annotated[str, "Training of the instructors: adam, sgd, dp-adam (the thesis') or dp-sgd."] = "adam"
     understudy_method: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam"
     train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0

@@ -86,7 +86,7 @@ class TrainConfig:
     clip_norm: Annotated[float, "Clip norm C: maximum norm of a micro-batch's gradient."] = 1.0
     z0: Annotated[
         float,
-        "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C of one "
+        "Noise multiplier of the first epoch (t = 0). Sound: noise divided by sensitivity; as printed: std(y)/C of one "
         "device, 2 sqrt(N) times less noise at the same number.",
     ] = 0.03
     decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none"
