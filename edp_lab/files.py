@@ -109,7 +109,7 @@ def given_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise UsageError(f"{path} begins with the home of a user who is not known here: write it in full") from None
+        raise UsageError(f"{path} names the home of a user unknown on this machine: give the full path") from None
 
 
 def regular(path: Path) -> Path:

@@ -256,7 +256,7 @@ def audit_one_run(
     confidence: float = 0.95,
     progress: OnStep = lambda done, steps: None,
 ) -> OneRunAudit:
-    """Train once with canaries, as `config` says, and bound epsilon from below by what the run gives away.
+    """Train once with canaries, as `config` says, and bound epsilon from below by what the run releases.
 
     Args:
         config: its seed decides noise, canaries and order; `delta` None is 1e-5. Batches are cut so that no two
@@ -315,7 +315,7 @@ def audit_one_run(
 
 def _check(config: TrainConfig, canaries: int, confidence: float) -> None:
     if config.method == "sgd":
-        raise UsageError("plain training claims no epsilon: audit edp-sgd or dp-sgd")
+        raise UsageError("plain training has no claimed epsilon: audit edp-sgd or dp-sgd")
     if config.alpha_source is not Alpha.NONE:
         raise UsageError("this audit takes every layer scale alpha to be 1: choose alpha 'none'")
     if config.poisson:

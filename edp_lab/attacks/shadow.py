@@ -53,7 +53,7 @@ def attack_shadow(
     Of four classifiers, the forest found most between ATIS and SNIPS, in both directions.
 
     Args:
-        shadow: public corpus, by name or path, or "generated"; None: the first that is at hand and another one.
+        shadow: public corpus, by name or path, or "generated"; None: the first other corpus that is downloaded.
         cache: where scores of shadow models are kept; None is `user_cache`.
         plain: train it by SGD, whatever the target's method.
     """
@@ -105,7 +105,7 @@ def sorted_scores(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Fl
 
 
 def default_shadow(target_corpus: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
-    """The first public corpus at hand that is not the target's; without any, or for smart-home, a generated one."""
+    """The first downloaded public corpus that is not the target's; without any, or for smart-home, a generated one."""
     if target_corpus.startswith("smart-home"):
         return GENERATED
     return next((name for name in PUBLIC if name != target_corpus and at_hand(name)), GENERATED)

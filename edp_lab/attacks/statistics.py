@@ -143,7 +143,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
     if not 0 < fpr < 1:
-        raise UsageError(f"the false-positive rate is {fpr}: it must lie between 0 and 1, such as 0.01")
+        raise UsageError(f"the false-positive rate is {fpr}: it must be between 0 and 1, such as 0.01")
     allowed = _allowed(len(outside), fpr)
     if not allowed:
         return None
@@ -201,7 +201,7 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
     """
     check_loss("epsilon", epsilon)
     if not 0 <= delta <= 1:
-        raise UsageError(f"delta is {delta}: it must lie between 0 and 1")
+        raise UsageError(f"delta is {delta}: it must be between 0 and 1")
     shrink = math.exp(-epsilon)
     area = 1 - (1 - delta) ** 2 * float(expit(-epsilon))
     gap = (2 * delta * shrink - math.expm1(-epsilon)) / (1 + shrink)
@@ -279,7 +279,7 @@ def summarise(
 
 def check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
-        raise UsageError(f"confidence is {confidence}: it must lie between 0 and 1, such as 0.95")
+        raise UsageError(f"confidence is {confidence}: it must be between 0 and 1, such as 0.95")
 
 
 def _checked(members: ArrayLike, non_members: ArrayLike) -> tuple[Scores, Scores]:
@@ -524,4 +524,4 @@ def _check_counts(m: int, r: int, v: int, beta: float) -> None:
     if not 0 <= v <= r <= m:
         raise UsageError(f"{v} right of {r} guesses on {m} canaries: neither may exceed what comes after it")
     if not 0 < beta < 1:
-        raise UsageError(f"significance beta is {beta}: it must lie between 0 and 1, such as 0.05")
+        raise UsageError(f"significance beta is {beta}: it must be between 0 and 1, such as 0.05")

@@ -29,14 +29,14 @@ def account(
     ctx: typer.Context,
     clip: Clip = 1.0,
     z0: Annotated[
-        float, "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C."
+        float, "Noise multiplier of the first epoch (t = 0). Sound: noise divided by sensitivity; as printed: std(y)/C."
     ] = 1.0,
     decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none",
     tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1,
     epochs: Annotated[int, "Passes over the corpus.", COUNT] = 1,
     gpus: Gpus = 8,
     delta: Annotated[
-        float, "Delta of (epsilon, delta): a slack that should be well below 1/n (with --run: the run's own)."
+        float, "Delta of (epsilon, delta); it should be well below 1/n (with --run: the run's delta)."
     ] = 1e-5,
     as_printed: AsPrinted = False,
     alpha_max: AlphaMax = 1.0,
@@ -66,7 +66,7 @@ def account(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Claimed and guaranteed epsilon: of the paper's mechanism, of a run, or of a claim made with another library.
+    """Claimed and guaranteed epsilon of the paper's mechanism, of a run, or of a run of another library.
 
     A claim needs the sampler, n, batch size (or --sampling-rate), --noise-multiplier, --steps or --epochs, --delta and
     --micro-batch-size (1 if each example is clipped alone). Exit status 1 if it does not hold.
@@ -134,7 +134,7 @@ def _refuse_contradictions(named: set[str], decay: str) -> None:
     if "run" in named and idle:
         raise UsageError(f"{flag_of(idle[0])} is read from the run's ledger: drop it, or drop --run")
     if {"steps", "epochs"} <= named:
-        raise UsageError("--steps and --epochs say the same in two ways: give one of them")
+        raise UsageError("--steps and --epochs set the same quantity: give one of them")
     if "tau" in named and decay == "none":
         raise UsageError("--tau counts only with a decay: add --decay linear or --decay exponential")
 
@@ -215,7 +215,7 @@ def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Repo
             facts.append(("", f"{up(guarantee.epsilon_if_alpha_public)} if alpha were public"))
     if z and z[0] is not None:
         later = "" if z[-1] == z[0] else f" in the first epoch, {number(z[-1])} in the last"
-        facts.append(("noise over sensitivity", f"{number(z[0])}{later}; sensitivity {number(report['sensitivity'])}"))
+        facts.append(("noise / sensitivity", f"{number(z[0])}{later}; sensitivity {number(report['sensitivity'])}"))
     if "attack" in report:
         auc, tpr = up(report["attack"]["best_auc"], 4), up(report["attack"]["best_tpr_at_fpr_0.01"], 3)
         most = f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 attack_app = App(
     no_args_is_help=True,
-    help="Attack a trained model: who was in its training set, and what it remembers.",
+    help="Attack a trained model: which utterances were in its training set, and what it remembers.",
 )
 
 # ---- What a model remembers ------------------------------------------------------------------------------------------
@@ -67,11 +67,11 @@ def canaries(
     repetitions: Annotated[str, "How often a canary is inserted, with commas between; 0 is the control."] = "0,1,4,16",
     each: Annotated[int, typer.Option("--canaries", help="Canaries for each repetition count.", **COUNT)] = 8,
     references: Annotated[
-        int, "Other numbers among which a canary is ranked; log2 of one more caps the exposure.", COUNT
+        int, "Other numbers among which a canary is ranked; the exposure is at most log2 of this plus 1.", COUNT
     ] = 9_999,
     epochs: Epochs = 6,
     size: Size = "small",
-    z0: Annotated[float, "Noise multiplier, with the meaning that each method gives it."] = 0.03,
+    z0: Annotated[float, "Noise multiplier, as each method defines it."] = 0.03,
     clip: Clip = 1.0,
     gpus: Gpus = 8,
     seed: Annotated[int, "Split, canaries, initial weights, order, noise.", SEED] = 0,
@@ -79,8 +79,7 @@ def canaries(
 ) -> None:
     """Hide utterances with a personal number in the training set, and ask each trained model for the number.
 
-    Exposure in bits says how far down the true number's loss ranks among other numbers. A canary that was inserted k
-    times is protected by the epsilon of k utterances together.
+    Exposure in bits is the rank of the true number's loss among other numbers. A canary that is inserted k times has the epsilon of k utterances together.
     """
     from edp_lab.attacks.canaries import measure_memorisation
 
@@ -150,7 +149,7 @@ def shadow(
     shadow: Annotated[
         str | None,
         "Public corpus of the shadow model; 'generated' is a fresh smart-home corpus. "
-        "(default: another corpus at hand)",
+        "(default: another downloaded corpus)",
     ] = None,
     seed: Seed = 0,
     cache: Cache = None,
@@ -215,10 +214,10 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------
 
-Z0 = Annotated[float, "Noise multiplier. Sound: noise over sensitivity; as printed: std(y)/C of one device."]
+Z0 = Annotated[float, "Noise multiplier. Sound: noise divided by sensitivity; as printed: std(y)/C of one device."]
 Confidence = Annotated[float, "Confidence of the lower bound on epsilon."]
 
-audit_app = App(no_args_is_help=True, help="Audits: put a claimed epsilon to the test.")
+audit_app = App(no_args_is_help=True, help="Audits: test a claimed epsilon.")
 
 
 @audit_app.command()
@@ -239,7 +238,7 @@ def mechanism(
             "(default: none; public if --as-printed).",
         ),
     ] = None,
-    draws: Annotated[int, "Steps drawn with the canary, and as many without."] = 10_000,
+    draws: Annotated[int, "Steps drawn with the canary, and the same number without."] = 10_000,
     confidence: Confidence = 0.95,
     seed: Annotated[int, "Seed of the noise.", SEED] = 0,
     as_json: Json = False,
@@ -268,7 +267,7 @@ def one_run(
     ctx: typer.Context,
     corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; --model linear has none."] = None,
     model: Annotated[str, "clc, bert, or linear (one layer and no corpus, in a second)."] = "clc",
-    canaries: Annotated[int, "How many; each is in with chance 1/2.", COUNT] = 1000,
+    canaries: Annotated[int, "Number of canaries; each is in with probability 1/2.", COUNT] = 1000,
     method: Annotated[str, "edp-sgd, or dp-sgd (every utterance clipped alone)."] = "edp-sgd",
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
@@ -288,8 +287,7 @@ def one_run(
 ) -> None:
     """Train once with many canaries: a lower bound on the run's epsilon beside the claimed epsilon.
 
-    Every canary is in or out by a coin. An attacker who sees what the run releases guesses which; more right
-    guesses than the claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
+    A coin decides whether each canary is in or out. An attacker who sees the run's releases guesses; more right guesses than the claimed epsilon allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
 
     Try: edp-lab audit one-run --model linear --as-printed --z0 4
     """
@@ -300,7 +298,7 @@ def one_run(
         raise UsageError(f"unknown model {model!r}: choose clc, bert or linear")
     for option, value in (("--corpus", corpus), ("--pretrained", pretrained)) if linear else ():
         if value is not None:
-            raise UsageError(f"the linear model is made of canaries alone: drop {option}, or choose another --model")
+            raise UsageError(f"the linear model uses only canaries: drop {option}, or choose another --model")
     if not linear and corpus is None:
         raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
     config = chosen(
@@ -324,10 +322,10 @@ def _three_epsilons(a: MechanismAudit | OneRunAudit, held: str, what: str) -> Fa
     noise = f"{number(a.noise_multiplier)}; neighbours: zero-out, delta {number(a.delta, 3)}"
     measured = f"at least {down(a.measured_epsilon, 4)} ({assuming})"
     return [
-        ("noise over sensitivity", noise),
+        ("noise / sensitivity", noise),
         ("claimed epsilon", f"{number(a.claimed_epsilon)} ({how})"),
         ("guaranteed epsilon", f"{up(a.epsilon_if_seed_secret)} if the seed were secret ({held})"),
-        ("measured epsilon", f"{measured}; so many {what} could show at most {number(a.ceiling, 4)}"),
+        ("measured epsilon", f"{measured}; this many {what} could show at most {number(a.ceiling, 4)}"),
     ]
 
 

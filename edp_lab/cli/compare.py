@@ -1,4 +1,4 @@
-"""``edp-lab compare``: runs side by side, from their records: settings, errors, time, and what each epsilon means."""
+"""``edp-lab compare``: runs side by side, from their records: settings, errors, time and epsilons."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from edp_lab.cli.terminal import Json, Screen, number, print_json, up
 from edp_lab.errors import UsageError
 from edp_lab.training.config import TrainConfig
 
-SHOWN_ANYWAY = ("corpus", "model", "method", "epochs", "delta")  # whether they differ or not
+SHOWN_ANYWAY = ("corpus", "model", "method", "epochs", "delta")  # even if they are equal
 NOT_FOR_SGD = (
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "as_printed", "alpha", "noise",
 )  # fmt: skip
 JSON_ONLY = ("corpus_sha256", "epochs_planned")
-TITLES = {"name": "run", "test_ser": "test SER", "slot_f1": "slot F1", "guaranteed_epsilon": "guaranteed epsilon"}
+TITLES = {"name": "run", "test_ser": "test SER", "slot_f1": "slot F1"}
 DOUBTS = {  # what runs may differ in, and what that means
-    "corpus_sha256": "the runs had different corpora: scores do not compare",
+    "corpus_sha256": "the runs had different corpora: scores are not comparable",
     "seed": "the runs had different seeds, so different splits: scores are on different test sets",
     "delta": "epsilons are at different deltas",
     "neighbours": "epsilons are about different neighbours",
 }
 NOTHING = "-"
-Row = dict[str, Any]  # results of a run, by the names in `_row`; None for what it does not have
+Row = dict[str, Any]  # results of a run, by the names in `_row`; None if it has none
 
 
 class Comparison(NamedTuple):
@@ -34,7 +34,7 @@ class Comparison(NamedTuple):
 
     runs: list[Row]
     settings: tuple[str, ...]
-    notes: list[str]  # why some numbers do not compare, a sentence each
+    notes: list[str]  # why some numbers are not comparable, a sentence each
 
 
 def compare(
@@ -43,7 +43,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: settings that differ, scores, time, and what each epsilon means."""
+    """Compare runs: settings that differ, scores, time, and epsilons."""
     comparison = compare_runs(runs or [])
     if as_json:
         print_json(comparison._asdict())
@@ -75,7 +75,9 @@ def _notes(runs: Sequence[Row]) -> list[str]:
     everything = [{**run["settings"], **run} for run in runs]
     notes = [note for name, note in DOUBTS.items() if len({run[name] for run in everything} - {None}) > 1]
     if running := ", ".join(run["name"] for run in runs if run["status"] == "running"):
-        notes.insert(0, f"not ended, so its epsilon is of what its ledger holds now: {running}; see train --resume")
+        notes.insert(
+            0, f"not ended, so its epsilon is for the steps in its ledger so far: {running}; see train --resume"
+        )
     return notes
 
 
@@ -141,9 +143,11 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def table_lines(comparison: Comparison) -> list[list[str]]:
-    """A line for each property that at least one run has: its title, then a text for each run."""
+    """A line for each property of at least one run: its title, then a text for each run."""
 
     def text(name: str, value: Any) -> str:
+        if name == "guarantee" and value == "holds":
+            return "yes"
         if name in ("guaranteed_epsilon", "delta") or name.startswith("epsilon_"):
             return NOTHING if value is None else up(value, 4)
         return number(value, 4, NOTHING) if value is None or isinstance(value, float) else str(value)

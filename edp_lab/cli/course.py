@@ -45,7 +45,7 @@ def run(
         typer.Option(metavar="NAME=VALUE", help="A parameter, for the notebooks that have it; repeatable."),
     ] = None,
     strict: Annotated[
-        bool, "Judge students' notebooks: the arguments are files, which are executed as they are."
+        bool, "Judge students' notebooks: the arguments are files, which are executed unchanged."
     ] = False,
     jobs: Annotated[int, "Notebooks at once.", CORES] = DEFAULT_JOBS,
     timeout: Annotated[int, "Seconds that one cell may take.", {"min": 1, "max": 604_800}] = 600,
@@ -58,7 +58,7 @@ def run(
     With --json: a list of {notebook, title, status ("ok" or "failed"), seconds, error}.
 
     With --strict: execute students' notebooks, and print the verdict on each exercise as JSON: a list of {notebook,
-    verdicts, error}. That runs their code with your rights; if you do not trust it, do so in a container.
+    verdicts, error}. Their code runs with your rights; if you do not trust it, use a container.
 
     Exit status: 0 all ran, 1 a notebook failed, 2 bad arguments.
     """

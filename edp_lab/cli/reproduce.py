@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 WIDTH = 150
 Row = dict[str, Any]  # of a table, as its JSON has it
 
-reproduce_app = App(no_args_is_help=True, help="Tables and figures of the sources, ours beside theirs.")
+reproduce_app = App(no_args_is_help=True, help="Tables and figures of the paper and the thesis, compared with ours.")
 
 
 @contextmanager
@@ -72,16 +72,16 @@ def table1(
         "Any of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
         "smart-home-communication, smart-home-video; with commas between.",
     ] = "atis,snips,nlu-eval",
-    seeds: Annotated[int | None, "Runs of each cell. (default: 3)", COUNT] = None,
-    workers: Annotated[int | None, "Runs at a time, a thread each. (default: all cores)", CORES] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore finished runs that come with the checkout.")] = False,
+    seeds: Annotated[int | None, "Number of runs per cell. (default: 3)", COUNT] = None,
+    workers: Annotated[int | None, "Parallel runs, with one thread each. (default: all cores)", CORES] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat the runs that come with the checkout.")] = False,
     out: Annotated[Path, "Folder for table.json, finished runs and the run in progress."] = Path("runs/table1"),
     as_json: Json = False,
 ) -> None:
     """Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
 
     BERT starts from the first 4 layers of sentence-transformers/all-MiniLM-L6-v2, the CLC from its word vectors.
-    Finished runs are kept in the folder: after a kill, the same command resumes and gives the same table.
+    Finished runs are stored in the folder: if the command is killed, run it again to resume; the table is the same.
     """
     made: list[Row] = []
     with _resumable(out, "runs") as tell:
@@ -112,7 +112,7 @@ NOTE1 = (
     "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
     "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
     "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
-    "has), found in so many trials, which no epsilon covers. docs/results.md says what this table does not show."
+    "has), found in the stated number of trials, which no epsilon covers. docs/results.md says what this table does not show."
 )
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
@@ -187,7 +187,7 @@ def table2(
 ) -> None:
     """Table 2: seconds of a training step under each method, as a ratio to SGD's, beside the paper's.
 
-    Run nothing else on the machine meanwhile.
+    Do not run anything else on the machine at the same time.
     """
     from edp_lab.reproduce.table2 import Task
     from edp_lab.reproduce.table2 import table2 as rows_of
@@ -231,7 +231,7 @@ def surroundings() -> Row:
 
 @reproduce_app.command()
 def epsilons(as_json: Json = False) -> None:
-    """Every epsilon of the paper's Table 1: a setting that explains the claim, and what that setting guarantees."""
+    """Every epsilon of the paper's Table 1: a setting that explains the claimed epsilon, and its guaranteed epsilon."""
     from edp_lab.privacy import Decay
     from edp_lab.reproduce.printed import explain_table1
 
@@ -273,15 +273,17 @@ def thesis(
     table: Annotated[
         list[str] | None, "4.1 to 4.8, 6.1 or 6.2; several with commas, or repeated. (default: all)"
     ] = None,
-    quick: Annotated[bool, "Digits in place of MNIST, and short training: minutes on one core."] = False,
-    repeats: Annotated[int | None, "Repeats of everything trained on images (default: 3; 1 if --quick).", COUNT] = None,
+    quick: Annotated[bool, "Digits instead of MNIST, and short training: minutes on one core."] = False,
+    repeats: Annotated[
+        int | None, "Repeats of each network trained on images (default: 3; 1 if --quick).", COUNT
+    ] = None,
     out: Annotated[Path, "Folder of finished networks."] = Path("runs/reproduce-thesis"),
     seed: Annotated[int, "Seed of the first repeat; published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Retrain the networks of the thesis' tables: our scores beside the printed ones, and the guaranteed epsilon.
 
-    In full, on MNIST, it takes about ten hours on two cores, a third of that with --repeats 1. Finished networks are
+    On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks are
     kept in the folder: after a kill, the same command resumes. JSON also has confusion matrices and loss curves.
     """
     from edp_lab.reproduce.thesis import TABLES

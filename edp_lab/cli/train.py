@@ -62,7 +62,7 @@ data_app = App(no_args_is_help=True, help="Corpora: list, show, fetch, make.")
 
 @data_app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List every corpus, its licence, and its place on this machine."""
+    """List every corpus, its licence, and its folder on this machine."""
     from edp_lab.corpora.catalog import list_corpora
 
     rows = [row._asdict() | {"where": row.where and str(row.where)} for row in list_corpora()]
@@ -80,7 +80,7 @@ def show(
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is read from a file: counts, labels, five utterances and notes."""
+    """Show the contents of a corpus: counts, labels, five utterances and notes."""
     from edp_lab.corpora.catalog import load_corpus
 
     found = load_corpus(f"{corpus}[{columns}]" if columns else corpus)
@@ -102,7 +102,7 @@ def fetch(
     name: Annotated[str, typer.Argument(help="atis, snips, nlu-eval or mnist.")],
     to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, else the cache)"] = None,
 ) -> None:
-    """Download a corpus, check every file's checksum, and leave nothing half-written."""
+    """Download a corpus and verify every file's checksum."""
     from edp_lab.corpora.catalog import fetch as run
 
     with bar(name, TextColumn("{task.description}"), DownloadColumn()) as (update, _):
@@ -126,7 +126,7 @@ def make(
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
-        raise UsageError(f"{out} is no name of a JSONL file: call it {out.name}.jsonl")
+        raise UsageError(f"{out} is not the name of a JSONL file: call it {out.name}.jsonl")
     output_folder(out.parent).mkdir(parents=True, exist_ok=True)
     write_jsonl(generate(utterances, seed, domain or None), out)
     echo(out)
@@ -143,7 +143,7 @@ def train(
     out: Annotated[Path | None, "New folder for the run: record.json and the model."] = None,
     epsilon: Annotated[
         float | None,
-        "Guarantee this epsilon, with the recipe's settings, a secret key and a certificate. Other options replace "
+        "Guarantee this epsilon, with the recipe's settings, a secret key and a certificate. Other options override "
         "settings of the recipe.",
     ] = None,
     dry_run: Annotated[bool, "With --epsilon: print the plan and stop there."] = False,
@@ -196,7 +196,7 @@ def train(
             "a private model needs --epsilon, such as 3: give --epsilon, or --method sgd for a model without privacy"
         )
     elif options["method"] == "sgd" and "noise" in given(ctx):
-        raise UsageError("--noise says who draws the noise, and sgd adds none: drop it, or choose another --method")
+        raise UsageError("--noise sets how noise is drawn, and sgd adds none: drop it, or choose another --method")
     else:
         folder, size, start = out, options["size"], partial(run, chosen(ctx, TrainConfig), out)
     one_thread_if_small(size)
@@ -216,7 +216,7 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
     from edp_lab.training.recipe import plan
 
     named, names = given(ctx), {field.name: option_name(field.name) for field in fields(TrainConfig)}
-    for name, why in (("z0", "finds the noise itself"), ("as_printed", "needs noise that hides, which this has not")):
+    for name, why in (("z0", "computes the noise itself"), ("as_printed", "needs the sound mechanism")):
         if name in named:
             raise UsageError(f"--epsilon {why}: drop it, or drop {flag_of(name)}")
     overrides = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
@@ -418,20 +418,20 @@ def predict(
 
 
 def pretrain(
-    out: Annotated[Path, "New folder, to be given to edp-lab train --pretrained."],
+    out: Annotated[Path, "New folder, for edp-lab train --pretrained."],
     model: Annotated[
         str, "clc (fastText word vectors), bert (masked language model) or start (of private CLCs)."
     ] = "bert",
     text: Annotated[
         str | None,
         "A corpus (name or path) or a .txt file with one sentence a line; for a start, corpora with commas between, "
-        "beside everyday requests and related words; never the text that a private run is to protect. (default: "
+        "in addition to everyday requests and related words; never the text of a private run. (default: "
         "generated commands)",
     ] = None,
     unlabelled: Annotated[
         str | None, "For a start: corpora, with commas between, whose words are read without their labels."
     ] = None,
-    utterances: Annotated[int, "How many to generate without --text.", UTTERANCES] = 20_000,
+    utterances: Annotated[int, "Number of utterances to generate without --text.", UTTERANCES] = 20_000,
     epochs: Annotated[int, "Passes over the text.", COUNT] = 10,
     size: Annotated[
         str, "paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
@@ -441,7 +441,7 @@ def pretrain(
     """Pretrain on separate text, if published word vectors or BERT weights are unavailable.
 
     BERT learns to guess masked word pieces (Devlin et al. 2019). At the paper's size, 20,000 short utterances
-    take about a minute per epoch on two cores; word vectors take seconds. Nothing here is private.
+    take about a minute per epoch on two cores; word vectors take seconds. This training is not private.
     """
     from edp_lab.corpora.catalog import load_corpus
     from edp_lab.models.bert import BertSize

@@ -133,7 +133,7 @@ def hides_published(name: str) -> bool:
 
 
 def list_corpora() -> list[CorpusInfo]:
-    """All corpora of the catalogue, at hand or not."""
+    """All corpora of the catalogue, downloaded or not."""
     from edp_lab.corpora import smart_home
 
     corpora = [CorpusInfo(name, e.description, e.licence, find(name), e.utterances) for name, e in _PUBLISHED.items()]

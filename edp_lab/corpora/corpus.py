@@ -54,7 +54,7 @@ class Corpus:
     utterances: Sequence[Utterance]  # either all have tags or none has
     intents: tuple[str, ...]  # sorted
     slots: tuple[str, ...]  # sorted, without their B-/I- prefix; none without tags
-    # Label sets are public knowledge (a published corpus, a declared list) rather than read off the utterances, which a
+    # Label sets are public knowledge (a published corpus, a declared list) rather than taken from the utterances, which a
     # private run must flag.
     labels_declared: bool = True
     warnings: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def by_character(u: Utterance) -> Utterance:
 def check_readable(u: Utterance, place: str) -> None:
     """UsageError if nothing of the utterance shows, or it is too long."""
     if not fold(u.text):
-        raise UsageError(f"{place} shows nothing: give at least one word")
+        raise UsageError(f"{place} has no visible character: give at least one word")
     if len(u.tokens) > MOST_WORDS:
         count = f"{len(u.tokens):,} {'words' if u.written is None else 'characters'}"
         raise UsageError(f"{place} has {count}, and at most {MOST_WORDS:,} are read: cut it into several")

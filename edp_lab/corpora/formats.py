@@ -302,5 +302,5 @@ def read_file(path: Path, columns: str = "") -> Reading:
         raise UsageError(f"{path} is a workbook: save its sheet as CSV (UTF-8) from the spreadsheet program")
     read = READERS.get(suffix) or (read_json if read_bytes(path).lstrip()[:1] in (b"{", b"[") else read_conll)
     if columns and read is not read_table:
-        raise UsageError(f"{path} is no table: drop --columns, or give a .csv or .tsv file")
+        raise UsageError(f"{path} is not a table: drop --columns, or give a .csv or .tsv file")
     return read(path, *filter(None, [columns]))

@@ -111,7 +111,7 @@ def _check_tag(tag: str, place: str) -> None:
 
 def _check_label(label: str, place: str) -> None:
     if CONTROL.search(label):
-        raise UsageError(f"{place}: label {label!r} holds a control character or a line break: take it out")
+        raise UsageError(f"{place}: label {label!r} contains a control character or a line break: remove it")
 
 
 def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:

@@ -65,7 +65,7 @@ def build_model(
 
     Raises:
         UsageError: unknown kind, pretrained weights that cannot be loaded, or a private BERT without
-            any (its word pieces would be read off the private text).
+            any (its word pieces would come from the private text).
     """
     if kind not in KINDS:
         raise UsageError(f"unknown model {kind!r}: choose one of {', '.join(KINDS)}")
@@ -198,7 +198,7 @@ def _build_bert(
         bert, tokenizer = load_bert(pretrained)
     elif private:
         raise UsageError(
-            "a private BERT needs pretrained weights, or its word pieces would be read off the private text: "
+            "a private BERT needs pretrained weights, or its word pieces would come from the private text: "
             "give --pretrained, a hub name or a folder that `edp-lab pretrain --model bert` made"
         )
     else:

@@ -5,7 +5,7 @@ and a secret seed could be searched. What hides a gradient is drawn from AES-128
 hand, and released through `edp_lab.privacy.exact_noise`. Under a secret key, order, sampling and the seeds of dropout
 come from AES, too. Under a published one they come, as initial weights do, from numpy's SFC64, seeded through
 `SeedSequence` with all 128 bits of the key: not cryptographic. Float noise comes from there under any key: as floats,
-normal numbers betray what they are added to anyway (Mironov 2012).
+normal numbers reveal what they are added to anyway (Mironov 2012).
 """
 
 from __future__ import annotations

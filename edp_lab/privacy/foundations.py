@@ -3,7 +3,7 @@
 And how their guarantees add up: advanced composition, the privacy-loss distribution.
 
 Every draw comes from the generator that the caller passes. The guarantees are statements about real numbers and
-secret randomness. Here noise is a float64: its last bits betray the value beneath it (Mironov 2012), and a value
+secret randomness. Here noise is a float64: its last bits reveal the value beneath it (Mironov 2012), and a value
 more than 2^53 times the noise swallows it whole. Good for a course; a release to the world needs a snapped or a
 discrete mechanism and a cryptographic generator.
 
@@ -259,7 +259,7 @@ def anonymise(rows: Text, forms: Sequence[tuple[Form, ...]], k: int, most_suppre
 
 
 class Linkage(NamedTuple):
-    """What a list of people with the same columns, such as a voter list, betrays about a release."""
+    """What a list of people with the same columns, such as a voter list, reveals about a release."""
 
     rows_per_person: NDArray[np.int64]  # (people,), how many released rows can belong to each
     identified: NDArray[np.bool_]  # (records,), True where only one of the people fits: certain if the list is complete
@@ -289,7 +289,7 @@ def advanced_composition(epsilon: float, releases: int, slack: float) -> float:
         raise UsageError(f"epsilon is {epsilon}: a guarantee needs a number from 0 on")
     check_whole("the number of releases", releases, 1)
     if not 0 < slack < 1:
-        raise UsageError(f"the slack is {slack}: it is a delta and must lie between 0 and 1")
+        raise UsageError(f"the slack is {slack}: it is a delta and must be between 0 and 1")
     drift = math.expm1(epsilon) if epsilon < 700 else math.inf
     return epsilon * (math.sqrt(-2 * releases * math.log(slack)) + releases * drift) * ROUND_UP
 

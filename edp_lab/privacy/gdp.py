@@ -103,7 +103,7 @@ class Accountant(ABC):
 def check_delta(delta: float) -> None:
     if not SMALLEST_DELTA <= delta < 1:
         raise UsageError(
-            f"delta is {delta}: it must lie between {SMALLEST_DELTA:g} and 1 (well below 1/n, such as n^-1.1)"
+            f"delta is {delta}: it must be between {SMALLEST_DELTA:g} and 1 (well below 1/n, such as n^-1.1)"
         )
 
 
@@ -115,7 +115,7 @@ def check_loss(name: str, value: float) -> None:
 def check_rates(rates: np.ndarray) -> np.ndarray:
     rates = np.asarray(rates, float)
     if not ((rates >= 0) & (rates <= 1)).all():
-        raise UsageError("a false-positive rate must lie between 0 and 1")
+        raise UsageError("a false-positive rate must be between 0 and 1")
     return rates
 
 

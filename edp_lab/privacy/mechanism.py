@@ -82,7 +82,7 @@ class Mechanism:
     Attributes:
         clip_norm: C, the L2 bound on a micro-batch's scaled gradient.
         z0: the noise multiplier of the first epoch. As printed it is std(y)/C of one device's noise; in the sound
-            variant it is noise over sensitivity of what is released. At equal z0 the sound noise is 2 sqrt(N) times
+            variant it is noise divided by the sensitivity of what is released. At equal z0 that is 2 sqrt(N) times
             larger (sqrt(N) times at micro-batch size 1).
         num_devices: N.
         micro_batch_size: the most utterances that share one clipped gradient: ceil(|B| / N) in the paper, 1 in
@@ -170,7 +170,7 @@ class Mechanism:
             if self.sampling_rate is not None or self.exact_noise:
                 raise UsageError(
                     "Algorithm 1 as printed has disjoint batches and independent float noise: drop the sampling rate "
-                    "and exact noise, or take the sound mechanism"
+                    "and exact noise, or use the sound mechanism"
                 )
         elif self.alpha is Alpha.PRIVATE:
             raise UsageError(
@@ -266,7 +266,7 @@ class Mechanism:
 def check_sampling_rate(rate: float) -> None:
     if not SMALLEST_RATE <= rate <= 1:
         raise UsageError(
-            f"sampling rate q is {rate}: it must lie above 0 (from {SMALLEST_RATE:g}) and be at most 1; it is the "
+            f"sampling rate q is {rate}: it must be above 0 (from {SMALLEST_RATE:g}) and at most 1; it is the "
             "batch size over the number of utterances"
         )
 

@@ -3,7 +3,7 @@
 How z0 is chosen (section 4.2 does not say): without decay, on the validation split of the first seed, the most noise
 that keeps the error within `TOLERANCE` of SGD's, by bisection, as if the error only grew with noise. Under a decay the
 first epoch's noise is higher, so that epsilon stays the same. tau and C are fixed. Each row states its number of
-trials. No epsilon covers these choices; data/results/README.md says what else was chosen with test scores in sight.
+trials. No epsilon covers these choices; data/results/README.md says what else was chosen with visible test scores.
 
 "SGD for half the epochs" is a control: it shows what a method gains merely by learning less.
 
@@ -284,7 +284,7 @@ class TableRuns:
         fresh: ignore results that come with the checkout.
 
     Raises:
-        UsageError: a missing result takes a corpus or an encoder that is not at hand; a worker was killed; a folder
+        UsageError: a missing result takes a corpus or an encoder that was not downloaded; a worker was killed; a folder
             that cannot be written; and as `train` and `attack_shadow`.
     """
 
@@ -339,7 +339,7 @@ class TableRuns:
         absent = [name for name in needed if not corpus_at_hand(name)]
         if absent[1:]:
             raise UsageError(
-                f"{', '.join(absent)} are not at hand: run `edp-lab data fetch` for each, or set EDP_LAB_DATA to the "
+                f"{', '.join(absent)} are missing: run `edp-lab data fetch` for each, or set EDP_LAB_DATA to the "
                 "folder that holds them"
             )
         for config in todo:
@@ -375,7 +375,7 @@ class TableRuns:
         return {name: self._content(name) for name in (*self._corpora(config), "encoder")}
 
     def _content(self, name: str) -> str:
-        """Digest of a corpus or of the encoder; if it is not at hand, the digest in the committed results."""
+        """Digest of a corpus or of the encoder; if it is missing, the digest in the committed results."""
         encoder = name == "encoder"
         if name in self._known and not (encoder_at_hand(ENCODER) if encoder else corpus_at_hand(name)):
             return str(self._known[name])

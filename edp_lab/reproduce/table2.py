@@ -73,7 +73,7 @@ class Task:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("no CUDA device is usable here: drop --device, or choose cpu")
         if "sgd" not in self.methods:
-            raise UsageError("ratios are to SGD: add sgd to --methods")
+            raise UsageError("ratios are relative to SGD: add sgd to --methods")
         for processes in self.processes:
             for contestant in self.contestants(processes):
                 self.config(contestant)

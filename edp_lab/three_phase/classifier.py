@@ -85,7 +85,7 @@ def train_classifier(
 
 @lru_cache(maxsize=64)
 def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilon: float, delta: float) -> float:
-    """The noise multiplier with which so many epochs of Poisson sampling cost at most epsilon, and hardly less."""
+    """The noise multiplier with which so many epochs of Poisson sampling cost just below epsilon."""
     mechanism = Mechanism.sound(clip_norm, 1.0, 1, 1, sampling_rate=sampling_rate)
     return calibrate_z0(mechanism, epochs, Budget(epsilon, delta))
 

@@ -37,7 +37,7 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
     """
     check_sigma(sigma)
     if images.size and not (images.min() >= 0 and images.max() <= 1):
-        raise UsageError("pixels must lie between 0 and 1, on which the sensitivity of an image depends: rescale them")
+        raise UsageError("pixels must be between 0 and 1, on which the sensitivity of an image depends: rescale them")
     noised = images.astype(np.float32)
     if sigma:
         for block in np.split(noised, range(BLOCK, len(noised), BLOCK)):

@@ -259,7 +259,7 @@ class _Run:
         )
 
     def phase_three(self) -> None:
-        """The understudy, on the public images that were put to the vote."""
+        """The understudy, on the public images that were labelled."""
         account = self.record.privacy
         assert account is not None
         labelled = self.images.test[: len(self.answers)]
@@ -299,7 +299,7 @@ def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
     if voters > fewest:
         rare = f"class {rarest}, which has {fewest} training example{'' if fewest == 1 else 's'}"
         who = f"{voters} instructor{'' if voters == 1 else 's'}"
-        raise UsageError(f"{who} cannot all see {rare}: take {fewest} at most")
+        raise UsageError(f"{who} cannot all see {rare}: use {fewest} at most")
     if not 0 < public < len(images.test):
         raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")
     if (settings.labels or 0) > public:

@@ -46,7 +46,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """One training run. A value of None stands for that of `DEFAULTS` for the method."""
+    """Settings of one training run; None means the method's value in `DEFAULTS`."""
 
     model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
     activation: str = "tanh"
@@ -74,7 +74,7 @@ class ClassifierSettings:
             raise UsageError(f"unknown method {self.method!r}: choose {', '.join(DEFAULTS)}")
         if not self.private and (self.epsilon, self.clip_norm) != (None, None):
             raise UsageError(
-                f"method {self.method!r} adds no noise: drop epsilon and clip norm, or take dp-{self.method}"
+                f"method {self.method!r} adds no noise: drop epsilon and clip norm, or use dp-{self.method}"
             )
         if self.private:
             from edp_lab.privacy.calibration import Budget
@@ -86,7 +86,7 @@ class ClassifierSettings:
         return self.method in PRIVATE_METHODS
 
     def resolved(self, examples: int) -> ClassifierSettings:
-        """With the defaults for so many training examples in place of None."""
+        """Replace None by the defaults for this number of training examples."""
         defaults = DEFAULTS[self.method]
         most = max(1, int(LARGEST_RATE * examples)) if self.private else examples
         given = {name: value for name, value in asdict(self).items() if value is not None}
@@ -107,8 +107,8 @@ class ThreePhaseSettings:
     sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6
     instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set.", COUNT] = 10
     vote: Annotated[str, "hard, laplace or gaussian."] = "laplace"
-    vote_epsilon: Annotated[float, "Epsilon of one noised label; all of them together cost more."] = 0.2
-    labels: Annotated[int | None, "Public images put to the vote, from the first on (default: all).", COUNT] = None
+    vote_epsilon: Annotated[float, "Epsilon of one noisy label; all labels together cost more."] = 0.2
+    labels: Annotated[int | None, "Public images to label, from the first on (default: all).", COUNT] = None
     method: Annotated[str, "Training of the instructors: adam, sgd, dp-adam (the thesis') or dp-sgd."] = "adam"
     understudy_method: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam"
     train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0

@@ -145,7 +145,7 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
 class VoteAccount:
     """Cost of the labels of all queries together, for one training example replaced, in its place in the parts."""
 
-    queries: int  # put to the vote
+    queries: int  # number of labels
     delta: float  # of every epsilon here, except that of one Laplace query, which holds at 0
     query_epsilon: float  # of one query; inf for a vote without noise, and so is `epsilon`
     composed: dict[str, float]  # of all queries, by each way of adding up

@@ -25,7 +25,7 @@ EPSILON = 1e-8  # beside the square root
 
 
 def reads_words(config: TrainConfig, mechanism: Mechanism | None) -> bool:
-    """Whether the vocabulary is read off the training set.
+    """Whether the vocabulary comes from the training set.
 
     Only where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets.
     """
@@ -56,7 +56,7 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
 
     * "dp-adam": "Differentially Private Adam", Algorithm 7 of the thesis. It is Adam on the released gradient, so the
       same as "adam" to the last bit. Of its two printed changes to Adam (the thesis' Algorithm 6), clipping and
-      Gaussian noise come before the optimizer; epsilon stands beside the root; it gives no constants, so they are
+      Gaussian noise come before the optimizer; epsilon is added after the root; it gives no constants, so they are
       those of Kingma and Ba, which it cites. Not followed, as misprints: the weights' m in the biases' update, a
       correction of S_W that is meant for S_b, and the formulas' place after both loops. It corrects the bias with
       1 - beta^i where i counts the outer loop, called "training steps"; read as passes over the data, the correction

@@ -101,7 +101,7 @@ def load_state(
         metadata = file.metadata() or {}
     try:
         if metadata.get("sha256") != digest(tensors, metadata.get("progress", "").encode()):
-            raise UsageError(f"{path} is damaged (its checksum differs): remove it to go on from the first step")
+            raise UsageError(f"{path} is damaged (its checksum differs): remove it to resume from the first step")
         position, alpha = _position(json.loads(metadata["progress"]), steps), tensors.pop("alpha", None)
         if alpha is not None and (alpha.shape != (len(parameters),) or not alpha.is_floating_point()):
             raise ValueError("no layer scales of this run's")

@@ -80,13 +80,13 @@ class TrainConfig:
     model: Annotated[str, "clc (character CNN, bi-LSTM, CRF) or bert."] = "clc"
     method: Annotated[
         str,
-        "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, as "
-        "slow as the paper timed it).",
+        "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, "
+        "one backward pass per utterance).",
     ] = "edp-sgd"
     clip_norm: Annotated[float, "Clip norm C: maximum norm of a micro-batch's gradient."] = 1.0
     z0: Annotated[
         float,
-        "Noise multiplier of the first epoch (t = 0). Sound: noise over sensitivity; as printed: std(y)/C of one "
+        "Noise multiplier of the first epoch (t = 0). Sound: noise divided by sensitivity; as printed: std(y)/C of one "
         "device, 2 sqrt(N) times less noise at the same number.",
     ] = 0.03
     decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none"
@@ -126,7 +126,7 @@ class TrainConfig:
     seed: Annotated[int, "Split, initial weights, order, noise.", SEED] = 0
     private_seed: Annotated[
         bool,
-        "Draw order, dropout and noise from a secret key, so that epsilon is guaranteed.",
+        "Draw order, dropout and noise from a secret key; without it no epsilon is guaranteed.",
     ] = False
     size: Annotated[str, "paper (its layers and widths), medium (a third as wide) or small (a quick look)."] = "paper"
     dropout: Annotated[float, "Share of each representation dropped."] = 0.3
@@ -177,10 +177,10 @@ class TrainConfig:
         ):
             check_whole(name, count, least, most)
         if self.delta is not None and not 0 < self.delta < 1:
-            raise UsageError(f"delta is {self.delta}: it must lie between 0 and 1 (well below 1/n)")
+            raise UsageError(f"delta is {self.delta}: it must be between 0 and 1 (well below 1/n)")
         if self.method == "edp-sgd" and self.num_devices >= self.batch_size:
             raise UsageError(
-                f"{self.num_devices} devices for a batch of {self.batch_size}: Algorithm 1 asks for fewer "
+                f"{self.num_devices} devices for a batch of {self.batch_size}: Algorithm 1 requires fewer "
                 "devices than utterances in a batch; lower --gpus or raise --batch-size"
             )
         if self.method != "sgd" and self.processes > self.num_devices:
@@ -190,7 +190,7 @@ class TrainConfig:
             )
         if self.per_example and (self.as_printed or (self.micro_batch_size or 1) > 1):
             raise UsageError(
-                f"{self.method} clips every utterance alone: drop --as-printed and --micro-batch-size, or take "
+                f"{self.method} clips every utterance alone: drop --as-printed and --micro-batch-size, or use "
                 "--method edp-sgd"
             )
         if self.method == "edp-sgd" and self.micro_batches < self.num_devices:

@@ -62,7 +62,7 @@ class PrivacyLedger:
         Raises:
             UsageError: the ledger is missing, damaged, edited, or lacks entries that are remembered.
         """
-        hint = "its releases can no longer be counted, so restore it from a copy"
+        hint = "its releases cannot be counted any more, so restore it from a copy"
         try:
             lines = regular(path).read_bytes().split(b"\n")
         except OSError as error:
@@ -83,7 +83,7 @@ class PrivacyLedger:
             seen.add(ledger.chain)
             ledger.size += len(line) + 1
         if not seen:
-            raise UsageError(f"ledger {path} holds no entry: {hint}")
+            raise UsageError(f"ledger {path} has no entry: {hint}")
         if not seen.issuperset({*remembered} - {None}):
             raise UsageError(f"ledger {path} lacks entries that the run remembers: {hint}")
         return ledger

@@ -10,7 +10,7 @@ numbers are the same on all ranks. `edp_lab.training.dp_step.add_noise` says how
     GivenNoise   draws made elsewhere: for panels, audits and tests
 
 Guarantee: a source adds a fresh standard normal vector at each step, and refuses a step twice. Only exact noise keeps
-this promise bit by bit: float noise comes from a generator that is not cryptographic, and its last bits give away what
+this promise bit by bit: float noise comes from a generator that is not cryptographic, and its last bits reveal what
 it was added to.
 """
 

@@ -235,7 +235,7 @@ def not_private(
     """Parts of the record and the model that reveal the corpus without noise."""
     flags = [*NOT_PRIVATE]
     if not corpus.labels_declared:
-        flags.append("label sets (read off the corpus; public if listed in intents.txt and slots.txt)")
+        flags.append("label sets (taken from the corpus; public if listed in intents.txt and slots.txt)")
     if mechanism is not None and mechanism.alpha is Alpha.PRIVATE:
         flags.append("layer scales alpha (from private gradients)")
     if delta * len(data.train) >= 1:
@@ -255,7 +255,7 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     """The record of a finished, interrupted or running run."""
     path = Path(folder) / RECORD
     if not path.is_file():
-        raise UsageError(f"{folder} holds no run ({RECORD} is missing): give the --out folder of edp-lab train")
+        raise UsageError(f"{folder} contains no run ({RECORD} is missing): give the --out folder of edp-lab train")
     content = read_bytes(path)
     try:
         return unsealed(json.loads(content))

@@ -113,7 +113,7 @@ def train_here(
 
 
 def _resume_from_state(trainer: Trainer, folder: Path) -> None:
-    """Go on from the last state that was saved in `folder`, if there is one."""
+    """Resume from the last state saved in `folder`, if there is one."""
     steps = trainer.batches.steps_per_epoch
     earlier = checkpoint.load_state(folder, trainer.parameters, trainer.optimizer, steps)
     if earlier is not None:

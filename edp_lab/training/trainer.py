@@ -111,7 +111,7 @@ class Trainer:
         self.layout = self.flat.layout
         flags = run_files.not_private(config, corpus, data, self.mechanism, self.delta)
         if reads_words(config, self.mechanism):
-            flags.append("vocabulary (read off the training set)")
+            flags.append("vocabulary (taken from the training set)")
         self.record = {
             **run_files.initial_record(config, settings, corpus, data, self.flat.world),
             "device": str(self.accelerator.device),

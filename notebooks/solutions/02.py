@@ -3,7 +3,7 @@
 
 # EXERCISE clip
 def clipped_gradients(weights, features, labels, C):
-    """One gradient for each person, clipped to length C: (B, 2). B may be 0."""
+    """One gradient per person, clipped to length C: (B, 2). B may be 0."""
     errors = torch.sigmoid(features @ weights) - labels
     gradients = errors[:, None] * features
     lengths = gradients.norm(dim=1, keepdim=True)
@@ -12,20 +12,20 @@ def clipped_gradients(weights, features, labels, C):
 
 # EXERCISE sample
 def poisson_batch(n, q, rng):
-    """The numbers of those who take part: each of n people with chance q, independently."""
+    """Indices of the people who take part: each of n with probability q, independently."""
     return np.flatnonzero(rng.random(n) < q)
 
 
 # EXERCISE step
 def private_step(weights, clipped, C, z, B, lr, noise):
-    """The weights after a step: clipped gradients (any number, 2), one standard normal draw, noise (2)."""
+    """Weights after a step; `clipped` has shape (any number, 2), and `noise` is one standard normal draw (2)."""
     noisy = clipped.sum(0) + z * C * noise
     return weights - lr * noisy / B
 
 
 # EXERCISE loop
 def account(z, q, steps, delta):
-    """An ε of `steps` Poisson steps: the smallest over the orders 2 to 32."""
+    """ε of `steps` Poisson steps: the smallest over the orders 2 to 32."""
     best = math.inf
     for order in range(2, 33):
         moment = 0.0

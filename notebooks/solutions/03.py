@@ -3,7 +3,7 @@
 
 # EXERCISE noise
 def total_mu(z):
-    """μ of a run; z is an array, noise over sensitivity in each of its epochs."""
+    """μ of a run; z is an array, noise divided by sensitivity in each of its epochs."""
     return np.sqrt(np.sum(1 / z**2))
 
 

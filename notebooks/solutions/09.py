@@ -3,7 +3,7 @@
 
 # EXERCISE aggregate
 def mean_deviation(stds):
-    """Deviation of the noise on the mean; stds is an array, one deviation for each device."""
+    """Standard deviation of the noise on the mean; `stds` is an array with one value per device."""
     return np.sqrt(np.sum(stds**2)) / len(stds)
 
 

@@ -120,7 +120,7 @@ def test_a_person_reads_both_epsilons_and_their_scope(output_of):
     ):
         assert said in " ".join(out.split())
     out, _ = output_of("account", *ONE_STEP, "--decay", "linear", "--epochs", "5")
-    for said in ("sound eDP-SGD", "noise over sensitivity 1 in the first epoch"):
+    for said in ("sound eDP-SGD", "noise / sensitivity 1 in the first epoch"):
         assert said in " ".join(out.split())
 
 

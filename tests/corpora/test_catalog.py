@@ -233,7 +233,7 @@ def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_p
         ("a " * 1001, "words", "line 25: the utterance has 1,001 words"),
         ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
         ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),
-        ("\u200b\u200b", "words", "line 25: the utterance shows nothing: give at least one word"),
+        ("\u200b\u200b", "words", "line 25: the utterance has no visible character: give at least one word"),
         ("\u2800 \u3164 \xad", "words", "line 25: the utterance shows nothing"),
     ],
 )

@@ -75,7 +75,7 @@ def test_numbers_that_the_notebook_states_are_what_its_panels_show() -> None:
     for says in (
         "from {} to {}".format(*best),
         "{} instead of {}".format(*off),
-        "a loss of {:.2f}. At z = 20 the noise leads astray ({:.2f})".format(*ends),
+        "a loss of {:.2f}. At z = 20 the noise dominates ({:.2f})".format(*ends),
         f"({large.losses['private'][-1]:.3f})",
         "from {} to {}".format(*epsilons),
     ):
@@ -237,7 +237,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "a batch of fixed size": Wrong(lambda n, q, rng: rng.choice(n, int(q * n), replace=False), "Poisson batch"),
         "with replacement": Wrong(lambda n, q, rng: rng.integers(0, n, rng.binomial(n, q)), "with replacement"),
         "a mask": Wrong(lambda n, q, rng: rng.random(n) < q, "is a mask"),
-        "one draw for everybody": Wrong(lambda n, q, rng: np.arange(n if rng.random() < q else 0), "theirs alone"),
+        "one draw for everybody": Wrong(lambda n, q, rng: np.arange(n if rng.random() < q else 0), "independent draw"),
         "the others": Wrong(lambda n, q, rng: np.flatnonzero(rng.random(n) > q), "on average"),
         "counts from 1": Wrong(lambda n, q, rng: 1 + np.flatnonzero(rng.random(n) < q), "numbered from 0"),
         "a generator of its own": Wrong(
@@ -246,13 +246,15 @@ WRONG: dict[str, dict[str, Any]] = {
         "the first ones": Wrong(lambda n, q, rng: np.arange(rng.binomial(n, q)), "of the batches"),
     },
     "step": {
-        "divides by those drawn": Wrong(stepping(lambda g, y, B: (g.sum(0) + y) / max(len(g), 1)), "betrays"),
+        "divides by those drawn": Wrong(
+            stepping(lambda g, y, B: (g.sum(0) + y) / max(len(g), 1)), "reveals who is there"
+        ),
         "noise for every example": Wrong(stepping(lambda g, y, B: (g + y).sum(0) / B), "once for each example"),
         "noise on the mean": Wrong(stepping(lambda g, y, B: g.sum(0) / B + y), "before the division"),
         "never divides": Wrong(stepping(lambda g, y, B: g.sum(0) + y), "never divides"),
-        "goes uphill": Wrong(stepping(lambda g, y, B: -(g.sum(0) + y) / B), "uphill"),
+        "goes uphill": Wrong(stepping(lambda g, y, B: -(g.sum(0) + y) / B), "increases the loss"),
         "no noise": Wrong(stepping(lambda g, y, B: g.sum(0) / B), "no noise"),
-        "forgets C": Wrong(lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * y) / B, "no C in it"),
+        "forgets C": Wrong(lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * y) / B, "ignores C"),
         "forgets the learning rate": Wrong(
             lambda w, g, C, z, B, lr, y: w - (g.sum(0) + z * C * y) / B, "learning rate"
         ),

@@ -167,12 +167,12 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
     assert "With an AUC of 0.91, it finds 22 %" in text
     counts = {row.repetitions: row.extracted for row in kept.canaries["sgd", None]}
     assert (counts[1], counts[4], counts[16]) == (1, 5, 8)
-    assert "one is read back after one copy, five after four, and eight after sixteen" in text
+    assert "one is extracted after one copy, five after four, and eight after sixteen" in text
     by = {(run["config"].as_printed, run["config"].z0): run for run in noised}
     for printed, sound in (((True, 0.003), (False, 0.01)), ((True, 0.001), (False, 0.003))):
         assert by[printed]["ser"] == pytest.approx(by[sound]["ser"], abs=0.01)
         assert 250 < by[printed]["epsilon_if_alpha_public"] / by[sound]["epsilon_if_alpha_public"] < 400
-    assert "some 300" in text
+    assert "about 300" in text
 
 
 def tpr_at(threshold: Any, interval: Any = clopper_pearson, closed: bool = False) -> Any:

@@ -170,7 +170,7 @@ def test_numbers_that_must_be_positive(name, call, bad, rng):
     ("sentence", "call"),
     [
         *(
-            ("delta is .*must lie between 1e-300 and 1", lambda rng, call=call, bad=bad: call(1.0, 0.5, bad))
+            ("delta is .*must be between 1e-300 and 1", lambda rng, call=call, bad=bad: call(1.0, 0.5, bad))
             for call in (analytic_gaussian_sigma, gaussian_epsilon)
             for bad in (0.0, 1.0, -0.1, math.nan)
         ),

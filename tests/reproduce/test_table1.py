@@ -287,7 +287,7 @@ def test_committed_results_are_read_without_their_corpus_unless_fresh(committed,
         fresh.examples("atis")
     with pytest.raises(UsageError, match="atis"):
         fresh.results([committed], "test")
-    with pytest.raises(UsageError, match="atis, snips are not at hand"):
+    with pytest.raises(UsageError, match="atis, snips are missing"):
         fresh.prepare([committed, replace(committed, corpus="snips")])
 
 

@@ -60,7 +60,7 @@ def draw_step(result: StepAudit) -> fig.Figure:
         bells.append(fig.line("", color, dash, width=2, showlegend=False, hoverinfo="skip", **on))
     top = 1.15 * max(float(trace["y"].max()) for trace in (*bars, bells[0]))
     return fig.figure(
-        "What one step gives away",
+        "The release of one step",
         *bars,
         *bells,
         fig.vline(0),

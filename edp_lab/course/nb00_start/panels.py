@@ -1,5 +1,5 @@
 """The panels of ``00_start.ipynb``: a number read out of a model, one step and training with its noise, a
-claim put to the test, and a private model.
+claim tested, and a private model.
 
     model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
     read = model.secrets[16]                           # a number that is 16 times in its data
@@ -95,7 +95,7 @@ class SmallModel:
         epochs: how long to train.
 
     Attributes:
-        secrets: by how often the training set holds a number, what the model gives away of it.
+        secrets: by how often the training set holds a number, what the model reveals of it.
         on: from a number of devices N, the mean gradient of each device's micro-batch (N, P); computed once for each N.
         noise: (P) standard normal draws of the step.
         epochs: the rows of its run record.
@@ -180,7 +180,7 @@ class Step(Panel, Runs):
         result: a `StepResult`.
         rows: by method, the rows of the run record so far.
         trained: the configuration of the last run that came to its end.
-        secret: what the last trained model gives away of the number that it saw most often.
+        secret: what the last trained model reveals of the number that it saw most often.
     """
 
     def __init__(self, model: SmallModel, start: TrainConfig) -> None:

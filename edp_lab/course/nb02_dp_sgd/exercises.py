@@ -62,7 +62,7 @@ def _sample(answer: Callable[..., Any], rng: np.random.Generator) -> Differences
     seed = int(rng.integers(2**32))
     one, again = (np.asarray(given(answer(n, q, np.random.default_rng(seed)))) for _ in range(2))
     if one.dtype == bool or (one.shape == (n,) and set(one.tolist()) <= {0, 1}):
-        yield f"That is a mask of n = {n} entries: return the places where it is true."
+        yield f"That is a mask of n = {n} entries: return the indices of its true entries."
     if not np.array_equal(one, again):
         yield "Two generators with the same seed give different batches: take all randomness from `rng`."
     batches = [np.asarray(answer(n, q, rng)).astype(int) for _ in range(draws)]
@@ -74,13 +74,13 @@ def _sample(answer: Callable[..., Any], rng: np.random.Generator) -> Differences
     if np.ptp(counts) == 0 and len({tuple(batch) for batch in batches}) > 1:
         yield f"All your batches have {counts[0]} people. In a Poisson batch the size is random: everyone draws alone."
     if abs(counts.mean() - q * n) > 6 * math.sqrt(n * q * (1 - q) / draws):
-        yield f"Batches have {counts.mean():.3g} people on average: q n = {q * n:.3g} are due."
+        yield f"Batches have {counts.mean():.3g} people on average: it should be q n = {q * n:.3g}."
     if not 0.5 < counts.var() / (n * q * (1 - q)) < 2:
-        yield f"Sizes have variance {counts.var():.3g}, not n q (1 - q): everyone needs a draw that is theirs alone."
+        yield f"Sizes have variance {counts.var():.3g}, not n q (1 - q): everyone needs an independent draw."
     share = np.bincount(drawn, minlength=n)[:n] / draws
     far = int(np.argmax(abs(share - q)))
     if abs(share[far] - q) > 6 * math.sqrt(q * (1 - q) / draws):
-        yield f"Person {far} is in {share[far]:.0%} of the batches: everyone has chance q = {q:.0%}."
+        yield f"Person {far} is in {share[far]:.0%} of the batches: the probability should be q = {q:.0%}."
 
 
 def _step(answer: Callable[..., Tensor], rng: np.random.Generator) -> Differences:
@@ -91,14 +91,14 @@ def _step(answer: Callable[..., Tensor], rng: np.random.Generator) -> Difference
         total, due = rows.sum(0), z * c * noise
         downs = {
             "That adds no noise: a step that draws nobody needs it too.": total / batch,
-            "That divides by how many were drawn, which betrays who is there: divide by the fixed B.": (
+            "That divides by the actual batch size, which reveals who is there: divide by the fixed B.": (
                 (total + due) / max(drawn, 1)
             ),
             "That adds noise once for each example: the sum gets one draw.": (total + drawn * due) / batch,
             "The noise belongs on the sum, before the division by B.": total / batch + due,
             "That never divides by B.": total + due,
-            "That has no C in it: noise must grow with what one example can do.": (total + z * noise) / batch,
-            "That goes uphill: subtract.": -(total + due) / batch,
+            "That ignores C: noise must grow with the effect of one example.": (total + z * noise) / batch,
+            "That increases the loss: subtract.": -(total + due) / batch,
             "That forgets the learning rate.": (total + due) / batch / lr,
         }
         got = answer(weights.clone(), rows.clone(), c, z, batch, lr, noise.clone())

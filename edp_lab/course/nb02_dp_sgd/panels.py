@@ -1,4 +1,4 @@
-"""The panels of ``02_dp_sgd.ipynb``, a clip and a training of two weights; per-example gradients.
+"""The panels of ``02_dp_sgd.ipynb``: a clip, a training of two weights, and per-example gradients.
 
     result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # pure
     run = train(clip_norm=1.0, z=2.0, batch_size=20, lr=1.0, sampling="poisson")
@@ -157,7 +157,7 @@ class Cloud(NamedTuple):
 
 
 def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule: str, seed: int) -> Cloud:
-    """Clip the gradients of a batch by a rule, average them, and add noise of deviation z times sensitivity / B.
+    """Clip a batch's gradients by a rule, average them, and add noise of standard deviation z times sensitivity / B.
 
     The gradients are made up: a cloud, and a share of outliers far away. More examples keep the first ones. If the
     rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing. UsageError: C not above
@@ -199,11 +199,11 @@ def cloud(clip_norm: float = 1.0, z: float = 2.0, examples: int = 10, outliers: 
         "longer gradients become as long as C",
         "each coordinate cut to ±C",
         "every gradient becomes as long as C",
-        "the thesis' Algorithm 8: the wrong way round",
+        "the thesis' Algorithm 8, with a reversed condition",
     ]
     return Panel(
         "Clip, average, add noise",
-        "The gradients of a batch for a model with two weights, what is released, and how far off that is for every C.",
+        "The gradients of a batch for a model with two weights, the released mean, and its distance for every C.",
         clip_batch,
         [draw_cloud, draw_error],
         words.cloud,
@@ -223,7 +223,7 @@ def tell_cloud(result: Cloud) -> tuple[Tile, Tile, str]:
     off = Tile("off by", short(math.hypot(bias, noise)), f"{short(bias)} by the clip, {short(noise)} by noise")
     tiles = off, _held(result.guarantee, "one release")
     if result.guarantee is None:
-        return *tiles, "This rule bounds no gradient, so the noise hides nobody."
+        return *tiles, "This rule bounds no gradient, so the noise protects nobody."
     if max(bias, noise) < 1e-12:
         return *tiles, "Neither the clip nor the noise moves the mean."
     return *tiles, f"The clip moves the mean {'more' if bias > noise else 'less'} than the noise does."
@@ -235,7 +235,7 @@ SQUARE = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1], [1, 1]])
 
 
 def draw_cloud(result: Cloud) -> Figure:
-    """Per-example gradients before and after the clip, and what becomes of their mean."""
+    """Per-example gradients before and after the clip, and their mean."""
     before, after = result.gradients[:SHOWN], result.clipped[:SHOWN]
     moves = np.stack([before, after, np.full_like(before, np.nan)], axis=1).reshape(-1, 2)  # separate lines
     bound = result.mechanism.clip_norm * (SQUARE if result.rule == "by value" else CIRCLE)
@@ -288,7 +288,7 @@ SAMPLED = {"poisson": "Poisson", "shuffle": "shuffled"}
 
 
 class Training(NamedTuple):
-    """Logistic regression with two weights, trained with DP-SGD, beside the same without noise and without clipping.
+    """Logistic regression with two weights, trained with DP-SGD, without noise, and without noise and clipping.
 
     Paths and losses are those of "plain" (neither clip nor noise), "clipped" (clip only) and "private" (both).
     """
@@ -299,7 +299,7 @@ class Training(NamedTuple):
     paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
     losses: Mapping[str, Array]  # (STEPS + 1,), over all people
     guarantee: Guarantee  # of all steps as they were drawn
-    billed: Guarantee  # as if the batches were Poisson samples
+    billed: Guarantee  # if the batches were Poisson samples
     passes: int  # over the data, that shuffled batches begin
 
 
@@ -328,7 +328,7 @@ def _mechanism(clip_norm: float, z: float, batch_size: int, sampling: str) -> Me
 
 @lru_cache(maxsize=100)
 def _judged(clip_norm: float, z: float, batch_size: int, sampling: str) -> Guarantee:
-    """The guarantee after all steps; with disjoint batches a pass is paid for as it begins."""
+    """The guarantee after all steps; with disjoint batches, a pass counts as soon as it begins."""
     mechanism = _mechanism(clip_norm, z, batch_size, sampling)
     releases = releases_by_epoch(mechanism, steps=STEPS) if sampling == "poisson" else _passes(batch_size)
     return judge(mechanism, releases, DELTA)
@@ -396,7 +396,7 @@ def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
 
     return Panel(
         "Thirty private steps",
-        "Two weights on their way down the loss of a small classifier.",
+        "The paths of two weights down the loss of a small classifier.",
         train,
         [draw_path],
         words.training,
@@ -410,10 +410,10 @@ def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
 
 
 def tell_training(result: Training) -> tuple[Tile, Tile, str]:
-    """Epsilon of all steps, billed as Poisson samples and as the batches were drawn; what was learnt."""
+    """Epsilon of all steps, for Poisson samples and for the batches as drawn; the final losses."""
     billed, private, plain = result.billed.conditional_epsilon, result.losses["private"][-1], result.losses["plain"][-1]
     claim = claimed("none" if billed is None else f"ε = {at_most(billed)}", "what many programs claim", "as if Poisson")
-    sentence = f"The private walker ends at a loss of {d(private)}; without privacy the loss is {d(plain)}."
+    sentence = f"Private training ends at a loss of {d(private)}; without privacy the loss is {d(plain)}."
     return claim, _held(result.guarantee, f"{SAMPLED[result.sampling]} batches"), sentence
 
 
@@ -426,7 +426,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 def draw_path(result: Training) -> Figure:
-    """The loss as a landscape over both weights, and the ways down."""
+    """Contours of the loss over both weights, and the paths of training."""
     landscape = {
         "type": "contour", **_losses(), "line": {"width": 0.6, "color": "#888"}, "showscale": False,
         "showlegend": False, "contours": {"start": 0.44, "end": 2.4, "size": 0.08, "coloring": "none"},

@@ -16,7 +16,7 @@ from edp_lab.privacy import GaussianDP, PrivacyLossDistribution, ReshufflingZCDP
 
 
 def _noise(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library on runs without decay, with linear and with exponential decay."""
+    """Compare with the library on runs without decay, with linear and with exponential decay."""
     for epochs, rate, power in ((1, 0.0, 1), (8, 0.3, 1), (int(cases.integers(10, 30)), 0.1, 2)):
         target, delta = round(float(cases.uniform(0.5, 12)), 1), 10.0 ** -int(cases.integers(4, 8))
         decay = (1 + rate * np.arange(epochs)) ** -power
@@ -28,12 +28,12 @@ def _noise(answer: Any, cases: np.random.Generator) -> Differences:
         rho = (math.sqrt(root**2 + target) - root) ** 2
         wanted = total_mu(decay) / np.array([math.sqrt(2 * rho), mu])
         slips = {
-            "The two are the other way round: zCDP first.": wanted[::-1],
-            "That adds up μ itself, as if the noises of all epochs pulled the same way: their squares add up.": [
+            "The two are in the wrong order: zCDP first.": wanted[::-1],
+            "That adds up μ, as if the noises of all epochs were the same: the squares of μ add up.": [
                 wanted[0],
                 (1 / decay).sum() / mu,
             ],
-            "That takes all epochs to have as much noise as the first: each has a z of its own.": math.sqrt(epochs)
+            "That assumes the noise of the first epoch in all epochs: each has its own z.": math.sqrt(epochs)
             * wanted
             / total_mu(decay),
             "That divides by d: less noise in late epochs needs a larger z0.": wanted
@@ -41,7 +41,7 @@ def _noise(answer: Any, cases: np.random.Generator) -> Differences:
             / total_mu(decay),
             "That forgets the 2 in ρ = 1/(2 z²).": wanted * [math.sqrt(2), 1],
             "That is the square of the run's μ: the root is missing.": [wanted[0], total_mu(decay) * wanted[1]],
-            "That is one z0 twice: zCDP is a bound, and asks for more noise than the exact account.": [wanted[0]] * 2,
+            "That is the same z0 twice: zCDP is a bound, and needs more noise than the exact account.": [wanted[0]] * 2,
         }
         case = f"ε = {target}, δ = {delta:g}, {count(epochs, 'epoch')}{' with decay' if rate else ''}; z0 by both"
         yield close(got, wanted, case, slips=slips)
@@ -74,7 +74,7 @@ def _bill(answer: Any, cases: np.random.Generator) -> Differences:
             "; that is the price of a secret random sample, but the batches were shuffled": PrivacyLossDistribution(
                 releases_of(z, steps, rate)
             ),
-            "; that takes C for the sensitivity": GaussianDP(releases_of(noise / clip, epochs)),
+            "; that uses C as the sensitivity": GaussianDP(releases_of(noise / clip, epochs)),
             "; that bills every step, but an utterance is in one step of an epoch only": GaussianDP(
                 releases_of(z, steps)
             ),
@@ -82,9 +82,7 @@ def _bill(answer: Any, cases: np.random.Generator) -> Differences:
         because = [what for what, account in known.items() if math.isclose(got, account.epsilon(delta), rel_tol=1e-3)]
         yours = f"yours is ε = {float(got):.4g}, Gaussian DP says {exact:.4g}{''.join(because[:1])}"
         verdicts.append(f"noise {noise}, C = {clip}, {epochs} epochs: {yours}.")
-    yield first_wrong(
-        verdicts, untouched, "it still bills shuffled batches as a sample, and takes C for the sensitivity"
-    )
+    yield first_wrong(verdicts, untouched, "it still bills shuffled batches as a sample, and uses C as the sensitivity")
 
 
 EXERCISES = exercises_of(__file__, noise=_noise, bill=_bill)

@@ -89,7 +89,7 @@ def run_bill(noise_multiplier: float, epochs: int, target: float, delta: float) 
 
 
 def releases_of(noise_multiplier: float, count: int, rate: float = 1.0) -> Schedule:
-    """So many with the same noise over sensitivity."""
+    """Releases with the same noise multiplier."""
     return Schedule(np.array([noise_multiplier]), np.array([count]), rate)
 
 
@@ -106,7 +106,7 @@ def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, d
 
     return Panel(
         "The bill of a run",
-        "Claimed and guaranteed ε after each epoch, and the noise that would meet a target.",
+        "Claimed and guaranteed ε after each epoch, and the noise for a target ε.",
         partial(run_bill, delta=delta),
         [draw_bill],
         words.bill,
@@ -120,7 +120,7 @@ def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, d
 
 def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
     """Both epsilons, and the noise that meets the target."""
-    asked = f"the claim asks for {digits(result.claimed_z)}"
+    asked = f"by the claimed ε it would need {digits(result.claimed_z)}"
     target = f"The target ε = {digits(result.target)} needs z = {at_most(result.needed_z)}; {asked}."
     return *epsilons(result.guarantee), target
 
@@ -144,7 +144,7 @@ def draw_bill(result: RunBill) -> Figure:
 
 
 class Loss(NamedTuple):
-    """Gaussian releases of one mu each: their privacy loss, and what the best attack makes of them."""
+    """Gaussian releases with the same mu: their privacy loss, and the success of the best attack."""
 
     releases: int
     delta: float
@@ -162,7 +162,7 @@ def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
 
     UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, delta outside (0, 1).
     """
-    require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must lie between 0.001 and 1000")
+    require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must be between 0.001 and 1000")
     check_whole("the number of epochs", releases, 1, 1000)
     every = GaussianDP(releases_of(1 / mu, releases))
     epsilon = every.epsilon(delta)
@@ -183,7 +183,7 @@ def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
 
 @panel("03")
 def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
-    """Privacy losses, and what they allow an attacker: `result` is a `Loss`."""
+    """Privacy losses, and an attacker's success: `result` is a `Loss`."""
 
     def command(result: Loss, *, mu: float, **_: Any) -> str:
         """The call of `edp-lab account` with the same epsilon."""
@@ -191,7 +191,7 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
 
     return Panel(
         "Privacy losses and attacks",
-        "How much all epochs together reveal of one utterance. Second figure: the errors that attackers must make.",
+        "How much all epochs together reveal of one utterance. The second figure shows attackers' errors.",
         privacy_loss,
         [draw_loss, draw_tradeoff],
         words.loss,
@@ -229,7 +229,7 @@ def draw_loss(result: Loss) -> Figure:
 
 
 def draw_tradeoff(result: Loss) -> Figure:
-    """False negatives against false positives: what privacy allows."""
+    """The least possible false negatives for each rate of false positives."""
     fpr = np.concatenate([[0.0], np.logspace(-6, -2, 40), np.linspace(0.01, 1, 100)[1:]])
     least, pair = (
         100 * (1 - bound.tpr(fpr)) for bound in (gaussian_bound(result.mu), dp_bound(result.epsilon, result.delta))
@@ -301,7 +301,7 @@ def steps_of_a_pass(rate: float) -> int:
 
 @panel("03")
 def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 1000, delta: float = 1e-5) -> Panel:
-    """Poisson sampling beside shuffled batches: `result` is a `Sampled`."""
+    """Poisson sampling and shuffled batches compared: `result` is a `Sampled`."""
 
     def command(result: Sampled, **_: Any) -> str:
         """Two calls of `edp-lab account`: Poisson sampling, and disjoint batches."""
@@ -311,7 +311,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
 
     return Panel(
         "Sampling",
-        "What the same noise costs under three ways to make batches.",
+        "The ε of the same noise for three ways to make batches.",
         sampled,
         [draw_sampled],
         words.sampling,
@@ -325,7 +325,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
 
 
 def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
-    """Epsilon of a secret sample and of shuffled batches, and what an attack on the latter shows."""
+    """Epsilon of a secret sample and of shuffled batches, and the lower bound by an attack on the latter."""
     sampled, shuffled = result.sampled[-1], result.shuffled[-1]
     tiles = (
         holds(f"ε = {at_most(sampled)}", f"Poisson, δ = {short(result.delta)}", "secret sample"),
@@ -402,12 +402,17 @@ def table1(epochs: int = 30) -> Panel:
 
 
 def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
-    """The printed epsilon, how long the factor is that it allows, and the noise that gives it."""
+    """The printed epsilon, the digits of e^epsilon, and the noise that gives this epsilon."""
     z0, printed = min(result.z0[result.epochs - 1], Z0_RANGE[1]), result.row.none.log10_epsilon
     fits = f"z = {digits(z0)} gives it" if result.fits else "no z from {} to {} gives it".format(*map(digits, Z0_RANGE))
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
-        Tile("factor e^ε", f"about {short(result.digits)} digits", "how much likelier an outcome may be", "printed"),
+        Tile(
+            "factor e^ε",
+            f"about {short(result.digits)} digits",
+            "the limit on an outcome's probability ratio",
+            "printed",
+        ),
         f"At T = {result.epochs}, {fits}.",
     )
 

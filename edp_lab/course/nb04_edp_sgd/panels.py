@@ -81,7 +81,7 @@ class Promise(NamedTuple):
 
     printed: Mechanism  # Algorithm 1
     sound: Mechanism
-    multiplier: Mapping[str, float]  # by name, noise over sensitivity of what one step releases
+    multiplier: Mapping[str, float]  # by name, noise divided by the sensitivity of what one step releases
     epsilon: Mapping[str, float | None]  # by name; None where it overflows
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
     pull: Array  # over `MANY` devices, how far one sentence can move the mean (C is 1)
@@ -308,7 +308,7 @@ def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
 
 def tell_stages(result: Stages) -> tuple[Tile, Tile, str]:
     """The two meanings of z, and what they are made of."""
-    mechanism, meant = result.mechanism, "noise over sensitivity"
+    mechanism, meant = result.mechanism, "noise / sensitivity"
     role = "printed" if mechanism.variant is Variant.AS_PRINTED else "holds"
     large, small = map(short, result.noise)
     spread = large if large == small else f"{large} on the large layer and {small} on the small one"

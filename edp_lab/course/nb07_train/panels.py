@@ -279,7 +279,7 @@ def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
     if point.epsilon is None:
         says += ": the error without privacy."
     elif point.ser > USELESS:
-        says += ". With so many errors it is of no use at any ε."
+        says += ". With this many errors it is useless at any ε."
     elif cheaper == point:
         says += ", and no other run does as well at a smaller ε."
     else:

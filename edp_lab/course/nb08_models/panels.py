@@ -119,7 +119,7 @@ PART = re.compile(r"bert\.encoder\.layer\.\d+|bert\.embeddings\.\w+|lstm\.\d+|\w
 def layers(kind: str, corpus: Corpus) -> dict[str, int]:
     """Parameters of each part of the paper's "clc" or "bert", from input to output, for the labels of a corpus.
 
-    Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary read off private text.
+    Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary from private text.
     UsageError: another kind.
     """
     check_option("model", kind, ("clc", "bert"))

@@ -294,7 +294,7 @@ class LabelBill(NamedTuple):
     unanimous: float  # chance that a label on which all N agree survives the noise
     silent: float  # share of all public images whose label is true if the votes are counted without noise
     alone: float  # the same by one instructor on average
-    account: VoteAccount  # of the labels put to the vote
+    account: VoteAccount  # of the labels by vote
     accountant: str  # the way of adding up that gives the least epsilon
     composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant
     # Means over draws of the noise:

@@ -22,7 +22,7 @@ CHANGES = {  # by kind, lists of (mean, half-width)
 }
 SLIPS = {  # wrong rules for "falls beyond chance", by the sentence that explains what is wrong
     "Your rule counts every fall, even one whose interval reaches above 0.": lambda mean, half: mean < 0,
-    "Your rule takes a rise beyond chance for a fall.": lambda mean, half: abs(mean) > half,
+    "Your rule counts a significant rise as a fall.": lambda mean, half: abs(mean) > half,
     "Your rule looks at the lower end of the interval; all of it must lie below 0.": lambda mean, half: mean - half < 0,
 }
 
