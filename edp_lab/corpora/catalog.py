@@ -246,7 +246,7 @@ def note_on_words(corpus: Corpus, about: Path = START) -> Iterator[str]:
     words = [word for u in some for word in re.findall(r"[^\W\d_]+", u.text.lower())]
     new = len(words) - sum(map({*read_json(about)["words"]}.__contains__, words))
     if new > MOST_NEW * len(words):
-        yield f"{new / len(words):.0%} of the words are new to the public start, which knows English: expect less of it"
+        yield f"{new / len(words):.0%} of the words are new to the public start (ours knows English): it will help less"
 
 
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:

@@ -102,8 +102,8 @@ def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
         if wrong and value is not None:
             raise UsageError(f'{place}: "{key}" must be {kind}, not {value!r:.40}')
     tokens, tags = item[words] or "", item.get("tags")
-    if marks == "annot_utt":
-        chunks = chunks_of(SLOT, item[marks] or "")
+    if marks == "annot_utt" and item[marks]:
+        chunks = chunks_of(SLOT, item[marks])
         if "".join("".join(text for text, _ in chunks).split()) != "".join(tokens.split()):
             notes[f'utterances whose "annot_utt" has other words than "{words}", read from "annot_utt"'].append(place)
         tokens, tags = tokenise(chunks)
@@ -293,13 +293,13 @@ def _lines(examples: str | list[Any]) -> list[str]:
     """The lines of a block that are not blank; of a list, what they would be in a block."""
     if isinstance(examples, str):
         return [*filter(None, map(str.strip, examples.split("\n")))]
-    return [f"- {one if isinstance(one, str) else one['text']}" for one in examples]
+    return [f"- {one if isinstance(one, str) else one['text']}" for one in examples[:]]  # a mapping has none
 
 
 def _rasa_name(mark: str, text: str, place: str, notes: Notes) -> str:
     name, _, value = mark[1:-1].partition(":")
     try:
-        entity = {"entity": name, "value": value} if mark[0] == "(" else json.loads(mark)
+        entity = {"entity": name, "value": value} if mark[0] == "(" else json.loads(mark, object_pairs_hook=once)
         return _slot_name(entity, text, place, notes)
     except (ValueError, KeyError):
         raise UsageError(f"{place}: write entities as [oslo](city) or [oslo]{{...}}, as Rasa does") from None
