@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -58,6 +58,13 @@ def check_types(settings: Any) -> None:
         }
         if not any(fits[kind] for kind in kinds):
             raise UsageError(f"{name} is {value!r}: it must be {' or '.join(words[kind] for kind in kinds)}")
+
+
+def check_once(names: Sequence[Any], what: str = "") -> None:
+    """UsageError if a name is among them twice; `what` they are names of."""
+    if len({*names}) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise UsageError(f"{what}{twice!r} is given twice: give each once")
 
 
 def sentence(error: BaseException) -> str | None:

@@ -6,17 +6,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import secrets
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edp_lab
-from edp_lab.errors import UsageError, hint_of, writing
+from edp_lab.errors import UsageError, check_once, hint_of, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,28 +120,29 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked where its name ends in ``.gz``; UsageError where it cannot be read."""
+def read_bytes(path: Path, most: float = math.inf) -> bytes:
+    """The content of a file, unpacked where its name ends in ``.gz``; UsageError if unreadable or over `most` bytes."""
     try:
-        content = regular(path).read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
+        content = path.read_bytes() if (size := regular(path).stat().st_size) <= most else b""
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(
             f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {hint_of(error)}"
         ) from error
+    if (size := max(size, len(content))) > most:
+        raise UsageError(f"{path} has {size:,} bytes, and at most {most:,} are read: give a sample of its lines")
+    return content
+
+
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Names and values; UsageError if a name is there twice."""
+    check_once([name for name, _ in pairs])
+    return dict(pairs)
 
 
 def read_json(path: Path) -> Any:
     """A JSON file; UsageError where it cannot be read, is no JSON, or gives a name twice."""
     content = read_bytes(path)
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        named = dict(pairs)
-        if len(named) < len(pairs):
-            twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
-            raise ValueError(f"{twice!r} is there twice")
-        return named
-
     try:
         return json.loads(content, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits

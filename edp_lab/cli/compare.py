@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from edp_lab.cli.terminal import Json, Screen, number, print_json, up
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_once
 from edp_lab.training.config import TrainConfig
 
 SHOWN_ANYWAY = ("corpus", "model", "method", "epochs", "delta")  # even if they are equal
@@ -59,10 +59,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     if not folders:
         raise UsageError("no run was given: name at least one --out folder of edp-lab train")
     runs = [_row(folder) for folder in folders]
-    paths = [folder.resolve() for folder in folders]
-    for place, path in enumerate(paths):
-        if path in paths[:place]:
-            raise UsageError(f"run {folders[place]} is given twice: name each run once")
+    check_once([str(folder.resolve()) for folder in folders], "run ")
     notes, settings = _notes(runs), [run["settings"] for run in runs]
     names = dict.fromkeys(name for counting in settings for name in counting)
     differing = tuple(name for name in names if len({counting.get(name) for counting in settings} - {None}) > 1)

@@ -11,7 +11,7 @@ import typer
 
 from edp_lab.cli.terminal import App, echo, output_folder, print_json
 from edp_lab.errors import UsageError
-from edp_lab.files import check_new, comes_with
+from edp_lab.files import check_new, comes_with, once
 from edp_lab.training.config import CORES
 
 DEFAULT_NOTEBOOKS = comes_with("notebooks")
@@ -69,7 +69,7 @@ def run(
             raise UsageError("--strict judges notebooks: name their files")
         print_json([verdicts(Path(name), timeout) for name in notebooks or ()])
         return
-    values = {"mode": mode.value, **dict(_name_and_value(text) for text in parameter or ())}
+    values = {"mode": mode.value, **once([*map(_name_and_value, parameter or ())])}
     rows = []
     for row in run_course(notebooks_dir, output_folder(out).resolve(), values, notebooks or (), jobs, timeout):
         rows.append(row)

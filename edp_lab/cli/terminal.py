@@ -23,14 +23,14 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 from typer.core import TyperCommand
 
-from edp_lab.errors import UsageError
+from edp_lab.errors import UsageError, check_once
 from edp_lab.files import writable
 from edp_lab.training.config import MOST, Bounds, flag_of, option_name
 
 S = TypeVar("S")
 Command = Callable[..., None]
 
-UTTERANCES: Bounds = {"min": 1, "max": 10_000_000}  # a file of two gigabytes
+UTTERANCES: Bounds = {"min": 1, "max": 5_000_000}  # a file of a gigabyte, the largest that is read
 
 BatchSize = Annotated[int, "Utterances per step, over all devices."]
 Clip = Annotated[float, "Clip norm C."]
@@ -138,8 +138,7 @@ def numbers(option: str, text: str, example: str, least: float = 1, most: float 
 def commas(*texts: str) -> list[str]:
     """The names in options that take several with commas between; UsageError where one is there twice."""
     names = [name.strip() for text in texts for name in text.split(",")]
-    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        raise UsageError(f"{twice[0]!r} is given twice: give each once")
+    check_once(names)
     return names
 
 

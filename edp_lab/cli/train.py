@@ -81,7 +81,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the contents of a corpus: counts, labels, five utterances and notes."""
-    from edp_lab.corpora.catalog import load_corpus
+    from edp_lab.corpora.catalog import load_corpus, note_on_words
 
     found = load_corpus(f"{corpus}[{columns}]" if columns else corpus)
     utterances, slots = found.utterances, (tag[2:] for u in found.utterances for tag in u.tags or () if tag[0] == "B")
@@ -93,7 +93,7 @@ def show(
     for u in some:
         facts += [(u.intent, u.text), *([("", " ".join(u.tags))] if u.tags else [])]
     result = {"corpus": found.name, "utterances": len(utterances), **counts, "examples": [*map(asdict, some)]}
-    notes = found.warnings
+    notes = [*found.warnings, *note_on_words(found)]
     answer(as_json, result | {"warnings": notes}, Report(facts=facts, notes=[f"note: {note}" for note in notes]))
 
 

@@ -14,21 +14,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from edp_lab.corpora import readers
 from edp_lab.corpora.readers import SLOT, Chunk, Notes, Reading, Row, chunks_of, reader, text_lines, tokenise
-from edp_lab.errors import UsageError
-from edp_lab.files import read_bytes
+from edp_lab.errors import UsageError, check_once
+from edp_lab.files import once, read_bytes
 
 TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # names of what is read; the first there is counts
 INTENTS = ("intent", "label", "category")
+READ = (*TEXTS, *INTENTS, "tags", "annot_utt", "entities")
 HINTS = {  # why a key is not read, by how a word in it begins
     "tag|slot|entit|ner|bio|iob": 'slots come from "tags", a BIO tag for each word; of a "text" also from "entities"',
     "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not all that one person said",
 }
+TEXT, LIST = "a string", "a list of strings"
 LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
 TAG = re.compile(r"O|[BILUESMW]-\S+")
 INTENT_LINE = re.compile(r"#\s*intent\s*[:=]\s*(.+)")
 RASA_SLOT = re.compile(r"\[(?P<value>[^\[\]]+)\](?P<slot>\([^()]+\)|\{[^{}]*\})")  # [oslo](city), [oslo]{"entity": ...}
-SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
 @reader
@@ -62,7 +64,7 @@ def read_json(path: Path, notes: Notes) -> Iterator[Row]:
 def _document(path: Path, text: str) -> Any:
     """The document that the text is, or None if each of its lines should be one object."""
     try:
-        document, end = json.JSONDecoder().raw_decode(text)
+        document, end = json.JSONDecoder(object_pairs_hook=once).raw_decode(text)
     except (ValueError, RecursionError) as error:
         if path.suffix == ".json":
             raise UsageError(f"{path} is not JSON ({error}): give one document, or an object a line") from None
@@ -89,35 +91,38 @@ def _is_utterance(item: Any) -> bool:
 
 def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
     """The utterance in an object, and a note for every key that is not read."""
-    words, intent, marks, others = _keys(tuple(item))
+    words, intent, marks, kinds, others = _keys(tuple(item))
     for note in others:
         notes[note].append(place)
-    string, strings = "a string", "a list of strings"
-    for key, kind in ((words, strings if words == "tokens" else string), (intent, string), ("tags", strings)):
-        value = item.get(key)
-        if value is None and key == "tags":
-            continue
+    for key, kind in kinds.items():
         if key not in item:
             raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {kind}')
-        if type(value) is not str if kind is string else type(value) is not list or {*map(type, value)} - {str}:
-            raise UsageError(f'{place}: "{key}" must be {kind}')
-    tokens, tags = item[words], item.get("tags")
-    if marks == "annot_utt":
-        tokens, tags = tokenise(chunks_of(SLOT, str(item[marks])))
+        value = item[key]
+        wrong = type(value) is not str if kind == TEXT else type(value) is not list or {*map(type, value)} - {str}
+        if wrong and value is not None:
+            raise UsageError(f'{place}: "{key}" must be {kind}, not {value!r:.40}')
+    tokens, tags = item[words] or "", item.get("tags")
+    if marks == "annot_utt" and item[marks]:
+        chunks = chunks_of(SLOT, item[marks])
+        if "".join("".join(text for text, _ in chunks).split()) != "".join(tokens.split()):
+            notes[f'utterances whose "annot_utt" has other words than "{words}", read from "annot_utt"'].append(place)
+        tokens, tags = tokenise(chunks)
     elif marks == "entities":
         tokens, tags = tokenise(_entity_chunks(tokens, item[marks], place, notes))
     elif words != "tokens":
         tokens = tokens.split()
-    return Row(tokens, tags, item[intent].strip(), place)
+    return Row(tokens, tags, (item[intent] or "").strip(), place)
 
 
 @cache
-def _keys(keys: tuple[str, ...]) -> tuple[str, str, str, list[str]]:
-    """Those of an object's keys that hold text, intent and slots ("annot_utt" in MASSIVE), and notes on the others."""
+def _keys(keys: tuple[str, ...]) -> tuple[str, str, str, dict[str, str], list[str]]:
+    """An object's keys of text, intent and slots ("annot_utt" in MASSIVE); what is in them; notes on the others."""
     words, intent = (next((name for name in names if name in keys), names[0]) for names in (TEXTS, INTENTS))
     ways = ["tags"] if words == "tokens" else ["tags", "annot_utt", "entities"]
     marks = next((way for way in ways if way in keys), "tags")
-    return words, intent, marks, [_unread(key) for key in keys if key not in (words, intent, marks)]
+    kinds = {words: LIST if words == "tokens" else TEXT, intent: TEXT}
+    kinds |= {key: LIST if key == "tags" else TEXT for key in ("tags", "annot_utt") if key in keys}
+    return words, intent, marks, kinds, [_unread(key) for key in keys if key not in (words, intent, marks)]
 
 
 def _entity_chunks(text: str, entities: Any, place: str, notes: Notes) -> list[Chunk]:
@@ -126,8 +131,8 @@ def _entity_chunks(text: str, entities: Any, place: str, notes: Notes) -> list[C
     try:
         for entity in sorted(entities, key=lambda entity: entity["start"]):
             start, stop = entity["start"], entity["end"]
-            if end <= start < stop <= len(text) and text[start:stop].strip():
-                chunks += [(text[end:start], None), (text[start:stop], _slot_name(entity))]
+            if end <= start < stop <= len(text) and (words := text[start:stop]).strip():
+                chunks += [(text[end:start], None), (words, _slot_name(entity, words, place, notes))]
                 end = stop
             else:
                 notes["entities that are blank, beyond their text or over another one, not read"].append(place)
@@ -144,22 +149,22 @@ def _note_cuts(chunks: list[Chunk], place: str, notes: Notes) -> list[Chunk]:
     return chunks
 
 
-def _slot_name(entity: Mapping[str, Any]) -> str:
-    """With its role and group, if it has them: "city.departure"."""
+def _slot_name(entity: Mapping[str, Any], text: str, place: str, notes: Notes) -> str:
+    """With its role and group, if it has them: "city.departure"; and a note on a synonym of its text."""
+    if str(entity.get("value") or text) != text:
+        notes["entities with a value that is not their text, such as a synonym: the text is read"].append(place)
     return ".".join(str(entity[key]) for key in ("entity", "role", "group") if key == "entity" or entity.get(key))
 
 
 def _unread(key: str) -> str:
     """A note on a key or a column that is not read."""
-    hint = next(
-        (f" ({hint})" for like, hint in HINTS.items() if re.search(f"(?:^|[^a-z])(?:{like})", key.casefold())), ""
-    )
-    return f'"{key}" is not read{hint}'
+    hints = [f" ({hint})" for like, hint in HINTS.items() if re.search(f"(?:^|[^a-z])(?:{like})", key.casefold())]
+    return f'"{key}" is not read{"".join(hints[:1])}'
 
 
 def _object(text: str, place: str) -> dict[str, Any]:
     try:
-        if isinstance(item := json.loads(text), dict):
+        if isinstance(item := json.loads(text, object_pairs_hook=once), dict):
             return item
         why = "not an object"
     except (ValueError, RecursionError) as error:
@@ -170,32 +175,32 @@ def _object(text: str, place: str) -> dict[str, Any]:
 @reader
 def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
     """Read CSV or TSV; `columns`: the headings of text, intent and maybe tags, with commas between."""
-    lines = text_lines(path, notes)
+    lines = text_lines(path, notes) or [""]
+    if said := re.fullmatch(r'(?i)"?sep=([^\w\s"]|\t)"?\W*', lines[0]):  # as Excel writes it
+        lines[0] = ""
 
     def fit(delimiter: str) -> int:
         """How many rows have as many cells as the first, if it has several."""
-        sizes = [
-            len(cells)
-            for cells in csv.reader([line[:1000].replace("\r", "") for line in lines[:100]], delimiter=delimiter)
-        ]
+        some = [line[:1000].replace("\r", "") for line in lines[:100] if line]
+        sizes = [len(cells) for cells in csv.reader(some, delimiter=delimiter)]
         return sum(size == sizes[0] > 1 for size in sizes)
 
-    delimiter = max(",;\t|", key=fit)
+    delimiter = said[1] if said else max(",;\t|", key=fit)
     table = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+    rows = (cells for cells in table if any(map(str.strip, cells)))
     try:
-        names = _names(path, next(table, []), columns)
-        for cells in table:
+        names = _names(path, next(rows, []), columns)
+        for cells in rows:
             place = f"{path}, line {table.line_num}"
-            if not any(map(str.strip, cells)):
-                notes["rows without a word, not read"].append(place)
-                continue
             if any(cells[len(names) :]):
                 raise UsageError(f"{place}: more cells than columns: put quotes around a text with {delimiter!r}")
-            if any("\n" in cell.strip() for cell in cells):
-                notes["rows of several lines, each read as one utterance"].append(place)
             notes[f"utterances of a table split at {delimiter!r}"].append(place)
-            item: dict[str, Any] = dict(zip(names, cells, strict=False))
-            yield _row(item | ({"tags": item["tags"].split()} if "tags" in item else {}), place, notes)
+            several = any("\n" in cell.strip() for cell in cells)
+            notes["rows of several lines, each read as one utterance"] += [place] * several
+            cells += [""] * (len(names) - len(cells))
+            item = {name or "no heading": cell for name, cell in zip(names, cells, strict=False) if name or cell}
+            lists = {key: item[key].split() for key in ("tokens", "tags") if key in item}
+            yield _row(item | lists, place, notes)
     except csv.Error as error:
         hint = "put quotes around the whole cell, and double those inside"
         raise UsageError(f"{path}, line {table.line_num}: the quotes do not match ({error}): {hint}") from None
@@ -205,11 +210,13 @@ def _names(path: Path, headings: list[str], columns: str) -> list[str]:
     """The headings in lower case; those that `columns` chooses as the keys that `_row` reads."""
     names = [heading.strip().casefold() for heading in headings]
     wanted = [name.strip().casefold() for name in columns.split(",")] if columns else []
-    if not {*wanted} <= {*names} or (not wanted and not all({*names} & {*known} for known in (TEXTS, INTENTS))):
+    known = all({*names} & {*some} for some in (TEXTS, INTENTS))
+    if not (len({*wanted} & {*names}) == len(wanted) in (2, 3) if wanted else known):
         hint = "give --columns TEXT,INTENT with two headings, or write a line of headings"
         raise UsageError(f"{path} has no column {columns or 'text or intent'} (found: {', '.join(headings)}): {hint}")
+    check_once([name for name in names if name in (wanted or READ)], f"{path}: column ")
     chosen = dict(zip(wanted, ("text", "intent", "tags"), strict=False))
-    return [chosen.get(name, f"other {name}" if name in chosen.values() else name) for name in names]
+    return [chosen.get(name, f"other {name}" if chosen and name in READ else name) for name in names]
 
 
 @reader
@@ -220,7 +227,8 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
     """
     rows: list[tuple[int, list[str]]] = []
     intent = ""
-    for number, line in enumerate([*text_lines(path, notes), ""], start=1):
+    lines = [*text_lines(path, notes), ""]
+    for number, line in enumerate(lines, start=1):
         cells = line.split()
         if comment := INTENT_LINE.match(line):
             if rows and intent:
@@ -229,21 +237,19 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
         elif len(cells) > 1 and TAG.fullmatch(cells[-1]) and not (line[0] == "#" and "=" in cells):
             if cells[0] != "-DOCSTART-":
                 rows.append((number, cells))
-        elif len(cells) == 1 and not intent:
+        elif len(cells) == 1 and not intent and not (rows and lines[number].strip()):
             intent = cells[0]
         elif cells and line[0] != "#":
-            raise UsageError(f"{path}, line {number}: no tag such as B-city at its end (read are {', '.join(READERS)})")
+            hint = f'write "rome B-city" or "to O" (files of other formats end in {", ".join(READERS)})'
+            raise UsageError(f"{path}, line {number}: {' '.join(cells)[:60]!r} ends in no tag: {hint}")
         if not cells and rows:
             place = f"{path}, line {rows[0][0]}"
             if not intent:
                 raise UsageError(f'{place}: no intent: put a line "# intent: NAME" above each utterance')
             notes["utterances of CoNLL lines, the word first and the tag last"].append(place)
-            words = [row[0] for _, row in rows]
-            if len(rows) > 1 and words == [*map(str, range(1, len(rows) + 1))]:
-                notes["utterances whose words are 1, 2, ...: if that column numbers the words, take it out"].append(
-                    place
-                )
-            yield Row(words, [row[-1] for _, row in rows], intent, place)
+            more = any(row[2:] for _, row in rows)
+            notes["utterances with columns between the first and the last, not read"] += [place] * more
+            yield Row([row[0] for _, row in rows], [row[-1] for _, row in rows], intent, place)
             rows, intent = [], ""
 
 
@@ -252,37 +258,49 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
     """Read the intents of Rasa's ``nlu.yml``; what else is there gets a note."""
     import yaml
 
+    class Once(yaml.BaseLoader):  # to the base loader "yes" and "on" are words
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+            check_once([str(key.value) for key, _ in node.value], f"line {node.start_mark.line + 1}: ")
+            return super().construct_mapping(node, deep)
+
+    whole = "\n".join(text_lines(path, notes))
     try:
-        # To the base loader "yes" and "on" are words.
-        whole = "\n".join(text_lines(path, notes))
-        document = yaml.load(whole, Loader=yaml.BaseLoader)
-        if len(yaml.compose(whole).value) > len(document):
-            raise UsageError(f'{path} has a key twice, such as two lists "nlu": make one list of them')
-        sections = [dict(section) for section in document["nlu"]]
-        blocks = [section.get("examples", "") for section in sections]
-        texts = [block if isinstance(block, str) else "\n".join(one["text"] for one in block) for block in blocks]
+        document = yaml.load(whole, Loader=Once)
+        sections = [(dict(section), _lines(section.get("examples", ""))) for section in document["nlu"]]
     except (yaml.YAMLError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())
-        raise UsageError(f'{path} has no YAML list "nlu" ({why}): give the nlu.yml of a Rasa assistant') from None
-    for key in [*document, *(next(iter(section), "") for section in sections if "intent" not in section)]:
+        raise UsageError(f'{path} is not as Rasa writes nlu.yml, YAML with a list "nlu" of intents: {why}') from None
+    for key in [*document, *(next(iter(section), "") for section, _ in sections if "intent" not in section)]:
         if key not in ("nlu", "version"):
             notes[_unread(key)].append(str(path))
-    for section, text in zip(sections, texts, strict=True):
+    for section, lines in sections:
         intent = str(section.get("intent", ""))
-        if intent and not text.strip():
-            notes["intents without examples"].append(f"{path}, intent {intent}")
-        for number, line in enumerate(filter(None, map(str.strip, text.split("\n") if intent else ())), start=1):
+        notes["intents without examples"] += [f"{path}, intent {intent}"] * (bool(intent) and not lines)
+        for number, line in enumerate(lines if intent else (), start=1):
             place = f"{path}, intent {intent}, example {number}"
+            if line[0] != "-":
+                notes['lines of "examples" that do not begin with "-", not read'].append(place)
+                continue
             notes["utterances of Rasa's YAML"].append(place)
             chunks = _note_cuts([*chunks_of(RASA_SLOT, line.removeprefix("-"))], place, notes)
-            if any(mark is None and set("[]") & set(words) for words, mark in chunks):
-                notes["examples with a bracket that marks no entity, read as a word"].append(place)
-            yield Row(*tokenise((text, mark and _rasa_name(mark, place)) for text, mark in chunks), intent, place)
+            loose = any(mark is None and set("[]") & set(words) for words, mark in chunks)
+            notes["examples with a bracket that marks no entity, read as a word"] += [place] * loose
+            named = [(text, mark and _rasa_name(mark, text, place, notes)) for text, mark in chunks]
+            yield Row(*tokenise(named), intent, place)
 
 
-def _rasa_name(mark: str, place: str) -> str:
+def _lines(examples: str | list[Any]) -> list[str]:
+    """The lines of a block that are not blank; of a list, what they would be in a block."""
+    if isinstance(examples, str):
+        return [*filter(None, map(str.strip, examples.split("\n")))]
+    return [f"- {one if isinstance(one, str) else one['text']}" for one in examples[:]]  # a mapping has none
+
+
+def _rasa_name(mark: str, text: str, place: str, notes: Notes) -> str:
+    name, _, value = mark[1:-1].partition(":")
     try:
-        return mark[1:-1].partition(":")[0] if mark[0] == "(" else _slot_name(json.loads(mark))
+        entity = {"entity": name, "value": value} if mark[0] == "(" else json.loads(mark, object_pairs_hook=once)
+        return _slot_name(entity, text, place, notes)
     except (ValueError, KeyError):
         raise UsageError(f"{place}: write entities as [oslo](city) or [oslo]{{...}}, as Rasa does") from None
 
@@ -298,9 +316,10 @@ READERS: dict[str, Callable[..., Reading]] = {
 def read_file(path: Path, columns: str = "") -> Reading:
     """Read a file by its suffix; one with another suffix as JSON if it begins like that, else as CoNLL."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
-    if suffix in SPREADSHEETS:
-        raise UsageError(f"{path} is a workbook: save its sheet as CSV (UTF-8) from the spreadsheet program")
-    read = READERS.get(suffix) or (read_json if read_bytes(path).lstrip()[:1] in (b"{", b"[") else read_conll)
+    head = read_bytes(path, readers.MOST_BYTES).lstrip()[:1]
+    if not head:
+        raise UsageError(f"{path} is empty: give a file of utterances, each with a text and an intent")
+    read = READERS.get(suffix) or (read_json if head in (b"{", b"[") else read_conll)
     if columns and read is not read_table:
         raise UsageError(f"{path} is not a table: drop --columns, or give a .csv or .tsv file")
     return read(path, *filter(None, [columns]))

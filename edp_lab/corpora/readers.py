@@ -7,7 +7,7 @@ nowhere else: "[place : rome]'s weather" gives ``rome 's weather``. Punctuation 
 Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does, and the
 letters of BILOU, IOBES and BMEWO as those of BIO, with one warning that counts them and names the first.
 
-No utterance is left out without a warning that counts how many.
+No utterance is left out without a warning that counts how many; those without text or intent are refused together.
 
 All readers raise `UsageError` (file and line) for a file that cannot be read, is malformed or holds no utterance.
 """
@@ -27,6 +27,7 @@ from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+MOST_BYTES = 2**30  # of a file; its utterances take up to twenty times as much memory
 LETTERS = {"L-": "I-", "E-": "I-", "M-": "I-", "U-": "B-", "S-": "B-", "W-": "B-"}
 SPLIT_FOLDERS = ("train", "valid", "dev", "test")
 
@@ -60,7 +61,11 @@ def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
         utterances: list[Utterance] = []
         places: list[str] = []
         seen: dict[tuple[str, ...], tuple[tuple[str, ...], int, bool]] = {}  # a million have few tag sequences
+        lacking: list[str] = []
         for row in rows(path, notes, *more):
+            if not row.tokens or not row.intent.strip():
+                lacking.append(row.place.removeprefix(f"{path}, "))
+                continue
             _check(row)
             if utterances and (row.tags is None) != (utterances[0].tags is None):
                 has = "has no tags" if row.tags is None else "has tags"
@@ -75,25 +80,26 @@ def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
                     seen[given] = (*repair_bio(bio), bio != given)
                 tags, repairs, other_letters = seen[given]
                 notes["utterances with tags in BILOU, IOBES or BMEWO, read as BIO"] += [row.place] * other_letters
-                notes["I- tags that continue nothing, read as B-"] += [row.place] * repairs
+                notes["slots that begin with I-, as in IOB1, read as B-"] += [row.place] * repairs
             utterances.append(Utterance(tuple(row.tokens), tags, row.intent))
             places.append(row.place)
-        if not utterances:
-            raise UsageError(f"{path} holds no utterances")
+        if lacking:
+            where = ", ".join([*lacking[:3], *["..."][: len(lacking[3:])]])
+            raise UsageError(
+                f"{path}: utterances without text or intent: {len(lacking):,} ({where}): fill or drop them"
+            )
         warnings = [f"{what}: {len(where)} (the first: {where[0]})" for what, where in notes.items() if where]
+        if not utterances:
+            raise UsageError("; ".join([f"{path} holds no utterances: give each a text and an intent", *warnings]))
         return Reading(utterances, places, warnings)
 
     return read
 
 
 def _check(row: Row) -> None:
-    if not row.tokens:
-        raise UsageError(f"{row.place}: the utterance is empty")
     if " ".join(row.tokens).split() != [*row.tokens]:
         token = next(token for token in row.tokens if token.split() != [token])
         raise UsageError(f"{row.place}: token {token!r} is empty or holds white space")
-    if not row.intent.strip():
-        raise UsageError(f"{row.place}: the intent is empty")
     try:
         " ".join((*row.tokens, *(row.tags or ()), row.intent)).encode()
     except UnicodeEncodeError:
@@ -136,7 +142,7 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
     if not (folders := seq_folders(path)):
         raise UsageError(
             f"{path} holds no seq.in, neither at its top nor in {', '.join(SPLIT_FOLDERS)}: "
-            "put seq.in, seq.out and label there, one utterance a line, or give a .jsonl file"
+            "put seq.in, seq.out and label there, one utterance a line, or give a file in it"
         )
     if path in folders[:-1]:
         raise UsageError(f"{path} has a seq.in at its top and one in {folders[1].name}/: keep one of the two")
@@ -200,12 +206,14 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
 
 
 def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
-    """A file's lines without their ends (LF or CRLF) and without blank ones at the end of the file.
+    """A file's lines without their ends (LF, CRLF or CR) and without blank ones at the end of the file.
 
     Not str.splitlines: it also breaks at characters that occur inside utterances. A file that is not UTF-8 is refused,
     or with `notes` read in the encoding that fits it best.
     """
-    content = read_bytes(path)
+    content = read_bytes(path, MOST_BYTES)
+    if b"\0" in content and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):  # of UTF-16
+        raise UsageError(f"{path} is no text: save a workbook's sheet as CSV (UTF-8), or give a text file in UTF-8")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -219,9 +227,7 @@ def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
         notes[f"not UTF-8, read as {guess.encoding} (save the file as UTF-8 if words look wrong)"].append(str(path))
         text = str(guess)
     # Files joined to one have a byte order mark at the head of each.
-    lines = [line.removesuffix("\r").removeprefix("\ufeff") for line in text.split("\n")]
-    if len(lines) == 1 and "\r" in lines[0]:
-        raise UsageError(f"{path}: its lines end in CR alone: save the file with LF or CRLF")
+    lines = [line.removesuffix("\r").removeprefix("\ufeff") for line in text.split("\n" if "\n" in text else "\r")]
     while lines and not lines[-1].strip():
         lines.pop()
     return lines

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import tempfile
 import time
@@ -92,9 +93,9 @@ def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path
             raise UsageError(f"the chosen notebooks have no parameter {name!r}; they have: {have}")
         for default in defaults:
             kind = type(literal(default))
-            known_kind = kind in KINDS and literal(default) != default
-            if known_kind and type(value) is not kind and not (kind is float and type(value) is int):
-                raise UsageError(f"parameter {name} is {value!r}: give {KINDS[kind]}, such as {default}")
+            fits = type(value) is kind or (kind is float and type(value) is int) or literal(default) in (default, None)
+            if not fits or value in (math.inf, -math.inf):
+                raise UsageError(f"parameter {name} is {value!r}: give {KINDS.get(kind, 'a value')}, such as {default}")
     return {path: {name: parameters[name] for name in parameters if name in names} for path, names in known.items()}
 
 

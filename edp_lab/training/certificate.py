@@ -68,12 +68,7 @@ def certificate(folder: Path) -> dict[str, Any]:
         "noise_multipliers": sorted({mechanism.noise_multiplier(epoch) for epoch in releases}),
         "noise": EXACT_NOISE,
         "public_by_assumption": [*_public(mechanism, record), *_start(record)],
-        "not_covered": [
-            OTHER_RUNS,
-            SEVERAL,
-            "gradient norms",
-            *record["not_private"],
-        ],
+        "not_covered": [OTHER_RUNS, SEVERAL, "gradient norms", *record["not_private"]],
         "corpus": Path(config["corpus"]).name,
         "model_sha256": record["model_sha256"],
         "ledger": ledger.chain,
@@ -109,16 +104,15 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     stated, computed = read_json(path), certificate(folder)
+    again = f"if another version made it, remove both files, and edp-lab train --resume {folder} makes them again"
     stated = stated if isinstance(stated, dict) else {}
     for name, value in computed.items():
         if not _same(name, stated.get(name), value):
-            raise UsageError(f"{path} says {name} {stated.get(name)!r}, but the run's ledger and record say {value!r}")
+            raise UsageError(f"{path} says {name} {stated.get(name)!r}, but ledger and record say {value!r}; {again}")
     if more := sorted(stated.keys() - computed.keys() - {*MADE}):
-        raise UsageError(f"{path} says {more[0]}, which no certificate does: restore it from a copy")
+        raise UsageError(f"{path} says {more[0]}, which no certificate does; {again}")
     if (folder / PAGE).exists() and (folder / PAGE).read_bytes() != _page(stated):
-        raise UsageError(
-            f"{folder / PAGE} differs from {CERTIFICATE}: remove both, and edp-lab train --resume {folder}"
-        )
+        raise UsageError(f"{folder / PAGE} differs from the page of {CERTIFICATE}; {again}")
     if model_checksum(load_model(folder / MODEL)) != computed["model_sha256"]:
         raise UsageError(f"the model in {folder / MODEL} is not the one that was trained: restore it from a copy")
     return {**computed, **{name: stated.get(name) for name in MADE}}
@@ -141,9 +135,5 @@ def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
 
 def _start(record: dict[str, Any]) -> list[str]:
     start, texts = record["config"]["pretrained"], record.get("started_from", [])  # older ones lack it
-    fits = (
-        [f"that this start has read at most {MOST_SEEN:.0%} of the different utterances, which epsilon does not cover"]
-        if texts
-        else []
-    )
-    return [f"what the model started from: {start}", *texts, *fits] if start else []
+    fits = f"that this start has read at most {MOST_SEEN:.0%} of the different utterances, which epsilon does not cover"
+    return [f"what the model started from: {start}", *texts, *[fits] * bool(texts)] if start else []

@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora.catalog import load_corpus, note_on_words
 from edp_lab.corpora.corpus import most_copies, notes_on_split, split
 from edp_lab.errors import UsageError
-from edp_lab.models.public_start import check_unseen, is_start, made_of, start_for
+from edp_lab.models.public_start import ABOUT, check_unseen, is_start, made_of, start_folder, start_for
 from edp_lab.privacy import judge
 from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.guarantee import upward
@@ -157,7 +157,8 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     group = judge(config.mechanism(n), config.epochs, delta, False, None, copies) if copies > 1 else None
     together = epsilon if group is None else group.conditional_epsilon
     about = epsilon, delta, n, steps, tuple(made_of(start)), lines, copies, together
-    return Plan(config, *about, (*whole.warnings, *notes_on_split(whole, data)))
+    words = note_on_words(whole, start_folder(start) / ABOUT) if start and is_start(start) else ()
+    return Plan(config, *about, (*whole.warnings, *words, *notes_on_split(whole, data)))
 
 
 MOST_EPSILON = 1000.0

@@ -28,7 +28,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from edp_lab.corpora.catalog import hides_published, list_corpora
+from edp_lab.corpora.catalog import cut_columns, hides_published, list_corpora
 from edp_lab.corpora.corpus import Corpus, Split, most_copies, notes_on_split
 from edp_lab.errors import UsageError, writing
 from edp_lab.files import PARTIAL, read_bytes, sealed, unsealed, write_whole
@@ -186,8 +186,8 @@ def _absolute(given: str | None) -> str | None:
     """An absolute path; the name of a corpus, or on a hub, stays as it is."""
     if given is None or (given in {corpus.name for corpus in list_corpora()} and not hides_published(given)):
         return given
-    path, *columns = (given,) if Path(given).exists() else given.partition("[")
-    return "".join([str(Path(path).resolve()), *columns]) if Path(path).exists() else given
+    path, _ = cut_columns(given)
+    return f"{Path(path).resolve()}{given.removeprefix(path)}" if Path(path).exists() else given
 
 
 def initial_record(

@@ -48,13 +48,12 @@ def work(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Path:
     (folder / "two.jsonl").write_text("\n".join(good[:2]) + "\n")
     for name, line in BROKEN_LINES.items():
         (folder / f"{name}.jsonl").write_text("\n".join([*good[:6], line, *good[7:]]) + "\n")
-    (folder / "mac.jsonl").write_text("\r".join(good))
     (folder / "equal.jsonl").write_text("\n".join(40 * [good[0]]))
     (folder / "latin.txt").write_bytes(b"caf\xe9 open\n")
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
     (folder / "submissions" / "ada").mkdir(parents=True)
-    (folder / "sheet.xlsx").write_bytes(b"PK")
+    (folder / "sheet.xlsx").write_bytes(b"PK\x03\x04\0")
     (folder / "seeds.csv").write_text("name,number\nada,1\n")
     for name, settings in {"plain": {"method": "sgd"}, "noised": {"z0": 0.5}}.items():
         config = TrainConfig("own.jsonl", size="small", epochs=2, batch_size=16, num_devices=4, **settings)

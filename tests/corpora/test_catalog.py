@@ -124,10 +124,7 @@ CHINESE = ["打开客厅的灯", "今天天气怎么样", "明天早上叫我起
 SLIPS = {  # rows, and the note on them; with them there is no other
     "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has a single utterance"),
     "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have a single"),
-    "capitals": (
-        [(text, i) for text, i in PLAIN] + [("a b", "Play"), ("c d", "Play")],
-        "intents 'Play' and 'play' differ",
-    ),
+    "capitals": ([*PLAIN, ("a b", "Play"), ("c d", "Play")], "intents 'Play' and 'play' differ"),
     "zero width": ([*PLAIN, ("a b", "play\u200b"), ("c d", "play\u200b")], r"intents 'play' and 'play\u200b' differ"),
     "full width": ([*PLAIN, ("a b", "ｐｌａｙ"), ("c d", "ｐｌａｙ")], "intents 'play' and 'ｐｌａｙ' differ"),
     "composed": (
@@ -225,11 +222,7 @@ def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_p
 @pytest.mark.parametrize(
     ("text", "tokens", "message"),
     [
-        (
-            "a " * 20_000,
-            "words",
-            "line 25: the utterance has 20,000 words, and at most 1,000 are read: cut it",
-        ),
+        ("a " * 20_000, "words", "line 25: the utterance has 20,000 words, and at most 1,000 are read: cut it"),
         ("a " * 1001, "words", "line 25: the utterance has 1,001 words"),
         ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
         ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),

@@ -1,24 +1,29 @@
 """Files that people have: what is read, what a note says of the rest, and what is refused with a cure."""
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from edp_lab.corpora.catalog import load_corpus
+from edp_lab.corpora import readers
+from edp_lab.corpora.catalog import load_corpus, note_on_words
 from edp_lab.corpora.corpus import Corpus
 from edp_lab.errors import UsageError
 from edp_lab.training.config import TrainConfig
+from edp_lab.training.recipe import plan
 from edp_lab.training.run_files import settled
 
 TAGS_NOTE = 'is not read (slots come from "tags", a BIO tag for each word; of a "text" also from "entities"): 1'
 PEOPLE_NOTE = "is not read (epsilon is for one utterance, not all that one person said): 1"
 
 
-def load(folder: Path, name: str, content: str | bytes, columns: str = "") -> Corpus:
-    """Load the content as a file of that name."""
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return load_corpus(f"{folder / name}{f'[{columns}]' if columns else ''}")
+def load(folder: Path, name: str, content: str | bytes) -> Corpus:
+    """Load the content as a file of that name, behind which columns may stand."""
+    file = folder / re.sub(r"(?<=\.csv)\[.*", "", name)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return load_corpus(f"{folder / name}")
 
 
 def frames(corpus: Corpus) -> list[tuple[str, str, str]]:
@@ -39,10 +44,8 @@ def notes(corpus: Corpus) -> str:
         ("slots", {"city": "rome"}, TAGS_NOTE),
         ("tag", ["O"], TAGS_NOTE),
         ("entities", [], TAGS_NOTE),  # beside tokens
-        ("bio_labels", ["O"], TAGS_NOTE),
         ("Speaker", "ada", PEOPLE_NOTE),
         ("user", 7, PEOPLE_NOTE),
-        ("customer_id", 7, PEOPLE_NOTE),
         ("id", 7, "is not read: 1"),
         ("owner_stage", 7, "is not read: 1"),
     ],
@@ -66,14 +69,21 @@ JAZZ = [("play", "play jazz, now", ""), ("stop", "stop", "")]
         ("tabs.tsv", "query\tlabel\nplay jazz, now\tplay\nstop\tstop\n"),
         ("bars.csv", "category|utterance\nplay|play jazz, now\nstop|stop\n"),
         ("unicode.csv", "text\tintent\nplay jazz, now\tplay\nstop\tstop\n".encode("utf-16")),
-        ("empty_rows.csv", 'text,intent\n\n"play jazz, now",play\n,\nstop,stop\n'),
+        ("empty_rows.csv", '\n,\ntext,intent\n\n"play jazz, now",play\n , \nstop,stop\n,\n'),
+        ("excel.csv", "\ufeffsep=;\r\ntext;intent\r\nplay jazz, now;play\r\nstop;stop\r\n"),
+        ("excel_tabs.csv", "SEP=\t\ntext\tintent\nplay jazz, now\tplay\nstop\tstop\n"),
+        ("excel_quoted.csv", '"sep=,"\ntext,intent\n"play jazz, now",play\nstop,stop\n'),
+        ("excel_colon.csv", "sep=:;;\ntext:intent\nplay jazz, now:play\nstop:stop\n"),
+        ("old_mac.csv", "text;intent\rplay jazz, now;play\rstop;stop\r"),
+        ("more_cells.csv", "text;intent;;\nplay jazz, now;play;;\nstop;stop;;;\n"),
+        ("tokens.csv", "tokens;intent\nplay jazz, now;play\nstop;stop\n"),
     ],
 )
 def test_tables_are_read_whatever_their_delimiter_headings_and_encoding(tmp_path, name, content):
     corpus = load(tmp_path, name, content)
     assert frames(corpus) == JAZZ
     assert "utterances of a table split at" in notes(corpus)
-    assert ("rows without a word, not read: 2" in notes(corpus)) == (name == "empty_rows.csv")
+    assert "not read" not in notes(corpus)
 
 
 @pytest.mark.parametrize(
@@ -94,36 +104,14 @@ def test_an_encoding_that_is_not_utf8_is_guessed_and_said(tmp_path, encoding, te
 
 def test_columns_can_be_named_and_the_others_are_noted(tmp_path):
     table = "Frage;Kunde;Thema;text\nplay jazz;7;play;x\n"
-    corpus = load(tmp_path, "a.csv", table, "frage,Thema")
+    corpus = load(tmp_path, "a.csv[frage,Thema]", table)
     assert frames(corpus) == [("play", "play jazz", "")]
     assert f'"kunde" {TAGS_NOTE}' not in notes(corpus)
     assert '"kunde" is not read' in notes(corpus)
     assert '"other text" is not read' in notes(corpus)
-    tagged = load(tmp_path, "c.csv", "text,intent,tags\nplay jazz,play,O B-genre\n")
+    tagged = load(tmp_path, "my [c].csv[text,intent,tags]", 'text,intent,tags\n"play\njazz",play,O B-genre\n')
     assert frames(tagged) == [("play", "play jazz", "O B-genre")]
-
-
-def test_a_cell_of_several_lines_is_one_utterance_and_said(tmp_path):
-    corpus = load(tmp_path, "a.csv", 'text,intent\n"play\njazz",play\n')
-    assert frames(corpus) == [("play", "play jazz", "")]
-    assert "rows of several lines, each read as one utterance: 1" in notes(corpus)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("text,intent\nhi, there,greet\n", r"a\.csv, line 2: more cells than columns: put quotes"),
-        ('text,intent\n"hi" there,greet\n', r"a\.csv, line 2: the quotes do not match"),
-        ('text,intent\n"hi,greet\nbye,leave\n', r"the quotes do not match"),
-        ("text,intent\nhi\n", r'a\.csv, line 2: no "intent"'),
-        ("text,intent\n,greet\n", r"a\.csv, line 2: the utterance is empty"),
-        ("frage,thema\nhi,greet\n", r"no column text or intent \(found: frage, thema\): give --columns"),
-        ("", "has no column"),
-    ],
-)
-def test_a_table_that_would_lose_words_is_refused(tmp_path, content, message):
-    with pytest.raises(UsageError, match=message):
-        load(tmp_path, "a.csv", content)
+    assert "rows of several lines, each read as one utterance: 1" in notes(tagged)
 
 
 # --- CoNLL ---
@@ -134,13 +122,13 @@ def test_a_table_that_would_lose_words_is_refused(tmp_path, content, message):
     [
         (
             "iob2.conll",
-            "# intent: fly\nnew B-city\nyork I-city\nrome B-city\n\n\n# intent: stop\nstop O\n",
+            "\ufeff# intent: fly\nnew B-city\nyork I-city\nrome B-city\n\n\n\ufeff# intent: stop\nstop O\n",
             "CoNLL lines",
         ),
         (
             "iob1.iob",
             "# intent = fly\nnew I-city\nyork I-city\nrome B-city\n\n# intent = stop\nstop O\n",
-            "read as B-: 1",
+            "slots that begin with I-, as in IOB1, read as B-: 1",
         ),
         (
             "bilou.bio",
@@ -152,7 +140,7 @@ def test_a_table_that_would_lose_words_is_refused(tmp_path, content, message):
             "train",
             "-DOCSTART- -X- -X- O\n\n# intent: fly\nnew NN x B-city\nyork NN x I-city\nrome NN x B-city\n\n"
             "# id 7\n# intent: stop\nstop VB x O\n",
-            "CoNLL lines, the word first and the tag last: 2",
+            "utterances with columns between the first and the last, not read: 2",
         ),
     ],
 )
@@ -160,29 +148,6 @@ def test_conll(tmp_path, name, content, note):
     corpus = load(tmp_path, name, content)
     assert frames(corpus) == [("fly", "new york rome", "B-city I-city B-city"), ("stop", "stop", "O")]
     assert note in notes(corpus)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("rome B-city\n", r'line 1: no intent: put a line "# intent: NAME"'),
-        ("# intent: fly\nto O\nrome\n", r"line 3: no tag"),
-        ("to O\nrome city\n", r"line 2: no tag such as B-city"),
-        ("# intent: a\nto O\n# intent: b\nrome O\n", r"line 3: an intent within an utterance: put a blank line"),
-    ],
-)
-def test_conll_without_an_intent_or_a_tag_is_refused(tmp_path, content, message):
-    with pytest.raises(UsageError, match=message):
-        load(tmp_path, "a.conll", content)
-
-
-def test_a_column_that_numbers_the_words_gets_a_note(tmp_path):
-    assert "whose words are 1, 2" in notes(load(tmp_path, "a.conll", "# intent: fly\n1 to O\n2 rome B-city\n"))
-
-
-def test_files_joined_to_one_lose_their_byte_order_marks(tmp_path):
-    corpus = load(tmp_path, "a.conll", "\ufeff# intent: fly\nto O\n\n\ufeff# intent: stop\nstop O\n")
-    assert frames(corpus) == [("fly", "to", "O"), ("stop", "stop", "O")]
 
 
 # --- Rasa ---
@@ -214,10 +179,17 @@ nlu:
 - intent: no
   examples: |
     - no
+    nope
+    * no no
 - intent: on
   examples:
   - text: |
       turn it on
+  - on
+- intent: stop
+- intent: ask
+  examples: |
+    - fly [oslo](city
 - synonym: nyc
   examples: |
     - new york
@@ -232,26 +204,19 @@ def test_rasa(tmp_path):
         ("fly", "at 7 to oslo", "O B-time.1 O B-city"),
         ("no", "no", "O"),
         ("on", "turn it on", "O O O"),
+        ("on", "on", "O"),
+        ("ask", "fly [oslo](city", "O O"),
     ]
-    for note in ("utterances of Rasa's YAML: 4", '"synonym" is not read: 1', '"rules" is not read: 1'):
+    for note in (
+        "utterances of Rasa's YAML: 6",
+        "intents without examples: 1",
+        "a bracket that marks no entity, read as a word: 1",
+        '"synonym" is not read: 1',
+        '"rules" is not read: 1',
+        'lines of "examples" that do not begin with "-", not read: 2',
+        "entities with a value that is not their text, such as a synonym: the text is read: 2",
+    ):
         assert note in notes(corpus)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("intents:\n- fly\n", 'has no YAML list "nlu"'),
-        ("nlu: [\n", 'has no YAML list "nlu"'),
-        (
-            'nlu:\n- intent: fly\n  examples: |\n    - to [rome]{"entity": city}\n',
-            r"intent fly, example 1: write entities as",
-        ),
-        ("nlu:\n- intent: fly\n", "holds no utterances"),
-    ],
-)
-def test_other_yaml_is_refused(tmp_path, content, message):
-    with pytest.raises(UsageError, match=message):
-        load(tmp_path, "nlu.yml", content)
 
 
 # --- JSON ---
@@ -292,6 +257,7 @@ FLY = [("fly", "to rome now", "O B-city O"), ("greet", "hi", "O")]
             'items of "entities.city.data" that are no utterances, not read: 1',
         ),
         ([ROME | {"entities": [*ROME["entities"], {"start": 5, "end": 99, "entity": "x"}]}, HI], "not read: 1"),
+        ([ROME | {"entities": [ROME["entities"][0] | {"value": "FCO"}]}, HI], "value that is not their text"),
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])
@@ -311,42 +277,94 @@ def test_clinc_and_massive(tmp_path):
     assert frames(clinc) == [("greet", "hi there", ""), ("oos", "so", "")]
     assert 'utterances of "oos_val": 1' in notes(clinc)
     row = {"id": "0", "utt": "wake me at nine am", "annot_utt": "wake me at [time : nine am]", "intent": "alarm_set"}
-    assert frames(load(tmp_path, "en-US.jsonl", json.dumps(row))) == [
-        ("alarm_set", "wake me at nine am", "O O O B-time I-time")
-    ]
+    for utt in (row["utt"], "wake me at ten am", "wake me at nine", "wake me at nine am !"):
+        massive = load(tmp_path, "en-US.jsonl", json.dumps(row | {"utt": utt}))
+        assert frames(massive) == [("alarm_set", "wake me at nine am", "O O O B-time I-time")]
+        assert ('"annot_utt" has other words than "utt"' in notes(massive)) == (utt != row["utt"])
+
+
+# --- What is refused ---
+
+TABLE = "Frage,Thema,Frage,x\nhi,greet,yo,O\n"
+LACKING = "utterances without text or intent: "
+EXAMPLES = "nlu:\n- intent: fly\n  examples: |\n"
+ZIP = b"PK\x03\x04\x14\0\x06\0"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.csv", "text,intent\nhi, there,greet\n", r"a\.csv, line 2: more cells than columns: put quotes"),
+        ("a.csv", 'text,intent\n"hi" there,greet\n', r"a\.csv, line 2: the quotes do not match"),
+        ("a.csv", 'text,intent\n"hi,greet\nbye,leave\n', r"the quotes do not match"),
+        ("a.csv", "text,intent,Text\nhi,greet,x\n", r"a\.csv: column 'text' is given twice: give each once"),
+        ("a.csv", "label;utterance;LABEL \nx;hi;y\n", r"a\.csv: column 'label' is given twice"),
+        ("a.csv", "text,intent,tags,tags\nhi,greet,O,O\n", r"a\.csv: column 'tags' is given twice"),
+        ("a.csv", TABLE, r"no column text or intent \(found: Frage, Thema, .*\): give --columns"),
+        ("a.csv", "hi,greet\nbye,leave\n", r"no column text or intent \(found: hi, greet\): .* a line of headings"),
+        ("a.csv", "text,intent\n", "holds no utterances: give each a text and an intent"),
+        ("a.csv[frage,thema", TABLE, r"no corpus at .*a\.csv\[frage,thema: give .* own\.csv\[TEXT,INTENT\]"),
+        ("a.csv[]", TABLE, r"no corpus at .*a\.csv\[\]: give"),
+        ("a.csv[frage,thema]x", TABLE, r"no corpus at .*a\.csv\[frage,thema\]x: give"),
+        ("a.csv[thema,thema]", TABLE, r"no column thema,thema \(found: Frage, Thema, Frage, x\)"),
+        ("a.csv[thema]", TABLE, "no column thema "),
+        ("a.csv[thema,x,y,z]", TABLE, "no column thema,x,y,z "),
+        ("a.csv[frage,thema]", TABLE, "column 'frage' is given twice"),
+        ("a.csv", 'text,intent\nhi,x\nhi,\n,x\nyo\n"", x\n', LACKING + r"4 \(line 3, line 4, line 5, \.\.\.\)"),
+        ("a.tsv", "text\tintent\tid\nhi\tx\t1\n\t\t2\nhi\t \t3\n", LACKING + r"2 \(line 3, line 4\): fill or drop"),
+        ("a.jsonl", '{"text": "a", "intent": null}\n{"text": "", "intent": "x"}', LACKING + r"2 \(line 1, line 2\)"),
+        ("a.json", '[{"text": null, "intent": "x"}, {"tokens": [], "intent": "x"}]', LACKING + r"2 \(list 1, list 2\)"),
+        ("nlu.yml", EXAMPLES + "    - hi\n    -\n", LACKING + r"1 \(intent fly, example 2\)"),
+        ("a.conll", "rome B-city\n", r'line 1: no intent: put a line "# intent: NAME"'),
+        ("a.conll", "# intent: fly\nto O\nrome\n", 'line 3: \'rome\' ends in no tag: write "rome B-city" or "to O"'),
+        ("a.conll", "to O\nrome city\n", "line 2: 'rome city' ends in no tag"),
+        ("a.conll", "to O\nrome B-\n", "line 2: 'rome B-' ends in no tag"),
+        ("a.conll", "O to\nB-city rome\n", "line 1: 'O to' ends in no tag"),
+        ("a.conll", "to O\nnew\nyork I-city\nfly\n", "line 2: 'new' ends in no tag"),
+        ("a.txt", "text\tintent\nhi\tx\n", r"line 1: 'text intent' ends in no tag: .* other formats end in \.jsonl"),
+        ("a.conll", "# intent: a\nto O\n# intent: b\nrome O\n", "line 3: an intent within an utterance: put a blank"),
+        ("nlu.yml", "intents:\n- fly\n", "is not as Rasa writes nlu.yml"),
+        ("nlu.yml", "nlu:\n- intent: fly\n  examples:\n    text: hi\n", "is not as Rasa writes nlu.yml"),
+        ("nlu.yml", "nlu: []\nversion: 3\nnlu: []\n", "line 1: 'nlu' is given twice"),
+        ("nlu.yml", EXAMPLES + "    - a\n  intent: y\n", "line 2: 'intent' is given twice: give each once"),
+        ("nlu.yml", EXAMPLES + "    a\n    b\n", 'no utterances: .*that do not begin with "-", not read: 2'),
+        ("nlu.yml", EXAMPLES + '    - to [rome]{"entity": city}\n', "intent fly, example 1: write entities as"),
+        ("nlu.yml", EXAMPLES + '    - to [oslo]{"entity": "x", "entity": "y"}\n', "example 1: write entities as"),
+        ("nlu.yml", "nlu:\n- intent: fly\n", "holds no utterances"),
         ("a.json", '[{"text": "a", "intent": "b"},]', "is not JSON"),
         ("a.json", '[{"text": "a", "intent": "b"}, {"intent": "b"}]', r"list 2: no utterance: give it a text"),
-        ("a.json", "{}", "holds no utterances"),
         ("a.json", '[{"text": "a", "intent": "b", "entities": [{"startPos": 0}]}]', '"entities" must be a list'),
-        ("a.json", '[{"text": "a", "intent": 3}]', '"intent" must be a string'),
-        ("a.xlsx", b"PK", "is a workbook: save its sheet as CSV"),
-        ("a.ods", b"PK", "is a workbook"),
+        ("a.json", '[{"text": "a", "intent": 3}]', '"intent" must be a string, not 3'),
+        ("a.json", '[{"text": "a", "text": "b", "intent": "c"}]', "'text' is given twice: give each once"),
+        ("a.json", '{"train": [["a", "b"]], "train": [["c", "d"]]}', "'train' is given twice"),
+        ("a.jsonl", '{"text": "a", "intent": "b"}\n{"id": 1, "id": 2}', "line 2: not JSON .'id' is given twice"),
+        ("a.xlsx", ZIP, "is no text: save a workbook's sheet as CSV"),
+        ("a.csv", "text,intent\nhi,x\n".encode("utf-16-le"), "is no text"),
+        ("a.csv", "", "is empty: give a file of utterances"),
+        ("a.conll", b"\n \n", "is empty"),
     ],
 )
-def test_what_is_no_corpus_is_refused(tmp_path, name, content, message):
+def test_what_would_lose_words_or_is_no_corpus_is_refused(tmp_path, name, content, message):
     with pytest.raises(UsageError, match=message):
         load(tmp_path, name, content)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "notes", "seq.in", "a.csv.gz"])
+def test_a_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(readers, "MOST_BYTES", 1999)
+    (tmp_path / "label").touch()
+    (tmp_path / name).write_bytes(gzip.compress(b"x" * 2000) if name[-2:] == "gz" else b"x" * 2000)
+    with pytest.raises(UsageError, match="has 2,000 bytes, and at most 1,999 are read: give a sample of its lines"):
+        load_corpus(tmp_path if name == "seq.in" else tmp_path / name)
 
 
 # --- Slots, names of the catalogue, data show ---
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", '{"tokens": ["hi"], "tags": ["O"], "intent": "greet"}'),
-        ("a.json", json.dumps([HI])),
-    ],
-)
-def test_a_corpus_without_a_slot_is_said(tmp_path, name, content):
-    assert "every tag of the corpus is O: there is no slot to learn, and slot F1 is none" in notes(
-        load(tmp_path, name, content)
-    )
+def test_a_corpus_without_a_slot_is_said(tmp_path):
+    for row in (HI, {"tokens": ["hi"], "tags": ["O"], "intent": "greet"}):
+        note = "every tag of the corpus is O: there is no slot to learn, and slot F1 is none"
+        assert note in notes(load(tmp_path, "a.json", json.dumps([row])))
 
 
 @pytest.mark.parametrize("name", ["atis", "snips", "nlu-eval", "smart-home"])
@@ -366,19 +384,21 @@ def test_a_folder_with_a_corpus_wins_over_a_name_of_the_catalogue(tmp_path, monk
 
 def test_data_show_prints_what_would_be_read(cli, tmp_path):
     file = tmp_path / "a.csv"
-    file.write_text("frage;thema;kunde\n" + "".join(f"spiel lied {k};play;7\nhalt {k};stop;7\n" for k in range(10)))
+    file.write_text("frage;thema;kunde\n" + "".join(f"spiel lieder {k};play;7\naus {k};stop;7\n" for k in range(10)))
     status, out, _ = cli("data", "show", str(file), "--columns", "frage,thema")
     assert status == 0
-    for shown in ("utterances", "20", "2 intents", "play 10, stop 10", "spiel lied 0", '"kunde" is not read'):
+    for shown in ("utterances", "20", "2 intents", "play 10, stop 10", "spiel lieder 0", '"kunde" is not read'):
         assert shown in out
     answer = json.loads(cli("data", "show", str(file), "--columns", "frage,thema", "--json")[1])
     assert (answer["utterances"], answer["intents"], len(answer["examples"])) == (20, {"play": 10, "stop": 10}, 5)
     assert "utterances of a table split at ';': 20" in answer["warnings"][0]
+    assert "of the words are new to the public start" in answer["warnings"][-1]
+    assert answer["warnings"][-1] in plan(f"{file}[frage,thema]", 1000.0).warnings
 
 
 def test_the_record_of_a_run_has_the_whole_path_and_the_columns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    load(tmp_path, "a.csv", "frage,thema\nhi,greet\n", "frage,thema")
+    load(tmp_path, "a.csv[frage,thema]", "frage,thema\nhi,greet\n")
     for name in ("a.csv", "a.csv[frage,thema]"):
         assert settled(TrainConfig(name), 1e-5)["corpus"] == str(tmp_path / name)
     assert settled(TrainConfig("atis"), 1e-5)["corpus"] == "atis"
@@ -387,15 +407,16 @@ def test_the_record_of_a_run_has_the_whole_path_and_the_columns(tmp_path, monkey
     assert settled(TrainConfig("atis"), 1e-5)["corpus"] == str(tmp_path / "atis")
 
 
-def test_no_utterance_is_lost_to_a_missing_blank_line_or_a_second_list(tmp_path):
-    (tmp_path / "a.conll").write_text("# intent: go\nfly O\n# intent: stop\nhalt O\n\n")
-    with pytest.raises(UsageError, match="line 3: an intent within an utterance: put a blank line before it"):
-        load_corpus(tmp_path / "a.conll")
-    one = "nlu:\n- intent: go\n  examples: |\n    - fly [oslo](city\n- intent: stop\n"
-    (tmp_path / "nlu.yml").write_text(one)
-    notes = load_corpus(tmp_path / "nlu.yml").warnings
-    assert any("a bracket that marks no entity" in note for note in notes)
-    assert any("intents without examples" in note for note in notes)
-    (tmp_path / "nlu.yml").write_text(one + one)
-    with pytest.raises(UsageError, match="has a key twice"):
-        load_corpus(tmp_path / "nlu.yml")
+def test_a_corpus_in_another_language_than_the_public_start_gets_a_note(tmp_path):
+    for text, share in (
+        ("stell bitte den wecker auf sieben uhr", "86%"),
+        ("éteins la lumière du salon", "40%"),
+        ("włącz muzykę w salonie", "75%"),
+        ("打开客厅的灯", "100%"),
+        ("please turn on the lights in the kitchen", ""),
+        ("reset my okta password, the vpn is down", ""),
+        ("7 30", ""),
+    ):
+        found = [*note_on_words(load(tmp_path, "a.json", json.dumps([{"text": text, "intent": "x"}])))]
+        note = f"{share} of the words are new to the public start (ours knows English): it will help less"
+        assert found == ([note] if share else []), text

@@ -34,7 +34,7 @@ STUB, SOLUTION = '# EXERCISE delta\nprediction = {"k": None}', '# EXERCISE delta
 
 def write(path: Path, *code: str, exercise: bool = False) -> Path:
     title = new_markdown_cell("# A title\n\nThe noise is $\\sigma = z_0 C$. See [the next](01_next.ipynb).")
-    given = new_code_cell('mode = "quick"\nclip_norm = 1.0  # C', metadata={"tags": ["parameters"]})
+    given = new_code_cell('mode = "quick"\nclip_norm = 1.0  # C\nseeds = [0, 1]', metadata={"tags": ["parameters"]})
     stub = [new_code_cell(STUB, metadata={"tags": ["exercise"]})] if exercise else []
     return store(path, title, given, *stub, *map(new_code_cell, code))
 
@@ -64,15 +64,19 @@ def test_notebooks_run_with_solutions_and_parameters_and_one_that_fails_stops_no
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--parameter", "sigma=1"], "no parameter 'sigma'; they have: mode, clip_norm"),
+        (["--parameter", "sigma=1"], "no parameter 'sigma'; they have: mode, clip_norm, seeds"),
         (["05"], "there is no notebook '05'"),
         (["--parameter", "sigma"], "--parameter takes NAME=VALUE"),
         (["--parameter", "clip_norm=0,1"], "parameter clip_norm is (0, 1): give a number, such as 1.0"),
-        (["--parameter", "clip_norm=[1,2]"], "parameter clip_norm is [1, 2]: give a number, such as 1.0"),
         (["--parameter", "clip_norm=high"], "parameter clip_norm is 'high': give a number, such as 1.0"),
         (["--parameter", "clip_norm=True"], "parameter clip_norm is True: give a number, such as 1.0"),
-        (["--parameter", "clip_norm=None"], "parameter clip_norm is None: give a number, such as 1.0"),
         (["--parameter", "clip_norm={}"], "parameter clip_norm is {}: give a number, such as 1.0"),
+        (["--parameter", "clip_norm=1e999"], "parameter clip_norm is inf: give a number, such as 1.0"),
+        (["--parameter", "clip_norm=-1e999"], "parameter clip_norm is -inf: give a number, such as 1.0"),
+        (["--parameter", "seeds=3"], "parameter seeds is 3: give a value, such as [0, 1]"),
+        (["--parameter", "seeds=0,1"], "parameter seeds is (0, 1): give a value, such as [0, 1]"),
+        (["--parameter", "seeds=many"], "parameter seeds is 'many': give a value, such as [0, 1]"),
+        (["--parameter", "clip_norm=1", "--parameter", "clip_norm=2"], "'clip_norm' is given twice: give each once"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_does(options: list[str], says: str, tmp_path: Path) -> None:
