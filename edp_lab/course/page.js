@@ -132,7 +132,9 @@ addEventListener("DOMContentLoaded", async () => {
     for (const pre of document.querySelectorAll(".jp-OutputArea pre")) {  // a table is scrolled, other text breaks into lines
         pre.classList.toggle("edp-columns", pre.textContent.split("\n").filter(line => /\S {2,}\S/.test(line)).length > 1);
     }
-    for (const one of document.querySelectorAll(".edp-columns, .jp-OutputArea-output, .jp-RenderedMarkdown p")) {
+    for (const one of document.querySelectorAll(".edp-columns, .jp-OutputArea-output, .jp-RenderedMarkdown :is(p, div)")) {
+        const size = parseFloat(getComputedStyle(one).fontSize), wanted = size * one.clientWidth / one.scrollWidth;
+        if (wanted < size && !one.matches("div")) one.style.fontSize = `${Math.max(8, Math.floor(9.8 * wanted) / 10)}px`;
         if (one.scrollWidth > one.clientWidth + 1) one.tabIndex = 0;  // for the keyboard to scroll
     }
     for (const states of tables) await states();  // unpacked before anyone moves anything

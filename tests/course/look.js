@@ -57,6 +57,17 @@ const cut = panel => {
     }
     return faults.map(e => e.value ?? e.textContent);
 };
+// Titles, legends and notes of a panel's figures that lie on one another, or a legend on a plot.
+const covered = panel => all(panel, '.js-plotly-plot').flatMap(plot => {
+    const meet = (a, b) => a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+    const texts = all(plot, 'svg text').filter(e => place(e).width && e.closest('.legend, .infolayer, .annotation'));
+    const {legend, _plots} = plot._fullLayout, edge = place(plot);
+    const on = ({xaxis: x, yaxis: y}, e) => meet(place(e), {left: edge.left + x._offset, right: edge.left + x._offset + x._length,
+        top: edge.top + y._offset, bottom: edge.top + y._offset + y._length});
+    const faults = texts.filter((a, k) => texts.slice(k + 1).some(b => meet(place(a), place(b))));
+    const above = legend?.yref == 'container' ? texts.filter(e => e.closest('.legend')) : [];
+    return [...faults, ...above.filter(e => Object.values(_plots).some(one => on(one, e)))].map(e => e.textContent);
+});
 const besideFiles = () => {
     window.jupyterapp.shell.expandLeft();
     window.jupyterapp.commands.execute('filebrowser:activate');

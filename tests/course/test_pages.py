@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.course.examples import all_panels, panel_of
 
 SETTINGS = 200 if os.environ.get("EDP_LAB_LONG") else 48
 
+LOOK = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
 # The place of a panel's control and what to enter; then what the panel shows, once it has been painted.
 ENTER = """
 const [place, k, kind, value, done] = arguments;
@@ -32,11 +34,12 @@ const [input] = kind == "choice" ? [control.querySelectorAll("input")[value]] :
 if (kind == "choice") input.checked = true;
 else if (kind == "list") input.selectedIndex = value;
 else input.value = value;
-const start = performance.now();
+const start = performance.now(), top = panel.querySelector(".edp-tiles").offsetTop;
 input.dispatchEvent(new Event("change"));
 requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => done({
     milliseconds: performance.now() - start,
-    marks: [...panel.querySelectorAll(".edp-control .edp-lab-error")].map(error => error.textContent),
+    moved: panel.querySelector(".edp-tiles").offsetTop - top,
+    marks: [...panel.querySelectorAll(".edp-lab-error[role]")].map(error => error.textContent),
     tiles: [...panel.querySelectorAll(".edp-tile")].map(tile => [...tile.children].map(part => part.textContent)),
     sentence: panel.querySelector(".edp-tiles p").textContent,
     traces: [...panel.querySelectorAll(".js-plotly-plot")].map(plot => plot._fullData.map(
@@ -110,6 +113,7 @@ def test_a_page_equals_the_kernel_or_marks_the_control(panels: dict[str, Panel],
             at = [*panel.controls.values()].index(control)
             found = page.execute_async_script(ENTER, place, at, control.kind, value)
             milliseconds.append(found["milliseconds"])
+            assert found["moved"] == 0, name  # a message has its place
             if any(found["marks"]):
                 break
             panel.set(**{control_name: control.meaning(value)})
@@ -119,6 +123,14 @@ def test_a_page_equals_the_kernel_or_marks_the_control(panels: dict[str, Panel],
     print(f"{compared} of {len(milliseconds)} moves equal, the others marked; p50 and p95: {quantiles} ms")
     assert compared > SETTINGS / 2
     assert console_errors(page) == []
+
+
+def test_on_a_telephone_nothing_is_cut_or_covered(page: browsing.Chrome) -> None:
+    browsing.resize(page, 360, 740)
+    browsing.until(lambda: page.execute_script(f"{LOOK} return panels().every(fits)"), 60, "a figure does not fit")
+    assert page.execute_script(f"{LOOK} return panels().flatMap(p => [cut, covered, stickingOut].flatMap(f => f(p)))") == []
+    assert page.execute_script("return document.documentElement.scrollWidth") == 360
+    browsing.resize(page, *browsing.SIZE)
 
 
 def compare(name: str, panel: Panel, found: dict[str, Any]) -> None:

@@ -65,37 +65,46 @@ function fitted(layout, margin, width, { legend, axes, buttons }) {
 
 export default { render({ model, el }) {
     const bundle = (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
-    let loaded, drawn, width = 0, seen = { legend: 0, axes: {}, buttons: 0 };
-    const look = () => ({
-        legend: el._fullLayout.legend?._height ?? 0,
-        axes: Object.fromEntries(el._fullLayout._subplots.cartesian.flatMap(id => id.replace("y", " y").split(" ")).map(
-            id => [id[0] + "axis" + id.slice(1), el._fullLayout[id[0] + "axis" + id.slice(1)]]).map(
-            ([name, axis]) => [name, [axis._offset, axis._length]])),
-        buttons: el.querySelector(".modebar-group")?.offsetWidth ?? 0,
-    });
-    const draw = () => {  // at once, for a printer
-        [drawn, width] = [model.get("drawn"), el.clientWidth];
+    let loaded, width = 0, seen = { legend: 0, axes: {}, buttons: 0 };  // of the last drawing
+    const look = () => {
+        const { legend, _subplots, _plots } = el._fullLayout;
+        const axes = _subplots.cartesian.flatMap(id => [_plots[id].xaxis, _plots[id].yaxis]);
+        const places = Object.fromEntries(axes.map(axis => [axis._name, [axis._offset, axis._length]]));
+        return { ...seen, legend: legend?._height ?? 0, axes: places };
+    };
+    const draw = () => {
         if (!loaded || !width) return;
-        const { plotly, template, config } = loaded, place = el.closest(".edp-figure") ?? el;
+        const { plotly, template, config } = loaded, drawn = model.get("drawn");
         const wanted = () => fitted(structuredClone(drawn.layout), template.layout.margin, width, seen);
         let layout = wanted();
         el.ariaLabel = drawn.layout.title?.text ?? "figure";
         for (let times = 0; times < 3; times++) {
             const text = JSON.stringify(layout);
-            place.style.height = `${layout.height}px`;
+            (el.closest(".edp-figure") ?? el).style.height = `${layout.height}px`;
             // plotly writes into what it is given; a zoom stays
             plotly.react(el, structuredClone(drawn.data), { ...layout, template, uirevision: true }, config);
             seen = look();
             if (JSON.stringify(layout = wanted()) == text) return;
         }
     };
-    const resize = () => { if (el.clientWidth && el.clientWidth != width) draw(); };
+    const resize = () => {  // asks how wide the place is, which takes long: not at every move
+        const now = el.clientWidth;
+        if (!now || now == width) return;
+        width = now;
+        draw();
+        const buttons = el.querySelector(".modebar-group")?.offsetWidth ?? 0;
+        if (buttons == seen.buttons) return;
+        seen.buttons = buttons;
+        draw();
+    };
     const watch = new ResizeObserver(resize);
     el.setAttribute("role", "figure");  // to a screen reader it is one thing with a name: its title
     model.on("change:drawn", draw);
     addEventListener("resize", resize);
-    watch.observe(el);
-    bundle.then(all => { loaded = all; draw(); });
+    bundle.then(all => {
+        loaded = all;
+        watch.observe(el);
+    });
     return async () => {
         removeEventListener("resize", resize);
         watch.disconnect();

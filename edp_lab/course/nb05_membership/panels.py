@@ -451,8 +451,8 @@ def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     }
 
 
-LEFT, RIGHT = ["bottom right"] + ["bottom left"] * 3, ["top right"] * 4  # of marks, that no two texts meet
-RUNS = (("as printed", True, PRINTED, "square", LEFT), ("sound", False, HOLDS, "circle", RIGHT))
+LEFT = ["bottom left"] * 4 + ["bottom right"]  # of five marks, so that no two texts meet
+RUNS = (("as printed", True, PRINTED, "square", LEFT), ("sound", False, HOLDS, "circle", ["top right"] * 5))
 
 
 def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
