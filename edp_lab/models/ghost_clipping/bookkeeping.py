@@ -81,7 +81,7 @@ class Block(NamedTuple):
         return row_norms((self.gather(d, d.dtype).mT @ self.gather(x, x.dtype)).flatten(1)).square()
 
     def gram_is_cheaper(self, inputs: int, outputs: int) -> bool:
-        """Whether Gram matrices are faster than gradients (outputs, inputs) on two cores; float64 has half the speed."""
+        """Whether Gram matrices are faster than gradients (outputs, inputs) on two cores; float64 is half as fast."""
         return self.rows.shape[1] * (inputs + outputs) < inputs * outputs
 
     def _check(self, x: Tensor) -> None:
