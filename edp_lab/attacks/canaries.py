@@ -1,21 +1,21 @@
-"""Memorisation: how well a trained model knows personal numbers that were hidden in its training set.
+"""Memorisation: how well a trained model knows personal numbers planted in its training set.
 
-A canary reads "call my doctor at" and seven random digits. An attacker who holds the model and knows all of it but the
-digits ranks the fillings of the blank by the loss that the model gives them (Carlini et al. 2019, arXiv 1802.08232):
+A canary is "call my doctor at" and seven random digits. An attacker who has the model and knows everything but the
+digits ranks the possible fillings by the model's loss on them (Carlini et al. 2019, arXiv 1802.08232):
 
     exposure = log2 |R| - log2 (rank of the canary among |R| fillings),        extracted = rank 1
 
-A language model gives the digits themselves a probability. An intent-and-slot model does not: it knows
-p(labels | text), and labels every filling alike once it knows that digits after "call my doctor at" are a phone number.
-So each canary carries labels of its own, one random intent and one random slot for the whole number, as a careless
-annotator might leave them, and all canaries share the words around the number. Only the digits tell a canary's labels
-from those of the others, and its loss under its labels is below that of other numbers only if the model has stored the
-digits.
+A language model assigns a probability to the digits themselves. An intent-and-slot model does not: it models
+p(labels | text), and labels every filling alike once it learns that digits after "call my doctor at" are a phone
+number. So each canary has its own labels, one random intent and one random slot for the whole number, as a careless
+annotator might assign them, and all canaries share the words around the number. Only the digits distinguish a canary's
+labels from those of the others, so its loss under its labels is below that of other numbers only if the model has
+stored the digits.
 
-Canaries and the other fillings are one draw without replacement from one set R, made of digit words that the training
-set holds anyway. So without memorisation every rank is equally likely, whatever the model makes of a number, and the
-mean exposure is log2 e = 1.44 bits, a little less for few fillings; canaries that are never inserted (0 repetitions)
-show that. R is too large to be ranked: |R| is the size of a sample, which caps the exposure.
+Canaries and the other fillings are one draw without replacement from one set R, made of digit words that occur in the
+training set anyway. So without memorisation every rank is equally likely, however the model treats a number, and the
+mean exposure is log2 e = 1.44 bits, slightly less for few fillings; canaries that are never inserted (0 repetitions)
+show that. R is too large to be ranked in full: |R| is the size of a sample, which caps the exposure.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 AROUND = ("call", "my", "doctor", "at")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-LENGTH = 7  # digits of a number
-FEWEST = 5  # different digits, for a set R much larger than a sample of it
+LENGTH = 7  # digits per number
+FEWEST = 5  # minimum number of different digits, so that R is much larger than a sample of it
 MOST_FILLINGS = 20_000
 BATCH = 512
 CONFIDENCE = 0.95
 
 
 class Canaries(NamedTuple):
-    """One draw from R: numbers with labels, and other numbers."""
+    """One draw from R: canaries with labels, and other numbers."""
 
-    utterances: dict[int, tuple[Utterance, ...]]  # by how often they are inserted
-    references: tuple[tuple[str, ...], ...]  # the tokens of the other fillings
+    utterances: dict[int, tuple[Utterance, ...]]  # canaries by number of repetitions
+    references: tuple[tuple[str, ...], ...]  # tokens of the other fillings
 
     @property
     def inserted(self) -> tuple[Utterance, ...]:
@@ -75,23 +75,23 @@ class Canaries(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Memorisation:
-    """Exposure and extraction of the canaries with one repetition count, by one method's model."""
+    """Exposure and extraction of the canaries with one repetition count, for one method's model."""
 
     method: str
     repetitions: int
     exposures: tuple[float, ...]  # of each canary, in bits; at most `cap`
-    exposure: float  # their mean,
-    interval: tuple[float, float]  # with a 95 % t interval over canaries of one training run
+    exposure: float  # their mean
+    interval: tuple[float, float]  # 95 % t interval of the mean, over canaries of one training run
     cap: float
-    extracted: int  # how many have rank 1,
-    extracted_interval: tuple[float, float]  # with the Clopper-Pearson interval of the share
-    # Of all copies of a canary together (group privacy), at `delta`; None: no guarantee.
+    extracted: int  # number of canaries with rank 1
+    extracted_interval: tuple[float, float]  # Clopper-Pearson interval of their share
+    # Epsilon for all copies of a canary together (group privacy), at `delta`; None: no guarantee.
     epsilon_if_seed_secret: float | None = None
     claimed_epsilon: float | None = None  # by the paper's accounting, which ignores copies; None if there is no claim
     delta: float | None = None
-    guarantee: str = "none"  # its status,
+    guarantee: str = "none"  # status of the guarantee
     reason: str = "never inserted: the control"
-    test_ser: float  # of the model; one that has learnt nothing memorises nothing
+    test_ser: float  # SER of the model; a model that has learnt nothing memorises nothing
 
 
 def measure_memorisation(
@@ -105,12 +105,12 @@ def measure_memorisation(
     """Train once per method on the same corpus with the same canaries, and rank these among `references` other numbers.
 
     Args:
-        config: all settings but the method: corpus, model, noise, epochs, seed.
-        repetitions: how often a canary is inserted, a group of `canaries` for each; 0 is the control.
+        config: all settings except the method: corpus, model, noise, epochs, seed.
+        repetitions: numbers of copies inserted, with `canaries` canaries for each; 0 is the control.
         progress: receives the method and its training's events.
 
     Returns:
-        A row per method and repetition count. Bad arguments are refused by `UsageError` before any training.
+        A row per method and repetition count. UsageError if an argument is invalid, before any training.
     """
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
@@ -133,10 +133,10 @@ def measure_memorisation(
 def draw_canaries(
     corpus: Corpus, training: Sequence[Utterance], repetitions: Sequence[int], each: int, references: int, seed: int
 ) -> Canaries:
-    """Draw `each` canaries for every repetition count, and so many other fillings, all different.
+    """Draw `each` canaries for every repetition count, and `references` other fillings, all different.
 
     The digits are those of `DIGITS` that occur at least twice in `training`, so that every filling consists of words
-    that each model knows anyhow, whether its words come from the training set or from hash buckets.
+    that each model knows anyway, whether its vocabulary is the training set's or hash buckets.
     """
     _check(repetitions, each, references, len(training))
     if not corpus.has_tags:
@@ -146,7 +146,7 @@ def draw_canaries(
     if len(digits) < FEWEST:
         known_digits = ", ".join(digits) or "none"
         raise UsageError(
-            f"training set of {corpus.name} knows too few digits ({known_digits}) to hide numbers among: "
+            f"training set of {corpus.name} has too few digits ({known_digits}) to hide numbers among: "
             "take smart-home"
         )
     generator = np.random.Generator(np.random.PCG64(key_from_seed(f"{seed}, canaries")))
@@ -168,7 +168,7 @@ def draw_canaries(
 def filling_losses(
     model: IntentSlotModel, texts: Sequence[tuple[str, ...]], labelled: Sequence[Utterance]
 ) -> np.ndarray:
-    """The training loss of every text under the labels of every utterance, all of one length: (A, F), float64.
+    """Training loss of every text under the labels of every utterance, all of one length: (A, F), float64.
 
     Each text is encoded once, for all labels.
     """
@@ -189,17 +189,17 @@ def filling_losses(
 def canary_ranks(
     model: IntentSlotModel, canaries: Sequence[Utterance], references: Sequence[tuple[str, ...]]
 ) -> np.ndarray:
-    """Rank of each canary's loss among itself and the references, 1 the smallest, the mean of equal ones: (A)."""
+    """Rank of each canary's loss among its own and the references', 1 for the smallest, ties averaged: (A)."""
     losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
     canary_losses, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
     return 1 + (others < canary_losses).sum(1) + (others == canary_losses).sum(1) / 2
 
 
 def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, float]:
-    """Student's 95 % interval for the mean of (A) values, cut to [`low`, `high`].
+    """Student's 95 % interval for the mean of (A) values, clipped to [`low`, `high`].
 
-    If all values agree, which would make it a point, it covers unseen values: A draws may all miss something of
-    probability up to 1 - 0.025^(1/A).
+    If all values agree, the interval would be a point, so it is widened to cover unseen values: A draws may all miss
+    an event of probability up to 1 - 0.025^(1/A).
     """
     mean, count = float(values.mean()), len(values)
     if values.min() == values.max():
@@ -210,7 +210,7 @@ def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, f
 
 
 def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
-    """Rank the canaries by a trained model, a row per repetition count."""
+    """Rank the canaries by a trained model's loss; one row per repetition count."""
     ser = evaluate_model(run.model, run.test).ser
     rank = canary_ranks(run.model, [u for group in drawn.utterances.values() for u in group], drawn.references)
     fillings, rows = len(drawn.references) + 1, []
@@ -234,7 +234,7 @@ def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
 
 
 def _protected(row: Memorisation, run: Trainer) -> Memorisation:
-    """The row with the guarantee for all copies of a canary together: a person with so many utterances."""
+    """Add the guarantee for all copies of a canary together, as for a person with that many utterances."""
     mechanism = run.mechanism
     judged = judge(mechanism, run.config.epochs, run.delta, utterances_per_person=row.repetitions)
     return replace(
@@ -258,7 +258,7 @@ def _check(repetitions: Sequence[int], each: int, references: int, training: int
         raise UsageError(f"the number of references is {references}: it must be a whole number, at least 1")
     fillings = each * len(repetitions) + references
     if fillings > MOST_FILLINGS:
-        raise UsageError(f"canaries and references are {fillings:,} numbers: lower them to {MOST_FILLINGS:,} in all")
+        raise UsageError(f"canaries and references are {fillings:,} numbers: lower them to {MOST_FILLINGS:,} in total")
     inserted = each * sum(repetitions)
     if inserted > training:
         raise UsageError(

@@ -1,12 +1,12 @@
 """LiRA, the likelihood-ratio attack (Carlini et al. 2022, "Membership Inference Attacks From First Principles").
 
-How sure a model is of an utterance depends mostly on the utterance. So an attacker trains shadow models with it and
-without it, and asks which of the two the target looks like. A logit is about normal over models; here there are two, of
-the intent and of the tag sequence, taken as independent. Measured on ATIS with 16 shadow models: their correlation
+A model's confidence on an utterance depends mostly on the utterance. So an attacker trains shadow models with it and
+without it, and tests which group the target resembles. A logit is about normal over models. Here there are two logits,
+of the intent and of the tag sequence, treated as independent. Measured on ATIS with 16 shadow models: their correlation
 within an utterance is 0.07, a full covariance gains nothing, both logits together beat either alone, and one variance
-for all utterances beats each utterance's own.
+for all utterances beats a separate one for each.
 
-Too few models and an impossible design are refused by `UsageError`.
+UsageError if there are too few models, or an utterance is in too many or too few training sets.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from edp_lab.errors import UsageError
 from edp_lab.jobs import content_key, kept_results, usable_cores
 from edp_lab.training.config import TrainConfig
 
-MOST_ON_GPU = 4  # workers that share a GPU: each brings its own half gigabyte of CUDA
-MANY = 64  # shadow models, from which on an utterance's own variance is known well enough (Carlini et al., ablation)
-LEAST_VARIANCE = 1e-6  # if all models agree
+MOST_ON_GPU = 4  # workers sharing a GPU: each has its own half gigabyte of CUDA context
+MANY = 64  # shadow models from which on per-utterance variances are accurate enough (Carlini et al., ablation)
+LEAST_VARIANCE = 1e-6  # used if all models agree
 
 
 class ShadowLogits(NamedTuple):
@@ -48,24 +48,24 @@ def attack_lira(
     cache: Path | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
-    """LiRA, see `lira_scores`; `size` and `epochs` of the shadow models, None: the target's."""
+    """Run LiRA (see `lira_scores`); `size` and `epochs`: of the shadow models, None for the target's."""
     target = load_target(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
     config = replace(target.config, lr=lr, **chosen)  # type: ignore[arg-type]
     models = shadow_logits(config, target.corpus, target.pool, shadows, seed, cache, progress)
-    # Shadow models of another size or length are then as sure as the target.
+    # Shadow models of another size or training length then have the target's mean confidence.
     logits = aligned(signals(target.model, target.pool).logits, models)
     about = {"shadows": shadows, "shadow_size": config.size, "shadow_epochs": config.epochs, "seed": seed}
     return judged(target, "lira-online", lira_scores(logits, models), about)
 
 
 def lira_scores(logits: Floats, shadows: ShadowLogits) -> Floats:
-    """Evidence that each utterance was in the target's training set: (n), larger is more.
+    """Evidence that each utterance was in the target's training set: (n), larger for members.
 
     The log-likelihood ratio of the target's logits (n, d), log N(x; mu_in, v_in) - log N(x; mu_out, v_out), summed over
-    the logits (their algorithm 1, online). With fewer than `MANY` models there is one v_in and one v_out for all
-    utterances, the mean of their variances over models, in place of each utterance's own.
+    the logits (algorithm 1 of Carlini et al., online). With fewer than `MANY` models, all utterances share one v_in and
+    one v_out, the means of the per-utterance variances over models.
     """
     models, inside = shadows
     if models.shape != (len(inside), *logits.shape) or inside.shape != models.shape[:2]:
@@ -77,7 +77,7 @@ def lira_scores(logits: Floats, shadows: ShadowLogits) -> Floats:
         raise UsageError("an utterance has fewer than two shadow models with, or without, it: train more of them")
 
     def log_density(used: NDArray[np.bool_]) -> Floats:
-        """Log-density under the models that are used for an utterance, up to a constant: (K, n) -> (n, d)."""
+        """Log-density under the models selected for each utterance, up to a constant: (K, n) -> (n, d)."""
         weight = used[..., None].astype(np.float64)
         count = weight.sum(0)
         mean = (models * weight).sum(0) / count
@@ -90,13 +90,13 @@ def lira_scores(logits: Floats, shadows: ShadowLogits) -> Floats:
 
 
 def aligned(logits: Floats, shadows: ShadowLogits) -> Floats:
-    """Shift each head's logits of the target (n, d) by one number, to the shadow models' mean over the pool.
+    """Shift the target's logits (n, d) by a constant per head, so that their mean equals the shadow models'.
 
-    For shadow models that were trained otherwise than the target: one that was trained for longer is surer of
-    everything, and `lira_scores` would take that for a sign of non-members, whose logits spread more widely. Measured
-    on ATIS, a target of 20 epochs and shadow models of 8: the AUC is 0.549 as it is, 0.663 aligned (loss threshold
-    0.574); for a target of 8 epochs it is 0.647 either way. Assumes that about half of the pool are members, as in the
-    shadow models' training sets.
+    Use it if the shadow models were trained differently. A model trained for longer is more confident on all
+    utterances, and `lira_scores` would take that for a sign of non-members, whose logits vary more. Measured on ATIS
+    with a target of 20 epochs and shadow models of 8: the AUC is 0.549 without alignment and 0.663 with it (loss
+    threshold: 0.574). For a target of 8 epochs it is 0.647 either way. Assumes that about half of the pool are
+    members, as in the shadow models' training sets.
     """
     if logits.shape[-1] != shadows.logits.shape[-1]:
         return logits  # `lira_scores` refuses them
@@ -118,17 +118,17 @@ def shadow_logits(
     progress: Callable[[str], None] = lambda what: None,
     workers: int | None = None,
 ) -> ShadowLogits:
-    """Logits on the whole pool of K models, each trained on one half of it (see `half_samples`).
+    """Logits of K models on the whole pool, each trained on one half of it (see `half_samples`).
 
     Args:
         shadows: K, even and at least 4.
-        seed: of the halves and the models. Their weights and noise come from other seeds than 0, 1, 2, ..., so that
-            no shadow model has the target's.
-        cache: where finished ones are kept, so that an interrupted attack resumes; None is `user_cache`.
-        progress: receives, in this thread, how many of the K are done. What it raises ends the work.
-        workers: processes of one thread each; None is one per core that this process may use.
+        seed: seed of the halves and the models. Weights and noise are not seeded by 0, 1, 2, ..., so that no shadow
+            model has the target's.
+        cache: folder of finished models, so that an interrupted attack can resume; None for `user_cache`.
+        progress: called in this thread with the number of finished models; an exception from it ends the work.
+        workers: number of single-threaded processes; None for one per core available to this process.
 
-    Whatever ends the work, no worker is left, and a sentence says what is kept.
+    However the work ends, no worker is left running, and the message names the folder of finished models.
     """
     inside = half_samples(pool, shadows, seed)
     folder = shadow_cache(cache)
@@ -153,7 +153,7 @@ def shadow_logits(
 
 
 def _logits(shadow: tuple[TrainConfig, Corpus, list[int]]) -> dict[str, Any]:
-    """Train a shadow model, in a worker, on some of the corpus' utterances; its logits on all, as lists."""
+    """In a worker, train a shadow model on some of the corpus' utterances; return its logits on all, as lists."""
     config, corpus, train = shadow
     model = shadow_model(config, corpus, [corpus.utterances[k] for k in train])
     return {"logits": signals(model, corpus.utterances).logits.tolist()}
@@ -162,8 +162,8 @@ def _logits(shadow: tuple[TrainConfig, Corpus, list[int]]) -> dict[str, Any]:
 def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[np.bool_]:
     """Draw which utterance is in which training set: (K, n), each utterance in exactly K / 2 of them.
 
-    Utterances with the same tokens are in the same ones, or the model of a training set without one of them would have
-    seen it all the same. A training set holds about half of the pool: its size is random.
+    Utterances with the same tokens are in the same training sets; otherwise a model trained without an utterance could
+    still have seen its text. Each training set is about half of the pool; its size is random.
     """
     if shadows < 4 or shadows % 2:
         raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")

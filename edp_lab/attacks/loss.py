@@ -1,19 +1,19 @@
-"""The run that a membership attack is made on, the result beside the run's guarantee, and the simplest attack.
+"""Membership attacks: the target run, the result compared with the run's guarantee, and the loss-threshold attack.
 
-An attack scores as many members as non-members, larger for "member". The floor: call those members whose loss is low
-(Yeom et al. 2018). LiRA wants logits, because they are close to normal over models, which losses and probabilities are
-not (Carlini et al. 2022):
+An attack scores equally many members and non-members, higher for "member". The baseline attack calls utterances with a
+low loss members (Yeom et al. 2018). LiRA uses logits, because their distribution over models is close to normal, unlike
+that of losses and probabilities (Carlini et al. 2022):
 
     p = model's probability of the true intent, or of the true tag sequence as a whole
     logit p = log p - log(1 - p)
 
-They are taken in float64, from the other classes' probabilities rather than from 1 - p, which rounds to 0 for a model
-that is sure.
+They are computed in float64, from the other classes' probabilities instead of 1 - p, which rounds to 0 for a confident
+model.
 
-An attack counts if the texts alone do not tell members from non-members (`check_split`): else it would need no model,
-and its success would show how the split was made, not what the model remembers.
+An attack is valid if the texts alone do not distinguish members from non-members (`check_split`). Otherwise it needs no
+model, and its success shows how the split was made, not what the model remembers.
 
-UsageError: a run that cannot be attacked, too few members, utterances that do not fit the model, a diverged model.
+UsageError: a run that cannot be attacked, too few members, utterances that do not match the model, a diverged model.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from edp_lab.training.run_files import MODEL, check_same_split, read_record, run
 
 Floats = NDArray[np.float64]
 FOLDS = 5
-SPLIT_CONFIDENCE = 0.99  # an alarm of `check_split` is false about once in a hundred splits
+SPLIT_CONFIDENCE = 0.99  # `check_split` raises a false alarm for about one in a hundred splits
 BATCH = 256
-LEAST_NLL = 1e-12  # of a tag sequence: differences of float64 sums over a sentence carry no more
-MOST = 500.0  # size of a logit; only a model with a single intent, or one that diverged, comes near
+LEAST_NLL = 1e-12  # smallest loss of a tag sequence: the precision of float64 sums over a sentence
+MOST = 500.0  # largest magnitude of a logit; only a model with a single intent, or a diverged one, comes near it
 TITLES = {
     "loss": "loss threshold (the floor)",
     "shadow": "shadow model and classifier (the paper's attack)",
@@ -60,23 +60,23 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Target:
-    """A trained model, and as many members as non-members for an attack to tell apart."""
+    """A trained model, and equally many members and non-members for an attack to distinguish."""
 
     folder: Path
     config: TrainConfig
     corpus: Corpus
     model: IntentSlotModel
-    members: tuple[Utterance, ...]  # of the training set, drawn at random if it is larger than the test set
-    non_members: tuple[Utterance, ...]  # as many of the test set
+    members: tuple[Utterance, ...]  # from the training set, a random sample if it is larger than the test set
+    non_members: tuple[Utterance, ...]  # equally many from the test set
 
     @property
     def pool(self) -> tuple[Utterance, ...]:
-        """Members first."""
+        """Members, followed by non-members."""
         return self.members + self.non_members
 
     @cached_property
     def texts(self) -> NDArray[np.int64]:
-        """The number of each utterance's text, of the pool: (n)."""
+        """Index of each utterance's text within the pool: (n), equal for equal texts."""
         return group_ids(self.pool)
 
     @property
@@ -85,12 +85,12 @@ class Target:
         return int(np.bincount(self.texts).max())
 
     def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Split scores of the pool, one row each, into those of members and of non-members."""
+        """Split the pool's scores, one row per utterance, into those of members and those of non-members."""
         return scores[: len(self.members)], scores[len(self.members) :]
 
     @property
     def unit(self) -> str:
-        """The privacy unit that the guarantee is stated for."""
+        """The privacy unit of the guarantee."""
         return "one utterance" if self.copies == 1 else f"one utterance whose text occurs up to {self.copies} times"
 
     @cached_property
@@ -99,10 +99,10 @@ class Target:
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
-        """The run's guarantee against telling one utterance from another in its place; None without noise.
+        """The run's guarantee against distinguishing an utterance from a replacement; None without noise.
 
-        A member and a non-member of a random split of fixed sizes have changed places, so the neighbours are
-        replace-one: under Poisson sampling, one utterance less and another more. All copies of a text are on one side,
+        In a random split of fixed sizes, a member and a non-member are exchanged, so the neighbours are
+        replace-one: under Poisson sampling, one utterance removed and another added. A text's copies are on one side,
         so a text counts as often as the most frequent one.
         """
         if self.config.method == "sgd":
@@ -120,7 +120,7 @@ class Target:
 def load_target(run: str | Path | Target) -> Target:
     """Load a run's model, with members from its training set and an equal number of non-members from its test set.
 
-    A target that has been loaded is returned as it is.
+    A loaded target is returned unchanged.
     """
     if isinstance(run, Target):
         return run
@@ -139,16 +139,17 @@ def load_target(run: str | Path | Target) -> Target:
     data = split(corpus, config.seed, **config.split)
     check_same_split(run, record, data)
     target = Target(folder, config, corpus, model.eval(), *equal_sides(data, config.seed))
-    _ = target.guarantee, target.guards  # a refusal comes before long work
+    _ = target.guarantee, target.guards  # raise errors before long work
     return target
 
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
-    """Draw as many utterances of the training set as of the test set."""
+    """Draw equally many utterances from the training set and the test set."""
     count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
-            f"{count} members are too few to evaluate an attack: it needs {LEAST_MEMBERS}, so train on a larger corpus"
+            f"{count} members are too few to evaluate an attack: it takes {LEAST_MEMBERS}, so train on a "
+            "larger corpus"
         )
     draw, sides = np.random.default_rng(seed), (data.train, data.test)
     members, others = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in sides)
@@ -160,7 +161,7 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
 
 @dataclass(frozen=True)
 class Attacked:
-    """An attack's result beside the guarantee of the run it was made on; scores of the target's pool."""
+    """Result of an attack, with its scores of the target's pool and the guarantee of the attacked run."""
 
     target: Target
     result: AttackResult
@@ -208,7 +209,7 @@ class Attacked:
 
 
 def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
-    """Summarise an attack by its scores of the target's pool, beside the guarantee of the run."""
+    """Summarise an attack from its scores of the target's pool, together with the guarantee of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.conditional_epsilon, guarantee.status)
     result = summarise(attack, *sides, epsilon, delta, target.sides(target.texts))
@@ -221,16 +222,16 @@ def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any
 class Guards(NamedTuple):
     """Results of the sanity guards on a split into members and non-members."""
 
-    text_auc: float  # of a bag-of-words classifier between their texts, out of fold; 0.5 is guessing
+    text_auc: float  # out-of-fold AUC of a bag-of-words classifier between their texts; 0.5 is guessing
     text_auc_interval: Interval  # at `confidence`
     confidence: float
-    duplicates: int  # token strings that occur on both sides
+    duplicates: int  # number of texts that occur on both sides
     leaks: bool  # the interval excludes 0.5, on either side: the split is not exchangeable
-    message: str  # one sentence: fine, or what is wrong and how to fix it
+    message: str  # one sentence: "fine", or what is wrong and how to fix it
 
 
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
-    """Run every guard on the utterances that an attack is to tell apart."""
+    """Run every guard on the utterances that an attack is to distinguish."""
     texts = [{u.tokens for u in side} for side in (members, non_members)]
     sides = len(members), len(non_members)
     for name, size, distinct in zip(("members", "non-members"), sides, map(len, texts), strict=True):
@@ -241,7 +242,7 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
         if distinct < FOLDS:
             raise UsageError(f"the {name} hold only {distinct} distinct texts: an attack needs at least {FOLDS}")
     scores = _text_scores(*texts)
-    # Out-of-fold scores are no independent draws: text i helped to score text j and j to score i, so chance likeness
+    # Out-of-fold scores are not independent: text i helped to score text j, and j to score i, so chance similarity
     # counts twice. For scores linear in the labels, s_i = sum_j P_ij y_j with random signs y, the variance of
     # sum_i y_i s_i is sum_{i<j} (P_ij + P_ji)^2, at most twice the sum_{i,j} P_ij^2 that independence would give. So
     # DeLong's interval is made sqrt 2 times as wide (on the logit scale). Measured on random splits: DeLong's own
@@ -271,8 +272,8 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
 def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]]) -> tuple[Floats, Floats]:
     """Out-of-fold scores of each side's distinct texts, (M') and (N'); higher means "member".
 
-    A logistic regression on words and bigrams. Distinct, because a split deals a text's copies together, so that they
-    are no independent evidence.
+    Uses logistic regression on words and bigrams. Copies are dropped, because a split keeps a text's copies together,
+    so they are not independent evidence.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -281,8 +282,8 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
     def words_and_bigrams(text: tuple[str, ...]) -> list[str]:
         return [*text, *(" ".join(pair) for pair in pairwise(("<s>", *text, "</s>")))]
 
-    # Folds are dealt in turn, each kind of text for itself, so that all are alike. A text that is on both sides lies
-    # in one fold, else training would have seen it.
+    # Folds are assigned in turn, separately for each kind of text, so that all are alike. A text on both sides is in
+    # one fold; otherwise training would have seen it.
     rng = np.random.Generator(np.random.PCG64(0))
     kinds = (sorted(members & non_members), sorted(members - non_members), sorted(non_members - members))
     shuffled = [kind[i] for kind in kinds for i in rng.permutation(len(kind))]
@@ -303,7 +304,7 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
 
 
 class Signals(NamedTuple):
-    """Loss and logits of n utterances, in their order; float64, finite."""
+    """Loss and logits of n utterances, in order; float64, finite."""
 
     loss: Floats  # (n) cross entropy of the intent plus the CRF's negative log-likelihood, as in training, no dropout
     # (n, 2), of the true intent, within +-`MOST`, and of the true tag sequence, at least -`MOST` and at most 27.6, the
@@ -314,7 +315,7 @@ class Signals(NamedTuple):
 def scored_batches(
     model: IntentSlotModel, utterances: Sequence[Utterance], batch_size: int
 ) -> Iterator[tuple[Batch, Tensor, Tensor | None, Tensor]]:
-    """Batches of the utterances, in another order, each with the model's scores of them, without dropout."""
+    """Batches of the utterances, not in order, each with the model's scores without dropout."""
     model.eval()
     for batch in model.inference_batches(model.dataset(utterances), batch_size):
         log_intent, emissions, mask = model.scores(batch)
@@ -345,6 +346,6 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
 
 
 def attack_loss(run: str | Path | Target) -> Attacked:
-    """Call those members whose loss is low."""
+    """Loss-threshold attack: call utterances with a low loss members."""
     target = load_target(run)
     return judged(target, "loss", -signals(target.model, target.pool).loss, {})

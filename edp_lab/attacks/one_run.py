@@ -1,19 +1,19 @@
-"""An audit by one run (Steinke, Nasr and Jagielski 2023): many canaries at once, each in or out by a fair coin.
+"""Privacy audit with one run (Steinke, Nasr and Jagielski 2023): many canaries, each included by a fair coin.
 
-An attacker who sees what the run released scores every canary, guesses "in" for the highest and "out" for the lowest,
-and is right more often than a false claim allows. A canary that is out keeps its slot and contributes no gradient, so
-in and out are zero-out neighbours, which the judge assumes with disjoint batches. Canaries of one step are in different
-micro-batches.
+An attacker who sees the run's releases scores every canary, guesses "in" for the highest and "out" for the lowest, and
+is right more often than a false claim allows. A canary that is out keeps its slot and contributes no gradient, so in
+and out are zero-out neighbours, the adjacency that the accounting assumes for disjoint batches. Canaries of one step
+are in different micro-batches.
 
-Canary i pushes its micro-batch along a direction e_i, orthogonal to the other canaries', as hard as the clip allows: to
-+C e_i if it is in. If it is out, to 0 if it was alone, else to -C e_i, because an opposing example, which is always
-there, pushes the other way. So the two are as far apart as the sensitivity (up to the rest of the micro-batch, which
-keeps a tenth of C): C or 2C. The score adds up the inner product of e_i with what is released over the steps in which
-the canary could take part. An attacker who sees only the last model, and knows where training began, scores by the
-distance moved along -e_i.
+Canary i moves its micro-batch's gradient along a direction e_i, orthogonal to the other canaries', as far as the clip
+allows: to +C e_i if it is in. If it is out, the gradient is 0 if the canary was alone, otherwise -C e_i, because an
+opposing example, which is always present, pushes the other way. So the two differ by the sensitivity, C or 2C (except
+for the rest of the micro-batch, which keeps a tenth of C). The score sums the inner products of e_i with the releases
+of the steps in which the canary could take part. An attacker who sees only the last model, and knows the initial one,
+scores by the distance moved along -e_i.
 
-alpha is 1 on every layer: what leaks through private layer scales comes on top. Order and places of the canaries are
-public, as they may be if no sampling amplifies privacy.
+alpha is 1 on every layer: leakage through private layer scales would come on top. The canaries' order and positions
+are public, which is allowed if no sampling amplifies privacy.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from edp_lab.training.trainer import Trainer
 MOST_CANARIES = 10**6
 DELTA = 1e-5
 
-Gradients = Sequence[MicroGradients]  # of one step
-OnStep = Callable[[int, int], None]  # receives the number of steps done, and of all
+Gradients = Sequence[MicroGradients]  # gradients of one step
+OnStep = Callable[[int, int], None]  # receives the number of steps done and the total
 
 
 # ---- Which canaries are in, and where --------------------------------------------------------------------------------
 
 
 class Placement(NamedTuple):
-    """Disjoint batches like `Batches`, with at most one canary in a micro-batch; numbers from n on are canaries."""
+    """Disjoint batches like `Batches`, with at most one canary per micro-batch; indices from n on are canaries."""
 
     key: int
     utterances: int  # n
     canaries: int  # m
     num_devices: int
-    micro_batches: int  # M in a step
-    size: int  # b, the most utterances in a micro-batch
-    reserved: int  # slots of a micro-batch that a canary takes up, with the example that opposes it
+    micro_batches: int  # M per step
+    size: int  # b, maximum number of utterances in a micro-batch
+    reserved: int  # slots of a micro-batch used by a canary and its opposing example
 
     @property
     def steps_per_epoch(self) -> int:
@@ -73,7 +73,7 @@ class Placement(NamedTuple):
         """The micro-batches of every device in one step."""
         shuffle = stream(self.key, Purpose.SHUFFLE, epoch)
         places = self.steps_per_epoch * self.micro_batches
-        holds = shuffle.permutation(places)[: self.canaries]  # canary i lies in micro-batch holds[i]
+        holds = shuffle.permutation(places)[: self.canaries]  # canary i is in micro-batch holds[i]
         free = np.full(places, self.size)
         free[holds] -= self.reserved
         slots = shuffle.permutation(np.repeat(np.arange(places), free))[: self.utterances]
@@ -87,13 +87,13 @@ class Placement(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The draws made before the run: which canaries are in, and in which step each may take part."""
+    """Random choices made before the run: which canaries are in, and in which step each may take part."""
 
-    key: int  # of the canaries; the noise has another
+    key: int  # key of the canaries; the noise has another
     included: np.ndarray  # (m), bool
-    utterances: int  # n; number n + i is canary i
+    utterances: int  # n; index n + i is canary i
     batches: Placement
-    opposing_examples: bool  # whether an example that is always there pushes against each canary
+    opposing_examples: bool  # whether an example that is always present pushes against each canary
 
     @classmethod
     def draw(cls, config: TrainConfig, canaries: int, utterances: int) -> Plan:
@@ -105,7 +105,7 @@ class Plan(NamedTuple):
         return cls(key, included, utterances, batches, opposed)
 
     def step(self, epoch: int, step_in_epoch: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-        """Micro-batches without canary; those with one, less the canary; and the canaries' numbers, in one step."""
+        """One step's micro-batches without a canary; those with one, excluding it; and the canaries' indices."""
         step = epoch * self.batches.steps_per_epoch + step_in_epoch
         parts = [examples for device in self.batches.devices(epoch, step_in_epoch, step) for examples in device]
         with_canary = [examples for examples in parts if examples.max(initial=-1) >= self.utterances]
@@ -118,7 +118,7 @@ class Plan(NamedTuple):
 
 
 class Directions:
-    """m orthogonal unit vectors in P dimensions: random signs, each on P // m coordinates of its own."""
+    """m orthogonal unit vectors in P dimensions: each has random signs on its own P // m coordinates."""
 
     def __init__(self, key: int, canaries: int, size: int) -> None:
         share = size // canaries
@@ -139,13 +139,13 @@ class Directions:
         return (gradient[columns] * values).double().sum(1).cpu().numpy()
 
     def push(self, rows: Tensor, canaries: np.ndarray, by: Tensor) -> None:
-        """Add to each row its canary's direction times a number: (k, P), (k), (k)."""
+        """Add to each row its canary's direction times `by`: (k, P), (k), (k)."""
         columns, values = self._columns[canaries].to(rows.device), self._values[canaries].to(rows)
         rows.scatter_add_(1, columns, values * by[:, None].to(rows))
 
 
 class LinearModel:
-    """The audit model: one layer of weights w with loss <w, x> on example x, whose gradient is x, and no corpus."""
+    """The audit model, without a corpus: one layer of weights w with loss <w, x> on example x, so its gradient is x."""
 
     def __init__(self, mechanism: Mechanism, key: int, size: int, divisor: int) -> None:
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
@@ -153,11 +153,11 @@ class LinearModel:
         self.moved = torch.zeros(size)  # as in `RealModel`
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
-        """Gradients of micro-batches without canary, and the mean of those that get one, 0 if empty: (k, P)."""
-        return [], torch.zeros(len(rows_of), self.layout.size)  # zeros need not be added up
+        """Gradients of micro-batches without a canary, and means of those that get one, 0 if empty: (k, P)."""
+        return [], torch.zeros(len(rows_of), self.layout.size)  # zero gradients need not be added
 
     def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
-        """Release the gradients' noisy mean (P), and take an optimizer step."""
+        """Return the gradients' noisy mean (P), and take an optimizer step."""
         noise = float_noise(self.key, step, self.layout.size)
         released = release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
         self.moved -= released
@@ -178,7 +178,7 @@ class RealModel:
 
     @property
     def moved(self) -> Tensor:
-        """The weights less those that training began with: (P)."""
+        """Change of the weights since the start of training: (P)."""
         return self._weights() - self.start
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
@@ -196,16 +196,16 @@ class RealModel:
 def gradient_scores(
     trainee: LinearModel | RealModel, mechanism: Mechanism, config: TrainConfig, plan: Plan, progress: OnStep
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Train with gradient canaries, and score them by what every step releases, and by the last model: (m), (m)."""
+    """Train with gradient canaries; return their scores by all releases and by the last model: (m), (m)."""
     m, per_epoch = len(plan.included), plan.batches.steps_per_epoch
     directions = Directions(plan.key, m, trainee.layout.size)
     scores = np.zeros(m)
     for step in range(config.epochs * per_epoch):
         epoch, step_in_epoch = divmod(step, per_epoch)
         others, rows_of, numbers = plan.step(epoch, step_in_epoch)
-        # Put canaries and opposing examples into micro-batches: their mean gradients without both become those with. A
-        # canary's push B is ten times as large as all that the clip must cut and as the others' share, which the
-        # adversary knows. If opposed, the mean gets -B e, and 2 B e more if the canary is in; alone, B e or nothing.
+        # Add canaries and opposing examples to the mean gradients of their micro-batches. A canary's push B is at least
+        # ten times the clip norm and the others' share, which the adversary knows. If opposed, the mean gets -B e, and
+        # 2 B e more if the canary is in; if alone, B e or nothing.
         gradients, rows = trainee.gradients(others, rows_of)
         sizes = np.array([len(utterances) for utterances in rows_of], float)
         rows *= torch.from_numpy(sizes / (sizes + 1 + plan.opposing_examples)).to(rows)[:, None]
@@ -222,9 +222,9 @@ def gradient_scores(
 
 
 def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.ndarray:
-    """Log-likelihood ratio of "in" against "out" of canaries, from projections of one released sum: (k) -> (k).
+    """Log-likelihood ratios of "in" against "out", from projections of one released sum: (k) -> (k).
 
-    ln p(x | in) - ln p(x | out), where noise is added to C or 0; between C and -C it ranks canaries alike.
+    ln p(x | in) - ln p(x | out), with noise added to C or 0; for C and -C the ranking is the same.
     """
     c = mechanism.clip_norm
     return (projections - c / 2) * c / mechanism.noise_std(epoch) ** 2
@@ -235,16 +235,16 @@ def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.nd
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunAudit(Audit):
-    """Claimed, guaranteed and measured epsilon of a run; the lower bound is the Gaussian one."""
+    """Claimed, guaranteed and measured epsilon of a run; the lower bound assumes Gaussian noise."""
 
     model: str  # "clc", "bert", or "linear", the one-layer audit model
-    bounds: OneRunBounds  # both
-    last_model: OneRunBounds  # for an attacker who sees only the last model, in any mechanism
+    bounds: OneRunBounds  # both lower bounds
+    last_model: OneRunBounds  # for an attacker who sees only the last model, valid for any mechanism
     canaries: int  # m
-    included: int  # of them were in
-    guesses: int  # behind the lower bound,
-    correct: int  # and how many of these were right
-    tallies: tuple[Tally, ...]  # all that were tried, and paid for
+    included: int  # number of canaries that were in
+    guesses: int  # number of guesses behind the lower bound
+    correct: int  # number of correct guesses
+    tallies: tuple[Tally, ...]  # all numbers of guesses tried, which share the error probability
     epochs: int
     steps: int  # optimizer steps of the run
 
@@ -256,18 +256,18 @@ def audit_one_run(
     confidence: float = 0.95,
     progress: OnStep = lambda done, steps: None,
 ) -> OneRunAudit:
-    """Train once with canaries, as `config` says, and bound epsilon from below by what the run releases.
+    """Train once with canaries, as `config` says, and bound epsilon from below by what the run reveals.
 
     Args:
-        config: its seed decides noise, canaries and order; `delta` None is 1e-5. Batches are cut so that no two
-            canaries share a micro-batch, which may take more steps than plain training.
-        linear: not the model and corpus of `config` but one layer of as many weights as canaries, with no other data.
-        progress: receives how many steps are done, of how many.
+        config: its seed determines noise, canaries and order; `delta` None means 1e-5. No two canaries share a
+            micro-batch, which may take more steps than plain training.
+        linear: replace model and corpus by one layer, with as many weights as canaries and no other data.
+        progress: receives the number of steps done and the total.
 
     Guarantee: if the noise is as good as random, epsilon is at least `measured_epsilon` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see `one_run_bounds`.
 
-    A run that claims no finite epsilon, or cannot carry so many canaries, is refused by `UsageError`.
+    UsageError if the run claims no finite epsilon, or has no place for that many canaries.
     """
     delta = config.delta or DELTA
     _check(config, canaries, confidence)
@@ -277,7 +277,7 @@ def audit_one_run(
     mechanism = config.mechanism(utterances + canaries)
     assert mechanism is not None
     guarantee = judge(mechanism, config.epochs, delta, seed_published=False)
-    claim_under_test(guarantee, mechanism)  # else refused
+    claim_under_test(guarantee, mechanism)  # UsageError if none
     plan = Plan.draw(config, canaries, utterances)
     if corpus is None or data is None:
         trainee: LinearModel | RealModel = LinearModel(
@@ -317,7 +317,7 @@ def _check(config: TrainConfig, canaries: int, confidence: float) -> None:
     if config.method == "sgd":
         raise UsageError("plain training has no claimed epsilon: audit edp-sgd or dp-sgd")
     if config.alpha_source is not Alpha.NONE:
-        raise UsageError("this audit takes every layer scale alpha to be 1: choose alpha 'none'")
+        raise UsageError("this audit assumes that every layer scale alpha is 1: choose alpha 'none'")
     if config.poisson:
         raise UsageError("this audit places its canaries in disjoint batches: choose sampling 'shuffle'")
     if not (isinstance(canaries, Integral) and 1 <= canaries <= MOST_CANARIES):

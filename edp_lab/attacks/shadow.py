@@ -1,13 +1,13 @@
-"""The paper's membership attack (section 4.2, after Shokri et al. 2017): a shadow model teaches a classifier.
+"""The paper's membership attack (section 4.2, after Shokri et al. 2017): a classifier trained on a shadow model.
 
-The shadow model is trained on another, public corpus, whose members the attacker knows. A classifier learns to tell
-members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting makes
-corpora with different labels comparable. It is an average-case attack.
+The shadow model is trained on another, public corpus, whose members the attacker knows. A classifier learns to
+distinguish members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting
+makes corpora with different labels comparable. It is an average-case attack.
 
-Shadow models are trained as the target was, on training sets that the attacker knows. What attacks read from a model is
-kept in ``CACHE/<key>.json``, by a digest of everything that it is a function of: settings, labels, training set, seed
-and pretrained weights (see `edp_lab.jobs`). Unknown corpora and a cache that cannot be written are refused by
-`UsageError`.
+Shadow models are trained like the target, on training sets that the attacker knows. Their outputs are cached in
+``CACHE/<key>.json``, where the key is a digest of everything that they depend on: settings, labels, training set, seed
+and pretrained weights (see `edp_lab.jobs`). UsageError if a corpus is unknown or the cache cannot be
+written.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 
-INTENT_WIDTH, SLOT_WIDTH = 8, 16  # sorted scores used: more are zero, or as good as zero, in most utterances
-GENERATED = "generated"  # a fresh corpus from the grammar: public text like the embedded one
-MOST_SHARED = 0.2  # of a shadow corpus' texts, or the target's: short commands coincide
-OF_PRIVACY = (  # settings that SGD has not
+INTENT_WIDTH, SLOT_WIDTH = 8, 16  # number of sorted scores used: further ones are almost zero for most utterances
+GENERATED = "generated"  # a newly generated corpus: public text from the same grammar as the built-in corpus
+MOST_SHARED = 0.2  # largest share of common texts in the shadow's or the target's corpus: short commands coincide
+OF_PRIVACY = (  # settings that SGD lacks
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "sampling", "as_printed", "alpha", "delta",
     "noise",
 )  # fmt: skip
@@ -48,14 +48,14 @@ def attack_shadow(
     plain: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
-    """The paper's attack: how much each utterance looks like a member to a random forest taught by a shadow model.
+    """Run the paper's attack: score each utterance by a random forest trained on a shadow model's outputs.
 
-    Of four classifiers, the forest found most between ATIS and SNIPS, in both directions.
+    Of four classifiers, the random forest was the most successful between ATIS and SNIPS, in both directions.
 
     Args:
-        shadow: public corpus, by name or path, or "generated"; None: the first other corpus that is downloaded.
-        cache: where scores of shadow models are kept; None is `user_cache`.
-        plain: train it by SGD, whatever the target's method.
+        shadow: public corpus, by name or path, or "generated"; None: the first available one that is not the target's.
+        cache: folder for scores of shadow models; None for `user_cache`.
+        plain: train the shadow model with SGD, whatever the target's method.
     """
     from sklearn.ensemble import RandomForestClassifier
 
@@ -64,9 +64,9 @@ def attack_shadow(
     corpus = shadow_corpus(name, target)
     if corpus.has_tags != target.corpus.has_tags:
         raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
-    shadow_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # never the target's weights and noise
+    shadow_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # differs from the target's seeds
     data = split(corpus, shadow_seed)
-    # Split as the target's, its training set no larger: how far a model overfits depends on it.
+    # Split like the target's, with a training set that is no larger, because overfitting depends on its size.
     data = replace(data, train=data.train[: len(target.members)])
     members, non_members = equal_sides(data, seed)
     config = settled(shadow_config(target.config, corpus, plain), shadow_seed)
@@ -84,10 +84,10 @@ def attack_shadow(
 def sorted_scores(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Floats:
     """The paper's features (section 4.2: "sorted IC and NER output scores"): (n, `INTENT_WIDTH` + `SLOT_WIDTH`).
 
-    First p(intent), largest first. Then the same for slots: at each token the CRF's marginals p(tag), largest first,
-    and over the tokens of the utterance their mean. So no number depends on what labels mean, on how many there are
-    (those beyond the width are cut, those that do not exist are 0, as their probability is) or on how long the
-    utterance is. The true labels are not used. Without slots, the slot features are 0.
+    First p(intent), in descending order. Then, for slots, the CRF's marginals p(tag) at each token, in descending order
+    and averaged over the utterance's tokens. So the features do not depend on the meaning of labels, on their number
+    (scores beyond the width are dropped, missing ones are 0, like their probability) or on the utterance's
+    length. The true labels are not used. Without slots, the slot features are 0.
     """
     features = np.zeros((len(utterances), INTENT_WIDTH + SLOT_WIDTH))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
@@ -105,14 +105,14 @@ def sorted_scores(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Fl
 
 
 def default_shadow(target_corpus: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
-    """The first downloaded public corpus that is not the target's; without any, or for smart-home, a generated one."""
+    """The first available public corpus other than the target's; if there is none, or for smart-home, "generated"."""
     if target_corpus.startswith("smart-home"):
         return GENERATED
     return next((name for name in PUBLIC if name != target_corpus and at_hand(name)), GENERATED)
 
 
 def shadow_corpus(name: str, target: Target) -> Corpus:
-    """Load a corpus by name or path, or generate it; refuse it if it shares much of its text with the target's."""
+    """Load a corpus by name or path, or generate it; UsageError if it shares many texts with the target's."""
     if name == GENERATED:
         domain = target.config.corpus.removeprefix("smart-home-")
         return generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED + 1, domain if domain in DOMAINS else None)
@@ -127,9 +127,9 @@ def shadow_corpus(name: str, target: Target) -> Corpus:
 
 
 def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> TrainConfig:
-    """The target's settings: the attacker is assumed to know them. Words, like the corpus, are the shadow's own.
+    """The target's settings, which the attacker is assumed to know, but with the shadow's corpus and vocabulary.
 
-    `plain`: the same training by SGD.
+    `plain`: the same training with SGD.
     """
     config = replace(target, corpus=corpus.name, processes=1, private_seed=False)
     usual = TrainConfig(corpus.name)
@@ -143,7 +143,7 @@ def shadow_scores(
     pool: Sequence[Utterance],
     cache: Path | None = None,
 ) -> Floats:
-    """Sorted scores of a pool by the `shadow_model` of a training set, which is trained unless they are kept."""
+    """Sorted scores of a pool by the `shadow_model` of a training set, from the cache if possible."""
     folder = shadow_cache(cache)
     key = content_key(["membership"], "sorted scores", training_key(config, corpus, train), [u.tokens for u in pool])
     kept = read_result(folder, key)
@@ -154,15 +154,15 @@ def shadow_scores(
 
 
 def settled(config: TrainConfig, seed: int) -> TrainConfig:
-    """Settings of the same model in distribution, trained the fastest way and with repeatable noise."""
+    """Settings that give the same distribution of models, with the fastest training and reproducible noise."""
     method = "dp-sgd" if config.method == "dp-sgd-naive" else config.method
     return replace(config, seed=seed, method=method, processes=1, private_seed=False, noise="aggregate")
 
 
 def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:
-    """Train the model that `edp_lab.training.train` makes of these utterances and settings, without a folder.
+    """Train the model that `edp_lab.training.train` would train on these utterances, without a run folder.
 
-    `corpus` brings the label sets; the seed of `config` shuffles `train`.
+    `corpus` supplies the label sets; the seed of `config` shuffles `train`.
     """
     run = Trainer(config, corpus, Split(tuple(train), validation=tuple(train[:1]), test=()))
     for _ in range(config.epochs):
@@ -171,12 +171,12 @@ def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]
 
 
 def shadow_cache(folder: Path | None) -> Path:
-    """The folder for results of shadow models; None is the user's cache."""
+    """The folder for results of shadow models; None for the user's cache."""
     return writable(user_cache() / "shadows" if folder is None else folder, "choose another --cache")
 
 
 def training_key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:
-    """Digest of what shadow models trained on some of these utterances have in common, and of their order."""
+    """Digest of everything that shadow models trained on parts of these utterances share, including their order."""
     settings = replace(config, corpus="", alpha=None, pretrained=None)
     weights = None if config.pretrained is None else content_of(config.pretrained)
     content = [[u.tokens, u.tags, u.intent] for u in utterances]

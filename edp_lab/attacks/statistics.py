@@ -1,16 +1,16 @@
-"""Figures of an attack with their intervals, bounds that privacy sets to any attack, lower bounds on epsilon. No torch.
+"""Attack statistics, without torch: metrics with intervals, privacy's bounds on any attack, lower bounds on epsilon.
 
-Scores are 1-D arrays, one number per utterance, higher for "member"; infinite ones are welcome, NaN is refused. A
-threshold t calls every utterance with a score of at least t a member: TPR is the share of members so called, FPR the
-share of non-members. All intervals take the utterances of each side for independent draws, given the trained model:
-they say how far other utterances would move the figure, not what another training run would. Copies of one text are
-no independent draws: on ATIS, where 7 % are copies, the interval of an AUC is therefore about 10 % too narrow. A side
-without scores, and whatever is out of range, is refused by `UsageError`.
+Scores are 1-D arrays, one number per utterance, higher for "member"; they may be infinite, but not NaN. A threshold t
+classifies every utterance with a score of at least t as a member: TPR is the share of members classified so, FPR the
+share of non-members. All intervals treat the utterances of each side as independent draws, given the trained model:
+they cover the choice of utterances, not the variation between training runs. Copies of one text are not independent:
+on ATIS, where 7 % are copies, the interval of an AUC is therefore about 10 % too narrow. UsageError if a side has no
+scores, or if a value is out of range.
 
-An audit turns guesses into lower bounds on epsilon. From draws of one step with and without a canary come two error
-rates, and from these a bound. From one run with m canaries, each in the training set with chance 1/2, come r guesses,
-"in" or "out", and abstentions on the others; v guesses are right. More right guesses than the claimed privacy allows
-refute it.
+An audit turns guesses into lower bounds on epsilon. Draws of one step with and without a canary give two error rates,
+and these give a bound. One run with m canaries, each in the training set with probability 1/2, gives r guesses,
+"in" or "out", and abstentions on the others; v guesses are correct. If more guesses are correct than the claimed
+privacy allows, the claim is refuted.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Scores = NDArray[np.float64]
 Interval = tuple[float, float]
 Texts = tuple[ArrayLike, ArrayLike]
 FPRS = (0.01, 0.001)
-LEAST_MEMBERS = 50  # on either side; fewer give intervals too wide to say anything
-CONFIDENCE = 0.95  # of intervals, unless another is given
-ROUND_UP = 1 + 1e-11  # beyond the rounding of any bound here: `ndtri` far out in the tail has the most
+LEAST_MEMBERS = 50  # minimum per side; with fewer, intervals are too wide to be useful
+CONFIDENCE = 0.95  # default confidence of intervals
+ROUND_UP = 1 + 1e-11  # exceeds the rounding error of any bound here; `ndtri` far in the tail has the largest
 
-SHARES = (0.1, 0.3, 1.0)  # of the canaries, on which guesses are made: extreme scores are surer, many guesses say more
-SLACK = 1e-6  # relative, far above what rounding adds to a probability here
+SHARES = (0.1, 0.3, 1.0)  # shares of canaries guessed: extreme scores are more reliable, many guesses say more
+SLACK = 1e-6  # relative, far above the rounding error of a probability here
 LARGEST_MU = 64.0
-GRID = 32  # intervals into which the search for mu cuts what is left; five times
+GRID = 32  # intervals into which each of the five rounds of the search for mu divides the remaining range
 
 
 class Roc(NamedTuple):
-    """The ROC curve at every distinct threshold, from (0, 0) to (1, 1); a tie of both sides raises both rates."""
+    """The ROC curve at every distinct threshold, from (0, 0) to (1, 1); a tie between the sides raises both rates."""
 
     fpr: Scores  # (T) ascending
     tpr: Scores
@@ -58,7 +58,7 @@ class Rate(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The most that any attack can reach; see `dp_bound` for when it applies. Rounded up."""
+    """Upper bound on any attack, rounded up; see `dp_bound` for its assumptions."""
 
     auc: float
     advantage: float
@@ -67,7 +67,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Figures of one attack: how well its scores separate members from non-members."""
+    """Metrics of one attack: how well its scores separate members from non-members."""
 
     attack: str
     auc: float
@@ -82,7 +82,7 @@ class AttackResult:
     roc: Roc = field(repr=False, compare=False)  # for figures
 
     def to_json(self) -> dict[str, Any]:
-        """All fields but the curve, for `json.dumps`."""
+        """All fields except the curve, for `json.dumps`."""
         return {name: value for name, value in vars(self).items() if name != "roc"}
 
 
@@ -101,25 +101,25 @@ def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
 
 
 def auc(members: ArrayLike, non_members: ArrayLike) -> float:
-    """The area under the ROC curve: how often a member scores above a non-member, ties counted half."""
+    """Area under the ROC curve: the probability that a member scores above a non-member, with ties counting half."""
     return float(_placements(*_checked(members, non_members))[0].mean())
 
 
 def auc_interval(
     members: ArrayLike, non_members: ArrayLike, confidence: float = CONFIDENCE, texts: Texts | None = None
 ) -> Interval:
-    """An interval for the AUC, within [0, 1] and never of width zero.
+    """Confidence interval for the AUC, within [0, 1] and never of width zero.
 
-    DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), by sorting in O(n log n) as Sun and Xu 2014, normal on
-    the logit scale. Asymptotic: at 95 % it covered the AUC of normal scores in 93 to 97 % of simulations up to AUC 0.9
-    (20 to 1,000 a side) and, with equal sides, up to 0.99; but in 86 % at 0.999 with 50 members, 1,000 non-members.
-
-    If that variance is 0 (all pairs right, all wrong, or all scores equal) or not defined (one utterance on a side):
-    Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them right. That is conservative: k disjoint
-    pairs are independent, each right with probability at most the AUC, and the sample's other pairs only add to them.
+    It is normal on the logit scale, with DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), computed by
+    sorting in O(n log n) as in Sun and Xu 2014. It is asymptotic: at 95 % it covered the AUC of normal scores in 93 to
+    97 % of simulations up to AUC 0.9 (20 to 1,000 per side) and, with equal sides, up to 0.99; but in 86 % at 0.999
+    with 50 members and 1,000 non-members. If the variance is 0 (all pairs right, all wrong, or all scores equal) or
+    undefined (one utterance on a side), we use Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them
+    right. That is conservative: k disjoint pairs are independent, each right with probability at most the AUC, and the
+    sample's other pairs only add information.
 
     Args:
-        texts: for each side, numbers of its utterances' texts. Copies score alike, so they are taken together
+        texts: for each side, indices of its utterances' texts. Copies have equal scores, so they are grouped
             (Obuchowski 1997). None: all texts differ.
     """
     inside, outside = _checked(members, non_members)
@@ -136,9 +136,9 @@ def auc_interval(
 def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = CONFIDENCE) -> Rate | None:
     """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None if fpr x non-members < 1.
 
-    With k non-members allowed, the threshold is just above the (k + 1)-th highest non-member, whatever the members
-    score: the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the uncertainty of
-    the FPR there, see `true_fpr`: about twice `fpr` if just one is allowed.
+    With k non-members allowed, the threshold is just above the (k + 1)-th highest non-member, regardless of the
+    members' scores, so the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the
+    uncertainty of the FPR there (see `true_fpr`), which is about twice `fpr` if just one non-member is allowed.
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -151,27 +151,27 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
 
 
 def true_fpr(allowed: int, non_members: int, confidence: float = CONFIDENCE) -> Rate:
-    """The false-positive rate at a threshold that lets `allowed` of the non-members pass, and no more.
+    """True false-positive rate at a threshold that exactly `allowed` of the non-members pass.
 
-    With continuous scores it follows Beta(allowed + 1, non_members - allowed), whatever the scores: its mean, and its
-    quantiles as the interval. It is also the TPR that useless scores have there.
+    With continuous scores it follows Beta(allowed + 1, non_members - allowed), for any score distribution. We return
+    the mean, and quantiles as the interval. It is also the TPR of useless scores at this threshold.
     """
     a, b, tail = allowed + 1, non_members - allowed, (1 - confidence) / 2
     return Rate(a / (a + b), (float(betaincinv(a, b, tail)), float(betaincinv(a, b, 1 - tail))))
 
 
 def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
-    """The largest TPR - FPR; at least 0, its value if nobody is called a member.
+    """Largest TPR - FPR; at least 0, its value if no utterance is called a member.
 
-    A description of these scores, no estimate: the best threshold is picked after the fact, so the value is biased
-    upwards, the more so the fewer the utterances, and useless scores do not give 0. Hence no interval.
+    It describes these scores and is not an estimate: the best threshold is chosen afterwards, so the value is biased
+    upwards, especially with few utterances, and useless scores do not give 0. So it has no interval.
     """
     curve = roc(members, non_members)
     return float((curve.tpr - curve.fpr).max())
 
 
 def clopper_pearson(successes: float, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Interval of a probability, too high or too low with probability (1 - confidence)/2 each at most (1934)."""
+    """Clopper-Pearson interval (1934): too high with probability at most (1 - confidence)/2, and too low likewise."""
     tail, failures = (1 - confidence) / 2, trials - successes
     low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
@@ -179,7 +179,7 @@ def clopper_pearson(successes: float, trials: int, confidence: float = CONFIDENC
 
 
 def rate_of(hits: NDArray[np.bool_], confidence: float = CONFIDENCE) -> Rate:
-    """The share of hits, bool (n), with its interval."""
+    """Share of hits, bool (n), with its interval."""
     count = int(hits.sum())
     return Rate(count / len(hits), clopper_pearson(count, len(hits), confidence))
 
@@ -188,16 +188,16 @@ def rate_of(hits: NDArray[np.bool_], confidence: float = CONFIDENCE) -> Rate:
 
 
 def dp_bound(epsilon: float, delta: float) -> Bound:
-    """The most that (epsilon, delta)-DP lets any membership attack reach; all 1 at epsilon inf.
+    """Upper bound on any membership attack under (epsilon, delta)-DP; all 1 at epsilon inf.
 
     TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)) (Kairouz, Oh and Viswanath 2015, theorem 2.1); the area
     under that is 1 - (1 - delta)^2 / (1 + e^eps), its distance from the diagonal (e^eps - 1 + 2 delta) / (e^eps + 1).
 
-    Assumptions: for one utterance, the rates compare training sets that differ in this utterance alone, in the way
-    (add/remove, zero-out, replace-one) that the epsilon is stated for, whatever else the attacker knows. The region is
-    convex, so it also holds for rates averaged over utterances and over how the rest was drawn, if an independent fair
-    coin decided each membership. A split of fixed size swaps one utterance for another, which is replace-one; an
-    utterance whose text occurs k times is a group of k. It bounds true rates: an estimate may exceed it by chance.
+    Assumptions: for one utterance, the rates compare training sets that differ only in this utterance, by the adjacency
+    (add/remove, zero-out, replace-one) of the epsilon, whatever else the attacker knows. The region is convex, so it
+    also holds for rates averaged over utterances and over the draw of the others, if each membership was decided by an
+    independent fair coin. A split of fixed size exchanges two utterances, which is replace-one; an utterance
+    whose text occurs k times is a group of k. It bounds true rates: an estimate may exceed it by chance.
     """
     check_loss("epsilon", epsilon)
     if not 0 <= delta <= 1:
@@ -207,7 +207,7 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
     gap = (2 * delta * shrink - math.expm1(-epsilon)) / (1 + shrink)
 
     def tpr(rates: Scores) -> Scores:
-        """Avoids e^eps, which may overflow, and differences, which may cancel."""
+        """Bound on the TPR, computed without e^eps, which may overflow, and differences, which may cancel."""
         with np.errstate(divide="ignore"):  # log 0
             steep = np.exp(np.minimum(epsilon + np.log(rates), 0.0)) + delta
         return np.minimum(steep, -math.expm1(-epsilon) + shrink * (delta + rates))
@@ -216,10 +216,10 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
 
 
 def gaussian_bound(mu: float) -> Bound:
-    """The most that mu-GDP, as of one Gaussian release, lets any membership attack reach.
+    """Upper bound on any membership attack under mu-GDP, the privacy of one Gaussian release.
 
     TPR <= Phi(Phi^-1(FPR) + mu), AUC <= Phi(mu / sqrt 2), advantage <= 2 Phi(mu / 2) - 1 (Dong, Roth and Su 2022,
-    definition 4). Tighter than `dp_bound` at any (epsilon, delta) of that mu; the same assumptions.
+    definition 4). Tighter than `dp_bound` at any (epsilon, delta) of this mu, with the same assumptions.
     """
     check_loss("mu", mu)
     area, gap = float(ndtr(mu / math.sqrt(2))), float(erf(mu / math.sqrt(8)))
@@ -227,7 +227,7 @@ def gaussian_bound(mu: float) -> Bound:
 
 
 def _rounded_up(loss: float, area: float, gap: float, best_tpr: Callable[[Scores], Scores]) -> Bound:
-    """The bound with these figures, rounded up; an infinite privacy loss bounds no rate."""
+    """The bound with these values, rounded up; if the privacy loss is infinite, all are 1."""
 
     def tpr(fpr: ArrayLike) -> Scores:
         rates = check_rates(np.asarray(fpr, float))
@@ -244,7 +244,7 @@ def summarise(
     delta: float | None = None,
     texts: Texts | None = None,
 ) -> AttackResult:
-    """All figures of an attack, beside the bound of the run's sound (epsilon, delta), if it has a finite epsilon."""
+    """Compute all metrics of an attack, and the bound by the run's (epsilon, delta) if it has a finite epsilon."""
     inside, outside = _checked(members, non_members)
     tpr_by_fpr: dict[str, dict[str, Any]] = {}
     for fpr in FPRS:
@@ -295,12 +295,12 @@ def _checked(members: ArrayLike, non_members: ArrayLike) -> tuple[Scores, Scores
 
 
 def _allowed(non_members: int, fpr: float) -> int:
-    """Number of non-members that pass at that rate; compared as quotients, since 0.29 * 100 is below 29 in floats."""
+    """Number of non-members allowed at this rate; compared as quotients, because 0.29 * 100 is below 29 in floats."""
     return int(np.searchsorted(np.arange(non_members + 1) / non_members, fpr, side="right")) - 1
 
 
 def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
-    """The share of non-members below each member (M), of members above each non-member (N); ties count half."""
+    """Share of non-members below each member (M), and of members above each non-member (N); ties count half."""
 
     def share_below(scores: Scores, others: Scores) -> Scores:
         rows = np.sort(others)
@@ -310,7 +310,7 @@ def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
 
 
 def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float) -> float:
-    """Half the normal interval of a sum of means, each of values that are independent only from text to text."""
+    """Half-width of the normal interval of a sum of means, if only values of different texts are independent."""
     variance = 0.0
     for values, of in zip(sides, texts or (None, None), strict=True):
         if of is not None:
@@ -326,7 +326,7 @@ def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float)
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """Number of wrong guesses, and the Clopper-Pearson upper limit of the probability of that error."""
+    """Number of wrong guesses, and the Clopper-Pearson upper limit of their probability."""
 
     errors: int
     upper_limit: float
@@ -341,15 +341,15 @@ class Bounds:
 
 
 def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
-    """Count the guesses that were `wrong`, (draws) bool, and limit the probability of that error."""
+    """Count the `wrong` guesses, (draws) bool, and compute the upper limit of their probability."""
     errors = int(wrong.sum())
     return ErrorRate(errors, upper_limit(errors, len(wrong), confidence))
 
 
 def upper_limit(errors: int, draws: int, confidence: float) -> float:
-    """The upper end of `clopper_pearson` of an error probability, rounded up.
+    """Upper end of the `clopper_pearson` interval of an error probability, rounded up.
 
-    Wrong with probability (1 - confidence)/2 at most, so two such limits hold jointly at `confidence`.
+    It is too low with probability at most (1 - confidence)/2, so two such limits hold jointly at `confidence`.
     """
     if errors == draws:
         return 1.0
@@ -359,17 +359,17 @@ def upper_limit(errors: int, draws: int, confidence: float) -> float:
 def mu_lower_bound(fpr: float, fnr: float) -> float:
     """mu >= Phi^-1(1 - FPR) - Phi^-1(FNR), for upper limits of both rates; at least 0.
 
-    Guarantee: whatever the threshold, as long as the limits hold and both sides are Gaussian with one covariance, as
-    the step's output is: the distance of the means over the standard deviation, along any direction, is at most mu.
+    Guarantee: for any threshold, if the limits hold and both sides are Gaussian with the same covariance, like the
+    step's output: the distance of the means over the standard deviation, along any direction, is at most mu.
     """
     return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
 
 
 def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
-    """Lower bounds on epsilon from upper limits of both rates, hence as sure as these; rounded down.
+    """Lower bounds on epsilon from upper limits of both rates, at the confidence of these; rounded down.
 
     `gaussian` is the epsilon of `mu_lower_bound`. `distribution_free` holds for any mechanism: (epsilon, delta)-DP
-    demands 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
+    requires 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
     """
     gaussian = measured_epsilon(mu_lower_bound(fpr, fnr), delta)
     odds = max((1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr)
@@ -377,8 +377,8 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
 
 
 def measured_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of a Gaussian mechanism with at least that mu, rounded down."""
-    # gdp_epsilon rounds up by less than 1e-11 of itself and, if it is tiny, by less than 1e-11.
+    """Epsilon of a Gaussian mechanism with at least this mu, rounded down."""
+    # gdp_epsilon rounds up by less than 1e-11, relative, and by less than 1e-11, absolute, if it is tiny.
     return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
 
 
@@ -387,7 +387,7 @@ def measured_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of guesses, and of right ones."""
+    """Number of guesses and of correct guesses."""
 
     guesses: int
     correct: int
@@ -395,25 +395,25 @@ class Tally:
 
 @dataclass(frozen=True)
 class OneRunBounds:
-    """Lower bounds on epsilon at one delta, each at the whole confidence, from the same guesses."""
+    """Lower bounds on epsilon at one delta, each at the full confidence, from the same guesses."""
 
-    distribution_free: float  # of Steinke, Nasr and Jagielski, for any mechanism
-    mu: float | None  # of `one_run_mu`, and the epsilon it means; None for a mechanism that is not Gaussian
+    distribution_free: float  # by Steinke, Nasr and Jagielski, for any mechanism
+    mu: float | None  # by `one_run_mu`, with its epsilon below; None for a non-Gaussian mechanism
     gaussian: float | None
     tally: Tally  # behind `gaussian`, or behind `distribution_free` if that is None
 
     @property
     def best(self) -> float:
-        """The valid bound, chosen by the mechanism and not by the guesses."""
+        """The bound to report, chosen by the mechanism, not by the guesses."""
         return self.distribution_free if self.gaussian is None else self.gaussian
 
 
 def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
-    """Guess "in" for the highest and "out" for the lowest scores, on each of `SHARES` of the canaries.
+    """Guess "in" for the highest and "out" for the lowest scores, for each of `SHARES` of the canaries.
 
     Args:
-        scores: (m) higher for canaries that look as if they were in.
-        included: (m) bool, the truth. How many guesses are made does not depend on it, nor on the scores.
+        scores: (m) higher for canaries that seem to be in.
+        included: (m) bool, the truth. The number of guesses depends neither on it nor on the scores.
     """
     truth, m, tallies = included[np.argsort(scores, kind="stable")], len(scores), []
     for r in sorted({max(1, round(share * m)) for share in SHARES}):
@@ -423,11 +423,11 @@ def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
 
 
 def one_run_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: float, gaussian: bool) -> OneRunBounds:
-    """The best bounds that several tallies give; each of them gets its share of the error.
+    """The best bounds from several tallies, each of which gets an equal share of the error probability.
 
-    Guarantee: if flipping any one canary is a neighbour of the mechanism, its epsilon at `delta` lies below
-    `distribution_free` with probability 1 - `confidence` at most; so with `gaussian`, if it is mu-GDP for some mu and
-    epsilon is that of mu (as with Gaussian noise and disjoint batches).
+    Guarantee: if flipping any one canary gives a neighbour under the mechanism's adjacency, its epsilon at `delta` is
+    below `distribution_free` with probability at most 1 - `confidence`. The same holds for `gaussian`, if the mechanism
+    is mu-GDP for some mu and epsilon is that of mu (as with Gaussian noise and disjoint batches).
     """
     beta = (1 - confidence) / len(tallies)
     epsilons = [one_run_epsilon(m, t.guesses, t.correct, delta, beta) for t in tallies]
@@ -440,17 +440,17 @@ def one_run_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: f
 
 
 def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
-    """The largest epsilon that v right out of r guesses on m canaries refute at significance beta; 0 for none.
+    """The largest epsilon refuted at significance beta by v correct of r guesses on m canaries; 0 if none.
 
-    With q = e^eps / (1 + e^eps) and X ~ Bin(r, q), an (eps, delta)-DP mechanism has v or more right with probability
+    With q = e^eps / (1 + e^eps) and X ~ Bin(r, q), v or more guesses on an (eps, delta)-DP mechanism are correct with
+    probability
 
-        p = P[X >= v] + 2 m delta max_{1 <= i <= v} P[v > X >= v - i] / i        at most
+        at most p = P[X >= v] + 2 m delta max_{1 <= i <= v} P[v > X >= v - i] / i
 
-    (Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2), and refuted is every
-    epsilon up to the first with p >= beta; rounded down. References at beta 0.05: (1000, 100, 75, 1e-4) -> 0.673,
-    (100000, 1510, 1439, 1e-5) -> 2.676.
-
-    Guarantee: however the guesses and their places depend on what the mechanism released, r fixed beforehand.
+    (Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2). Every epsilon up to
+    the first with p >= beta is refuted; rounded down. References at beta 0.05: (1000, 100, 75, 1e-4) -> 0.673,
+    (100000, 1510, 1439, 1e-5) -> 2.676. Guarantee: valid however the guesses and their positions depend on the
+    mechanism's releases, if r is fixed beforehand.
     """
     _check_counts(m, r, v, beta)
     if not 0 <= delta < 1:
@@ -465,7 +465,7 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
         log_wrong = -float(np.logaddexp(0, epsilon))  # ln(1 - q)
         at_least = float(betainc(v, r - v + 1, 1 / (1 + math.exp(-epsilon))))
         just_below = np.cumsum(np.exp(log_choose + below * epsilon + r * log_wrong))
-        # A weight above 1 is put on P[X >= v] too: a little more than the theorem asks, and p rises with epsilon.
+        # A weight above 1 multiplies P[X >= v], too: slightly more than the theorem requires, but p rises with epsilon.
         p = np.maximum(1, weights) * at_least + weights * just_below
         return float(p.max()) * (1 + SLACK) < beta
 
@@ -480,32 +480,32 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
 
 @lru_cache(maxsize=64)
 def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
-    """The largest mu for which v right out of r guesses on m canaries refute mu-GDP at significance beta; 0 for none.
+    """The largest mu for which v correct of r guesses on m canaries refute mu-GDP at significance beta; 0 if none.
 
-    Let W guesses be right, p_i = P[W = i]. For any j, that guess k is right and W >= j means: it points to the truth,
-    and at least j - 1 of the others are right. If canary k were flipped, the same guesses would have k wrong, W >= j-1.
-    mu-GDP bounds the one probability by F(x) = Phi(Phi^-1(x) + mu) of the other. F is concave, so averaged over the m
-    canaries and all the rest (an abstention is neither right nor wrong)
+    Let W be the number of correct guesses and p_i = P[W = i]. For any j, if guess k is right and W >= j, then guess k
+    is right and at least j - 1 others are. If canary k were flipped, guess k would be wrong and W >= j - 1 still hold.
+    mu-GDP bounds the first probability by F(x) = Phi(Phi^-1(x) + mu) of the second. F is concave, so averaging over the
+    m canaries and everything else (an abstention is neither right nor wrong) gives
 
         a_j <= F(b_{j-1}),     a_j = sum_{i >= j} p_i i / m,     b_j = sum_{i >= j} p_i (r - i) / m
 
-    which is the argument of Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
-    Suppose P[W >= v] = beta. The least total probability that goes with it has all of beta at v and, from there
-    downwards, just as much at each j - 1 as the inequality demands (moved further down, a surplus helps every
-    inequality that is left). If that total exceeds 1, P[W >= v] is below beta, and v right guesses refute mu.
+    as argued by Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
+    Suppose P[W >= v] = beta. The smallest compatible total probability has all of beta at v and, going down, at each
+    j - 1 only as much as the inequality requires (a surplus, moved further down, helps all remaining inequalities).
+    If that total exceeds 1, P[W >= v] is below beta, and v correct guesses refute mu.
 
-    Guarantee: a mu-GDP mechanism, guesses and their places as in `one_run_epsilon`. Rounded down.
+    Guarantee: as for `one_run_epsilon`, for a mu-GDP mechanism. Rounded down.
     """
     _check_counts(m, r, v, beta)
 
     def least_total(mu: np.ndarray) -> np.ndarray:
-        """The total that P[W >= v] = beta demands; some number above 1 if that exceeds 1: (K) -> (K)."""
+        """Smallest total compatible with P[W >= v] = beta, or any number above 1 if it exceeds 1: (K) -> (K)."""
         right, wrong = np.full(mu.shape, v * beta / m), np.full(mu.shape, (r - v) * beta / m)  # a_j, b_j
         for j in range(v, 0, -1):
             demanded = ndtr(ndtri(np.minimum(right, 1)) - mu)
             added = np.maximum(demanded - wrong, 0) / (r - j + 1)  # p_{j-1} / m
             right, wrong = right + added * (j - 1), wrong + added * (r - j + 1)
-            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # no further demand follows
+            if not ((added > 0) & ((right + wrong) * m <= 2 * r)).any():  # no further mass is required
                 break
         return (right + wrong) * m / r if r else np.zeros(mu.shape)
 
@@ -522,6 +522,6 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
 
 def _check_counts(m: int, r: int, v: int, beta: float) -> None:
     if not 0 <= v <= r <= m:
-        raise UsageError(f"{v} right of {r} guesses on {m} canaries: neither may exceed what comes after it")
+        raise UsageError(f"{v} right of {r} guesses on {m} canaries: each number must be at most the next")
     if not 0 < beta < 1:
         raise UsageError(f"significance beta is {beta}: it must be between 0 and 1, such as 0.05")

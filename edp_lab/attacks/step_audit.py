@@ -1,10 +1,10 @@
-"""An audit of the bare mechanism: draw the real step on two neighbouring inputs, and bound epsilon from below.
+"""Audit of the bare mechanism: run the real step on two neighbouring inputs, and bound epsilon from below.
 
-One utterance, the canary, pushes device 0's clipped gradient along a direction e: to +C e if it is present, and if it
+One utterance, the canary, moves device 0's clipped gradient along a direction e: to +C e if it is present, and if it
 is zeroed out to -C e (or to 0, if it was alone in its micro-batch). An attacker who sees the released gradient guesses
-"present" if its projection on e lies beyond the midpoint of the two means, a threshold that no draw has influenced. If
-more guesses are right than the claimed epsilon allows, the claim is refuted at the stated confidence. No training, no
-attack to tune: no pair is further apart under the mechanism's sensitivity.
+"present" if its projection on e is above the midpoint of the two means, a threshold that does not depend on the draws.
+If more guesses are correct than the claimed epsilon allows, the claim is refuted at the stated confidence. This needs
+no training and no tuning: no other pair is further apart under the mechanism's sensitivity.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from edp_lab.training.noise import float_noise
 
 LAYOUT = Layout(("large", "small"), (slice(0, 4), slice(4, 8)))
 ALPHA = torch.tensor([1.0, 0.5])
-# As printed, the layer with the largest alpha has too little noise. Sound, all layers are equal, if the noise is scaled
-# back with the gradient: that shows only where alpha is not 1.
+# In the as-printed variant, the layer with the largest alpha has too little noise. In the sound variant all layers are
+# equal, if the noise is scaled back with the gradient; testing that needs an alpha other than 1.
 DIRECTIONS = {
     Variant.AS_PRINTED: torch.tensor([0.5] * 4 + [0.0] * 4),
     Variant.SOUND: torch.tensor([0.0] * 4 + [0.5] * 4),
 }
-FAR = 10.0  # clip norms: a gradient that the clip is sure to cut
-MOST_DRAWS = 2**31  # a side: every draw is a step of its own, and a noise stream is keyed by a 32-bit step
+FAR = 10.0  # norm, in clip norms, of a gradient that is certain to be clipped
+MOST_DRAWS = 2**31  # per side: every draw is a separate step, and noise streams are keyed by a 32-bit step
 
 
 # ---- Verdict on a claim ----------------------------------------------------------------------------------------------
@@ -47,11 +47,11 @@ class Finding(StrEnum):
 
     REFUTED = "refuted"
     CONSISTENT = "consistent"
-    NO_POWER = "no power"  # not even draws without a single error would refute the claim
+    NO_POWER = "no power"  # even draws without a single error would not refute the claim
 
 
 def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
-    """The claimed epsilon: as printed, the paper's zCDP epsilon; sound, the guaranteed one. UsageError if none is."""
+    """The epsilon to test: the paper's zCDP claim if as printed, the guaranteed one if sound. UsageError if none."""
     sound = mechanism.variant is Variant.SOUND
     claimed = guarantee.conditional_epsilon if sound else guarantee.claimed_epsilon
     if claimed is None:
@@ -67,9 +67,9 @@ class Audit:
     verdict: Finding
     explanation: str
     claimed_epsilon: float  # see `claim_under_test`
-    epsilon_if_seed_secret: float | None  # of the mechanism, in real numbers; None without a guarantee
+    epsilon_if_seed_secret: float | None  # guaranteed with a secret seed, for real numbers; None without a guarantee
     measured_epsilon: float  # epsilon is at least this, at `confidence`
-    ceiling: float  # the lower bound without a single error
+    ceiling: float  # the lower bound if there were no errors
     confidence: float
     delta: float
     adjacency: str
@@ -135,7 +135,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismAudit(Audit):
-    """Claimed, guaranteed and measured epsilon of one step; the lower bound is the Gaussian one."""
+    """Claimed, guaranteed and measured epsilon of one step; the lower bound assumes Gaussian noise."""
 
     epsilon_if_alpha_public: float | None  # guaranteed if alpha came from public text, as it does for the draws
     bounds: Bounds
@@ -152,36 +152,36 @@ def audit_mechanism(
     confidence: float = 0.95,
     progress: Callable[[int], None] | None = None,
 ) -> MechanismAudit:
-    """Test the epsilon claimed for one step of the first epoch against `draws` draws of that step a side.
+    """Test the epsilon claimed for one step of the first epoch, with `draws` draws of that step per side.
 
     Args:
         key: 128-bit noise key; draw i uses the noise that training with this key would add at step i.
-        progress: receives now and then how many of the 2 `draws` draws are made.
+        progress: called regularly with the number of draws made, out of 2 `draws`.
 
     Guarantee: if the noise is as good as random, epsilon is at least `measured_epsilon` with probability
     `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits. Alpha from private gradients is
-    audited as if it were public, which is only generous to the claim. float32 noise is taken for exactly Gaussian.
+    audited as if it were public, which can only favour the claim. float32 noise is treated as exactly Gaussian.
 
-    Poisson sampling, a mechanism that claims no finite epsilon, and numbers out of range are refused by `UsageError`.
+    UsageError for Poisson sampling, a mechanism that claims no finite epsilon, or a number out of range.
     """
     if mechanism.z0 == 0:
         raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
     if mechanism.sampling_rate is not None:
         raise UsageError(
-            "this audit takes the canary to be in the batch, which Poisson sampling leaves to chance: audit the "
+            "this audit assumes that the canary is in the batch, which is random under Poisson sampling: audit the "
             "mechanism with disjoint batches"
         )
     if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
         raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
     check_confidence(confidence)
-    claim_under_test(judge(mechanism, 1, delta, seed_published=False), mechanism)  # else refused before any draw
+    claim_under_test(judge(mechanism, 1, delta, seed_published=False), mechanism)  # UsageError before any draw
     return audit_draws(mechanism, delta, *draw_statistics(mechanism, draws, key, progress), confidence)
 
 
 def audit_draws(
     mechanism: Mechanism, delta: float, absent: np.ndarray, present: np.ndarray, confidence: float = 0.95
 ) -> MechanismAudit:
-    """Audit by equally many draws without and with the canary, along e from the midpoint of both means.
+    """Audit from equally many draws without and with the canary: projections on e, from the midpoint of both means.
 
     UsageError: no finite claim, or a delta out of range.
     """
@@ -206,7 +206,7 @@ def audit_draws(
 
 
 class StepAudit(NamedTuple):
-    """One step of the first epoch, drawn many times without a canary and as often with it."""
+    """One step of the first epoch, drawn equally often without and with a canary."""
 
     seed: int
     audit: MechanismAudit
@@ -217,10 +217,10 @@ class StepAudit(NamedTuple):
 
 
 class StepNoise:
-    """The standard normal noise of many steps, as training with this seed adds it, along each canary's direction.
+    """Standard normal noise of many steps, as training with this seed adds it, along each canary's direction.
 
-    A step is linear in its noise, so that one draw serves every C, z0, N and alpha_max: `audit` takes milliseconds.
-    `draws`: the most a side that an audit can have.
+    A step is linear in its noise, so the same draws serve every C, z0, N and alpha_max: `audit` takes milliseconds.
+    `draws`: the maximum per side for an audit.
     """
 
     def __init__(self, seed: int, draws: int = 10_000) -> None:
@@ -231,9 +231,9 @@ class StepNoise:
         self._along = {variant: (steps.double() @ e.double()).numpy() for variant, e in DIRECTIONS.items()}
 
     def audit(self, mechanism: Mechanism, delta: float, draws: int, confidence: float = 0.95) -> StepAudit:
-        """The very draws of `audit_mechanism` with this seed's key, and its guarantee; if sound, without alpha.
+        """The same draws and guarantee as `audit_mechanism` with this seed's key; in the sound variant without alpha.
 
-        UsageError: as there, or nothing is guaranteed.
+        UsageError: as for `audit_mechanism`, or if nothing is guaranteed.
         """
         distance, std = (x / mechanism.num_devices for x in (mechanism.sensitivity(), mechanism.noise_std(0)))
         along = std * self._along[mechanism.variant]
@@ -246,11 +246,11 @@ class StepNoise:
 
 
 def worst_case_pair(mechanism: Mechanism) -> Pair:
-    """Neighbours under zero-out whose clipped sums are as far apart as one utterance can move them.
+    """Zero-out neighbours whose clipped sums are as far apart as one utterance can move them.
 
-    In a micro-batch of b utterances on device 0 all but the canary have gradient -10 C e, and the canary
-    (2 b - 1) 10 C e: the mean is 10 C e with it and -10 C e (b - 1)/b without, beyond the clip on either side. At
-    b = 1 that is 10 C e against 0. The other devices hold arbitrary gradients, the same in both.
+    In a micro-batch of b utterances on device 0, all but the canary have gradient -10 C e, and the canary has
+    (2 b - 1) 10 C e: the mean is 10 C e with it and -10 C e (b - 1)/b without it, so both are clipped. At b = 1 the
+    means are 10 C e and 0. The other devices have arbitrary gradients, the same in both inputs.
     """
     others = mechanism.clip_norm * torch.linspace(-1, 1, mechanism.num_devices * LAYOUT.size)
     present, absent = (others.view(mechanism.num_devices, LAYOUT.size).clone() for _ in range(2))
@@ -264,7 +264,7 @@ def worst_case_pair(mechanism: Mechanism) -> Pair:
 def draw_statistics(
     mechanism: Mechanism, draws: int, key: int, progress: Callable[[int], None] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The released gradient's projection on e, less the midpoint of its two means: (draws) without and with the canary.
+    """Projections of the released gradient on e, minus the midpoint of the means: (draws) without and with the canary.
 
     Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N (sound
     with alpha, both times the alpha of the canary's layer).

@@ -43,7 +43,7 @@ ARCHITECTURE = (
     "layer_norm_eps",
     "pad_token_id",
 )
-CHUNK = 32  # utterances that are encoded together
+CHUNK = 32  # utterances per attention block
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,22 @@ class BertSize:
 
 
 def bert_config(architecture: Mapping[str, Any]) -> BertConfig:
-    """transformers' configuration without its dropout, whose masks are not keyed by example: simulated
-    devices and real ones would differ."""
+    """transformers' configuration without dropout, because its masks are not keyed by example, so that simulated
+    and real devices would differ."""
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return BertConfig(**{**architecture, **no_dropout, "attn_implementation": "sdpa"})
 
 
 def new_bert(architecture: Mapping[str, Any]) -> BertModel:
-    """An encoder without pooling layer, its weights drawn from torch's generator."""
+    """An encoder without a pooling layer, with weights drawn from torch's generator."""
     return BertModel(bert_config(architecture), add_pooling_layer=False)
 
 
 def encode_pieces(bert: BertModel, pieces: Tensor, rows: Tensor, ops: PlainOps = PLAIN) -> Tensor:
-    """BERT's output (P, H) for flat pieces (P), utterance after utterance, of which each has `rows` (B).
+    """BERT's output (P, H) for flat pieces (P), utterance after utterance; `rows` (B): pieces per utterance.
 
-    transformers' `BertModel` holds the weights; its forward pass is written out here, over flat pieces, so that only
-    attention is padded, and every parameter goes through `ops`.
+    transformers' `BertModel` holds the weights; its forward pass is reimplemented here over flat pieces, so that only
+    attention is padded and every parameter goes through `ops`.
     """
     parts: Any = bert.embeddings
     position = torch.arange(len(pieces), device=rows.device) - (rows.cumsum(0) - rows).repeat_interleave(rows)
@@ -119,11 +119,11 @@ def _normal(part: Any, x: Tensor, rows: Tensor, ops: PlainOps) -> Tensor:
 
 
 class _Block(NamedTuple):
-    """Utterances of similar length that attend together: b of them, padded to T pieces.
+    """Attention block: b utterances of similar length, padded to T pieces.
 
     Attributes:
-        place: (R) flat piece numbers; `slot` their places on the padded (b * T) grid.
-        bias: (b, 1, 1, T) 0, or minus infinity on padding, so that an utterance never sees its neighbours.
+        place: (R) flat piece indices; `slot`: their positions on the padded (b * T) grid.
+        bias: (b, 1, 1, T) 0, or minus infinity on padding, which masks it out.
     """
 
     place: Tensor
@@ -131,7 +131,7 @@ class _Block(NamedTuple):
     bias: Tensor
 
     def attend(self, projected: Tensor, heads: int) -> Tensor:
-        """Queries, keys and values side by side (P, 3H) -> mixed values (R, H)."""
+        """Concatenated queries, keys and values (P, 3H) -> attention output (R, H)."""
         b, steps = len(self.bias), self.bias.shape[3]
         gathered = projected.index_select(0, self.place)
         grid = gathered.new_zeros(b * steps, gathered.shape[1]).index_copy(0, self.slot, gathered)
@@ -163,7 +163,7 @@ class BertIntentSlot(IntentSlotModel):
         self.features, self.bert, self.dropout = features, bert, dropout
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
-        """Pooled (B, H), the vector of [CLS], and tokens (R, H), that of each word's first piece."""
+        """Pooled (B, H), the vectors of [CLS], and tokens (R, H), the vector of each word's first piece."""
         rows = batch.inputs["pieces_rows"]
         hidden = encode_pieces(self.bert, batch.inputs["pieces"], rows, ops)
         first = rows.cumsum(0) - rows
@@ -177,7 +177,7 @@ class BertIntentSlot(IntentSlotModel):
 
 
 def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
-    """A pretrained encoder (float32, without dropout and pooling layer) and its tokenizer.
+    """Load a pretrained encoder (float32, without dropout or pooling layer) and its tokenizer.
 
     Args:
         name: a local folder with ``config.json``, ``model.safetensors`` and ``tokenizer.json`` or
@@ -185,7 +185,7 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
             unpickled.
 
     Raises:
-        UsageError: nothing can be loaded, or what was loaded is no BERT.
+        UsageError: nothing can be loaded, or it is not a BERT model.
     """
     name = os.path.expanduser(name)
     in_a_folder = "/" in name and Path(name).parent.is_dir()
@@ -196,7 +196,7 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
     try:
         with quiet():
             if not Path(name).is_dir() and try_to_load_from_cache(name, "config.json") is None:
-                get_hf_file_metadata(hf_hub_url(name, "config.json"))  # fails at once without a network
+                get_hf_file_metadata(hf_hub_url(name, "config.json"))  # fails immediately without a network
             config = BertConfig.from_pretrained(name)
             loaded: Any = BertModel.from_pretrained(
                 name,
@@ -207,7 +207,7 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-            bert, loading = loaded  # and which weights were missing or of another shape
+            bert, loading = loaded  # and which weights were missing or had another shape
             tokenizer = load_tokenizer(name)
     except UsageError:
         raise
@@ -231,8 +231,8 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a local folder or hub name: ``tokenizer.json``, else ``vocab.txt``, which is taken to
-    be lower-cased unless ``tokenizer_config.json`` says otherwise."""
+    """Load the tokenizer of a local folder or hub name: ``tokenizer.json``, otherwise ``vocab.txt``, which is assumed
+    to be lower-cased unless ``tokenizer_config.json`` says otherwise."""
 
     def find(file: str) -> Path | None:
         location = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
@@ -250,8 +250,8 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within the block, transformers shows no progress bar and no report on the language-model head, which we
-    drop, and the hub no word on each trial to reach it."""
+    """Context that silences transformers' progress bars and its report on the language-model head, which we drop,
+    and the hub's message on each connection attempt."""
     log, hub = transformers.utils.logging, huggingface_hub.utils.logging
     verbosity, of_hub, bar = log.get_verbosity(), hub.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

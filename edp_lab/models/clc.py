@@ -21,7 +21,7 @@ BYTES = 257  # 256 byte values and padding
 
 @dataclass(frozen=True)
 class CLCSize:
-    """The paper's sizes where it gives them (hidden, layers); the rest are ours."""
+    """Layer sizes: the paper's if it states them (hidden, layers); the others are ours."""
 
     hidden: int = 384
     layers: int = 2
@@ -32,12 +32,12 @@ class CLCSize:
 
 
 class CLC(IntentSlotModel):
-    """The paper's network.
+    """The paper's LSTM network.
 
     Args:
-        features: number the words.
-        vectors: (V, D) frozen vectors of its vocabulary; None: learnt ones.
-        more_pooled, more_token: how many numbers the intent head and the slot head of a subclass read beside the LSTM.
+        features: map words to indices.
+        vectors: (V, D) frozen vectors of the vocabulary; None: trainable ones.
+        more_pooled, more_token: number of inputs of a subclass's intent and slot heads in addition to the LSTM's.
     """
 
     features: WordFeatures
@@ -62,7 +62,7 @@ class CLC(IntentSlotModel):
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
 
     def _build_words(self, vectors: Tensor | None) -> int:
-        """Make the table of word vectors; returns their width."""
+        """Create the table of word vectors; return their width."""
         count, unknown = len(self.features.words), self.features.buckets
         if vectors is None:
             self.words = nn.Embedding(count + unknown, self.size.word)
@@ -75,7 +75,7 @@ class CLC(IntentSlotModel):
         return self.words.embedding_dim
 
     def _word_vectors(self, batch: Batch, ops: PlainOps) -> Tensor:
-        """A vector for each word: (R, D)."""
+        """Vector of each word: (R, D)."""
         return ops.embedding(batch.inputs["words"], self.words.weight, batch.lengths)
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class CLC(IntentSlotModel):
         return max_pool(tokens, batch.lengths), tokens
 
     def _tokens(self, words: Tensor, batch: Batch, ops: PlainOps, dropout_key: int | None) -> Tensor:
-        """The LSTM's states for each word: (R, D) -> (R, 2H)."""
+        """LSTM states of each word: (R, D) -> (R, 2H)."""
         x = torch.cat([words, self._spelling(batch.inputs["characters"], batch.lengths, ops)], dim=1)
         packing = Packing.of(batch.lengths)
         for place, layer in enumerate(self.lstm):

@@ -1,8 +1,8 @@
 """A linear-chain conditional random field over BIO tags: likelihood, best path and marginals.
 
-Forward and backward recursion run in probability space, normalised at each step (Rabiner 1989), in float64: one matrix
-product per step and one exponential for all of them. They give the gradient too, written out, because a sum over any
-group of examples then needs no second pass: with A the forward and Q the backward factors, one row per token,
+The forward and backward recursions run in probability space, normalised at each step (Rabiner 1989), in float64: one
+matrix product per step and a single exponential for all steps. They also yield the gradient explicitly, so that the
+sum over any group of examples needs no second pass: with forward factors A and backward factors Q, one row per token,
 d NLL / d transitions = exp(transitions) * (A^T Q) - counts.
 """
 
@@ -14,19 +14,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-# Initial score of transitions that BIO forbids: public knowledge that private training need not learn.
+# Initial score of transitions that BIO forbids. The rule is public, so private training need not learn it.
 ILLEGAL = -4.0
-TINY = 1e-300  # smallest mass of a step; keeps quotients finite
+TINY = 1e-300  # smallest mass per step, which keeps quotients finite
 
 
 class CRF(nn.Module):
-    """Scores of K tags: start (K), transitions (K, K) from row to column, end (K).
+    """CRF parameters for K tags: start (K), transitions (K, K) from row to column, end (K).
 
-    Emissions may have any size; transition scores must lie within 350 of each other: a token
-    stands between two of them, and exp underflows from 700 on.
+    Emissions may have any magnitude; transition scores must be within 350 of each other: every token is between two
+    of them, and exp underflows from 700 on.
 
     Args:
-        tags: the K tag names, from which transitions into I-x that follow neither B-x nor I-x start at
+        tags: the K tag names; transitions into I-x from a tag other than B-x and I-x are initialised to
             `ILLEGAL`.
     """
 
@@ -69,10 +69,10 @@ class Recursion(NamedTuple):
     """Results of both recursions, float64.
 
     Attributes:
-        log_partition: (B) log of the summed exp(score) of all paths.
+        log_partition: (B) log of the sum of exp(score) over all paths.
         marginals: (B, T, K) p(tag at t), zero outside the mask.
         before, after: (B, T - 1, K) A and Q: p(tag i at t, tag j at t + 1) = A_ti exp(transition_ij - highest) Q_tj;
-            zero where t + 1 lies outside the mask.
+            zero if t + 1 is outside the mask.
         highest: the largest transition score.
     """
 
@@ -85,7 +85,7 @@ class Recursion(NamedTuple):
 
 @torch.no_grad()
 def forward_backward(emissions: Tensor, mask: Tensor, start: Tensor, transitions: Tensor, end: Tensor) -> Recursion:
-    """emissions (B, T, K); mask (B, T), true for the first tokens of each sequence, the first step taken as true."""
+    """Forward and backward recursions: emissions (B, T, K); mask (B, T), a non-empty prefix of each sequence."""
     inside = mask.clone()
     inside[:, 0] = True
     running = inside.T[:, :, None]  # (T, B, 1)
@@ -122,7 +122,7 @@ def forward_backward(emissions: Tensor, mask: Tensor, start: Tensor, transitions
 
 
 def _normalised(a: Tensor, mass: Tensor) -> Tensor:
-    """a (B, K) with rows that sum to 1; the sums go to `mass` (B, 1)."""
+    """Normalise the rows of a (B, K) to sum 1; the original sums are written to `mass` (B, 1)."""
     torch.sum(a, -1, keepdim=True, out=mass).clamp_min_(TINY)
     return a / mass
 

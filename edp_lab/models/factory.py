@@ -3,7 +3,7 @@
 A saved model is a folder of two files, ``model.json`` (kind, labels, configuration) and
 ``weights-<checksum>.safetensors``. The first names the second, and one checksum covers both. A save writes
 the weights under their own name, then replaces ``model.json``: a reader finds the old pair or the new one,
-however the writer ends. Nothing is unpickled.
+even if the writer is killed. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ def build_model(
     size: Mapping[str, Any] | None = None,
     frozen: bool = False,
 ) -> IntentSlotModel:
-    """A new model. Its weights are a function of the seed, the shapes and `pretrained`, not of any other
+    """Build a new model, whose weights depend only on the seed, the shapes and `pretrained`, not on any other
     random state.
 
-    Where its words come from decides whether a guarantee can hold: with `private`, never from `training`.
+    A guarantee requires that the vocabulary is not taken from `training`; with `private` it never is.
 
     Args:
         kind: "clc" or "bert".
-        training: the utterances to be trained on; read, for their words, only if not `private` and without
+        training: the training utterances; their words are used only if not `private` and without
             `pretrained`.
         pretrained: for the CLC, word vectors (see `load_vectors`), which stay frozen, or a CLC
-            to start from (see `edp_lab.models.public_start`), which brings its size; for BERT, a folder or hub name
-            (see `load_bert`). Assumed public, or trained on separate text.
-        size: fields of `CLCSize` or `BertSize` that differ from the paper's. With pretrained weights BERT's
-            sizes are theirs, and only the dropout counts.
-        frozen: all stays as the CLC to start from brings it, but for the heads and the CRF.
+            to start from (see `edp_lab.models.public_start`), which determines the size; for BERT, a folder or hub name
+            (see `load_bert`). Assumed to be public, or trained on separate text.
+        size: fields of `CLCSize` or `BertSize` that differ from the paper's. Pretrained BERT weights determine the
+            sizes, and only the dropout is used.
+        frozen: train only the heads and the CRF of the CLC to start from.
 
     Raises:
         UsageError: unknown kind, pretrained weights that cannot be loaded, or a private BERT without
-            any (its word pieces would come from the private text).
+            any (its word pieces would be learnt from the private text).
     """
     if kind not in KINDS:
         raise UsageError(f"unknown model {kind!r}: choose one of {', '.join(KINDS)}")
     from_start = kind == "clc" and pretrained is not None and is_start(pretrained)
     if frozen and not from_start:
-        raise UsageError("only a start can be kept as it is: name one by --pretrained, or drop --frozen")
+        raise UsageError("--frozen needs a public start: name one by --pretrained, or drop --frozen")
     with seeded(seed):
         if kind == "bert":
             return _build_bert(labels, training, private, pretrained, size)
@@ -87,10 +87,10 @@ def build_model(
 
 
 def save_model(model: IntentSlotModel, folder: Path | str, hint: str = "choose another folder") -> None:
-    """Write a model to a folder, which is made if need be; an older model in it is replaced.
+    """Write a model to a folder, which is created if needed; an older model in it is replaced.
 
     Raises:
-        UsageError: the folder cannot be written; ends in `hint`.
+        UsageError: the folder cannot be written; the message ends in `hint`.
     """
     folder = Path(folder)
     about, weights = _content(model)
@@ -104,7 +104,7 @@ def save_model(model: IntentSlotModel, folder: Path | str, hint: str = "choose a
 
 
 def model_checksum(model: IntentSlotModel) -> str:
-    """Checksum of the model, as ``model.json`` holds it once the model is saved."""
+    """Checksum of the model, as stored in ``model.json`` when the model is saved."""
     return _checksum(*_content(model))
 
 
@@ -119,10 +119,10 @@ def _content(model: IntentSlotModel) -> tuple[dict[str, Any], bytes]:
 
 
 def load_model(folder: Path | str) -> IntentSlotModel:
-    """The model that `save_model` wrote, on the CPU; the random state is left as it was.
+    """Load the model that `save_model` wrote, onto the CPU, without changing the random state.
 
     Raises:
-        UsageError: the folder holds no model, or a damaged one.
+        UsageError: the folder contains no model, or a damaged one.
     """
     folder = Path(folder)
     if not (folder / "model.json").exists():
@@ -141,11 +141,11 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         dtype, sizes = next(iter(state.values())).dtype, about["config"]
         layers = sizes.get("size", {}).get("layers", 0), sizes.get("bert", {}).get("num_hidden_layers", 0)
         if max(layers) > len(state):
-            raise ValueError("more layers than tensors")  # which would take hours to make
-        with torch.device("meta"), SkipInit():  # shapes only: no memory for weights that the file does not hold
+            raise ValueError("more layers than tensors")  # which would take hours to build
+        with torch.device("meta"), SkipInit():  # shapes only: allocates no memory for weights that the file lacks
             blank = _rebuild(about["kind"], labels, about["config"]).to(dtype)
         if shapes(blank.state_dict()) != shapes(state):
-            raise ValueError("other tensors than this version's")
+            raise ValueError("the tensors are not those of this version")
     except Exception as error:  # torch, transformers and tokenizers raise a dozen kinds, bare Exception among them
         raise UsageError(f"the model in {folder} is of another version of edp_lab: train it again") from error
     with seeded(0):
@@ -155,13 +155,13 @@ def load_model(folder: Path | str) -> IntentSlotModel:
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of each tensor. Compare them before copying, which would broadcast or convert silently."""
+    """Shape and type of each tensor. Compare these before copying, which would broadcast or convert silently."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 class SkipInit(TorchFunctionMode):
-    """Within the block no normal numbers are drawn: on the device "meta" the first would import torch's compiler, which
-    takes two seconds."""
+    """Context in which no normal numbers are drawn: on the device "meta" the first draw would import torch's compiler,
+    which takes two seconds."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -170,8 +170,8 @@ class SkipInit(TorchFunctionMode):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within the block, torch's CPU generator starts from `seed`; afterwards it goes on as if nothing had
-    happened."""
+    """Context in which torch's CPU generator starts from `seed`; afterwards its previous state is
+    restored."""
     with torch.random.fork_rng(devices=[]):
         start = stream(key_from_seed(seed), Purpose.INITIAL_WEIGHTS).integers(2**63)
         torch.default_generator.manual_seed(int(start))
@@ -198,7 +198,7 @@ def _build_bert(
         bert, tokenizer = load_bert(pretrained)
     elif private:
         raise UsageError(
-            "a private BERT needs pretrained weights, or its word pieces would come from the private text: "
+            "a private BERT needs pretrained weights, or its word pieces would be learnt from private text: "
             "give --pretrained, a hub name or a folder that `edp-lab pretrain --model bert` made"
         )
     else:
@@ -216,7 +216,7 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
         known = {"words", "buckets", "size", "vector_size", "whitened", "label_names"}
         if config.keys() - known or config.get("label_names", LabelNameFeatures.FORM) != LabelNameFeatures.FORM:
-            raise ValueError("its heads read other features")
+            raise ValueError("its heads have other inputs")
         if vectors is None or "whitened" not in config:
             return CLC(labels, numbered, size, vectors)
         return (PrivateHeads if "label_names" in config else WhitenedCLC)(labels, numbered, size, vectors)

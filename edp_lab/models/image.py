@@ -1,8 +1,8 @@
-"""The thesis' networks: a CNN of two convolutions, AlexNet, VGG-16, and a perceptron of 25 units.
+"""The thesis' networks: a CNN with two convolutions, AlexNet, VGG-16, and a perceptron with 25 hidden units.
 
 Papernot et al. 2021 (arXiv 2007.14191) for the CNN's sizes; Krizhevsky et al. 2012; Simonyan and Zisserman 2014 (arXiv
-1409.1556). None normalises over a batch, as later versions do: an example's gradient would depend on the others, and
-the running statistics would be one more release. None drops units either: with noise in the gradient none overfits.
+1409.1556). Unlike later versions, none uses batch normalisation: an example's gradient would depend on the others, and
+the running statistics would be another release. None uses dropout either: with noisy gradients, none overfits.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from edp_lab.models.ghost_clipping.ops import PLAIN, Kept, MicroBatchOps, PlainO
 
 KINDS = ("cnn", "alexnet", "vgg", "mlp")
 GAINS = {"relu": math.sqrt(2), "tanh": 5 / 3}
-SCORED = 2**20  # pixels that go through the network together where nothing is learnt
-PATCHES = 2**20  # numbers in the patches that are laid out at a time
-SHALLOW_GAIN = 0.6  # of shallow tanh networks: with noise, half a point better on MNIST than the usual 5/3
-SMALL = 64  # pixels of a side below which AlexNet and VGG are the small variants
-TINY = 16  # pixels of a side below which the CNN has kernels of 3 x 3
+SCORED = 2**20  # pixels per inference batch
+PATCHES = 2**20  # numbers in the image patches materialised at a time
+SHALLOW_GAIN = 0.6  # gain of shallow tanh networks: with noise, half a point better on MNIST than the usual 5/3
+SMALL = 64  # pixels per side below which AlexNet and VGG are the small variants
+TINY = 16  # pixels per side below which the CNN has 3 x 3 kernels
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A convolution of `filters` kernels, a maximum over windows of `pool` x `pool` (0: none), then the activation."""
+    """A convolution with `filters` kernels, max pooling over `pool` x `pool` (0: none), then the activation."""
 
     filters: int
     kernel: int
@@ -46,7 +46,7 @@ class Stage:
     pool_stride: int = 2
 
     def after(self, size: Sequence[int]) -> tuple[int, int, int]:
-        """(C, H, W) of what comes out for a `size` (C, H, W) of what goes in."""
+        """Output size (C, H, W) for an input of `size` (C, H, W)."""
         height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in size[1:])
         if self.pool:
             height, width = ((n - self.pool) // self.pool_stride + 1 for n in (height, width))
@@ -55,7 +55,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Examples (B, ...) and their labels (B)."""
+    """A batch of examples (B, ...) and their labels (B)."""
 
     images: Tensor
     labels: Tensor
@@ -65,7 +65,7 @@ class ImageBatch:
 
 
 class ImageData:
-    """Examples (n, ...) and labels (n) in memory, of which batches are taken by number."""
+    """Examples (n, ...) and labels (n) in memory; `batch` selects examples by index."""
 
     def __init__(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
         self.images = torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32))
@@ -80,13 +80,13 @@ class ImageData:
 
 
 class ImageClassifier(nn.Module):
-    """Stages of convolutions, then dense layers, one activation throughout; at the end a logit for each class.
+    """Convolutional stages, then dense layers, all with the same activation, and one logit per class.
 
     Args:
-        shape: of one example, (C, H, W), or (D) without stages.
-        stages: before the dense layers.
-        units: of the hidden dense layers.
-        gain: of the first weights, whose standard deviation is gain / sqrt(inputs of a unit).
+        shape: shape of one example, (C, H, W), or (D) without stages.
+        stages: convolutional stages before the dense layers.
+        units: sizes of the hidden dense layers.
+        gain: gain of the initial weights, whose standard deviation is gain / sqrt(inputs per unit).
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class ImageClassifier(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def logits(self, x: Tensor, ops: PlainOps = PLAIN) -> Tensor:
-        """(B, *shape) -> (B, classes)."""
+        """Logits of a batch: (B, *shape) -> (B, classes)."""
         act = F.relu if self.activation == "relu" else torch.tanh
         if self.stages:
-            x = (2 * x - 1).contiguous(memory_format=torch.channels_last)  # three times as fast a pooling
+            x = (2 * x - 1).contiguous(memory_format=torch.channels_last)  # makes pooling three times as fast
         for stage, layer in zip(self.stages, self.convolutions, strict=True):
             x = convolve(x, layer, ops)
             if stage.pool:
                 x = F.max_pool2d(x, stage.pool, stage.pool_stride)
-            x = act(x)  # after the maximum, where there is less of it; the order makes no difference
+            x = act(x)  # after pooling, on fewer numbers; the result is the same
         x = x.flatten(1)
         layers: list[Any] = list(self.dense)
         *hidden, last = layers
@@ -128,12 +128,12 @@ class ImageClassifier(nn.Module):
         return ops.linear(x, last.weight, last.bias)
 
     def losses(self, batch: ImageBatch, ops: PlainOps = PLAIN, dropout_key: int | None = None) -> Tensor:
-        """Cross entropy of each example: (B). There is no dropout, and the key plays no part."""
+        """Cross entropy of each example: (B). There is no dropout, so the key is ignored."""
         return F.cross_entropy(self.logits(batch.images, ops), batch.labels, reduction="none")
 
     @torch.no_grad()
     def log_probabilities(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(n, *shape) -> (n, classes)."""
+        """Log-probabilities of the classes: (n, *shape) -> (n, classes)."""
         parameter = next(self.parameters())
         x = torch.from_numpy(np.ascontiguousarray(images)).to(parameter.device, parameter.dtype)
         parts = x.split(max(1, SCORED // math.prod(self.shape)))
@@ -149,23 +149,23 @@ def build_classifier(
 ) -> ImageClassifier:
     """One of the thesis' networks, with weights drawn from `seed`.
 
-    The thesis contradicts itself (T27); this is what is built:
+    The thesis contradicts itself (T27); we build:
 
-    * "cnn", two convolutions and two dense layers (3.5, not the three convolutions of 3.5.1). The thesis gives no
-      sizes; they are those of Papernot et al. 2021: 16 filters of 8 x 8 and 32 of 4 x 4, both with stride 2 and a
-      maximum over 2 x 2 with stride 1, 32 dense units; 26,010 parameters for 1 x 28 x 28. Below 16 pixels: 3 x 3
-      filters of stride 1 with a maximum of stride 2.
-    * "alexnet", five convolutions and three dense layers, counting the last (2.5.3; 3.5 has two), filters as in
-      Krizhevsky et al. on one GPU, without their response normalisation and dropout.
-    * "vgg", the 13 convolutions, five maxima and three dense layers of VGG-16 (2.5.2 and 3.5; 19 layers in chapter 5).
-    * "mlp", 25 hidden units (3.1.1), with one output per class where the thesis has a sigmoid for two.
+    * "cnn": two convolutions and two dense layers (3.5, not the three convolutions of 3.5.1). The thesis states no
+      sizes; we use those of Papernot et al. 2021: 16 filters of 8 x 8 and 32 of 4 x 4, both with stride 2 and 2 x 2
+      max pooling with stride 1, and 32 dense units; 26,010 parameters for 1 x 28 x 28. Below 16 pixels: 3 x 3
+      filters with stride 1 and max pooling with stride 2.
+    * "alexnet": five convolutions and three dense layers including the last (2.5.3; 3.5 has two), with the filters of
+      Krizhevsky et al. on one GPU, but without their response normalisation and dropout.
+    * "vgg": VGG-16's 13 convolutions, five poolings and three dense layers (2.5.2 and 3.5; chapter 5 has 19 layers).
+    * "mlp": 25 hidden units (3.1.1), with one output per class; the thesis has a single sigmoid for two classes.
 
-    Below 64 pixels a side, "alexnet" and "vgg" are small variants that train on two cores: the same number and order of
-    layers, filters of 3 x 3 with stride 1, a quarter (AlexNet) or an eighth (VGG, at most 32) of the filters, 64 dense
-    units for 4,096, and no maximum where fewer than 4 pixels a side are left.
+    Below 64 pixels per side, "alexnet" and "vgg" are small variants that train on two cores: the same number and order
+    of layers, 3 x 3 filters with stride 1, a quarter (AlexNet) or an eighth (VGG, at most 32) of the filters, 64 dense
+    units instead of 4,096, and no pooling once fewer than 4 pixels per side are left.
 
     Raises:
-        UsageError: an unknown kind, or a shape that the network cannot take.
+        UsageError: an unknown kind, or a shape that the network does not support.
     """
     if kind not in KINDS:
         raise UsageError(f"unknown network {kind!r}: choose {' or '.join(KINDS)}")
@@ -182,7 +182,7 @@ def build_classifier(
 
 
 def _architecture(kind: str, side: int) -> tuple[list[Stage], tuple[int, ...]]:
-    """Stages and dense units for images of that many pixels a side."""
+    """Stages and dense units for images with `side` pixels per side."""
     if kind == "mlp":
         return [], (25,)
     if kind == "cnn" and side < TINY:
@@ -202,7 +202,7 @@ def _architecture(kind: str, side: int) -> tuple[list[Stage], tuple[int, ...]]:
 
 
 def _fitting(stages: Sequence[Stage], shape: Sequence[int]) -> list[Stage]:
-    """The stages, without a maximum where it would leave a single pixel, whose neighbours are all padding."""
+    """The stages, without max pooling if it would leave a single pixel, whose neighbours are all padding."""
     fitting: list[Stage] = []
     size = tuple(shape)
     for stage in stages:
@@ -214,7 +214,7 @@ def _fitting(stages: Sequence[Stage], shape: Sequence[int]) -> list[Stage]:
 
 
 def convolve(x: Tensor, layer: Any, ops: PlainOps) -> Tensor:
-    """x (B, C, H, W) -> (B, O, H', W'), by plain autograd, or with the factors of the weight's gradient kept."""
+    """Convolve x (B, C, H, W) -> (B, O, H', W'), with plain autograd or recording the factors of the gradients."""
     if not isinstance(ops, MicroBatchOps):
         return layer(x)  # type: ignore[no-any-return]
     parameters = layer.weight, layer.bias
@@ -227,7 +227,7 @@ def convolve(x: Tensor, layer: Any, ops: PlainOps) -> Tensor:
 
 
 def _convolution_backward(d: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, which: int) -> Tensor:
-    """The gradient of the input (which 0) or of the weight (1)."""
+    """Gradient with respect to the input (`which` 0) or the weight (1)."""
     mask = [which == k for k in range(3)]
     given = d, x, weight, None, list(stride), list(padding), [1, 1], False, [0, 0], 1, mask
     return torch.ops.aten.convolution_backward(*given)[which]  # type: ignore[no-any-return]
@@ -235,10 +235,10 @@ def _convolution_backward(d: Tensor, x: Tensor, weight: Tensor, stride: Any, pad
 
 @dataclass
 class ConvolutionRecord:
-    """y = convolution of x (B, C, H, W) with a weight (O, C, k, l) and a bias, d (B, O, H', W').
+    """Record of the convolution of x (B, C, H, W) with a weight (O, C, k, l) and a bias; d (B, O, H', W').
 
     The gradient of a micro-batch is the product of d and the patches of x over all its positions, formed in one batched
-    product where all micro-batches have as many examples, as in per-example DP-SGD.
+    product if all micro-batches have the same number of examples, as in per-example DP-SGD.
     """
 
     parameters: tuple[Tensor, ...]
@@ -246,7 +246,7 @@ class ConvolutionRecord:
     d: Tensor
     stride: Sequence[int]
     padding: Sequence[int]
-    materialised: Tensor | None = None  # (M, O * k * l * C): patches run along the memory of a channels-last x
+    materialised: Tensor | None = None  # (M, O * k * l * C): patches follow the memory order of a channels-last x
     sums: Tensor | None = None
 
     def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
@@ -254,7 +254,7 @@ class ConvolutionRecord:
         self.materialised = partition.memory.take(self.d, count, weight.numel())
         squares = torch.zeros(count, dtype=torch.float64, device=self.d.device)
         ends = [0, *partition.sizes.cumsum(0).tolist()]
-        most = max(1, PATCHES // (math.prod(self.d.shape[2:]) * weight[0].numel()))  # examples formed together
+        most = max(1, PATCHES // (math.prod(self.d.shape[2:]) * weight[0].numel()))  # examples per chunk
         start = 0
         while start < count:
             stop = max(start + 1, bisect_right(ends, ends[start] + most) - 1)
@@ -285,7 +285,7 @@ class ConvolutionRecord:
             bias += d.sum((0, 2, 3))
 
     def _form(self, sizes: Tensor, examples: slice, out: Tensor) -> None:
-        """Gradients (m, O, k * l * C) of micro-batches of so many consecutive examples."""
+        """Compute gradients (m, O, k * l * C) of micro-batches with `sizes` consecutive examples."""
         d = self.d[examples].permute(0, 2, 3, 1).flatten(1, 2)  # (B, T, O)
         (height, width), (down, right) = self.padding, self.stride
         windows = F.pad(self.x[examples], (width, width, height, height))

@@ -1,4 +1,4 @@
-"""The joint task: one intent per utterance, one BIO tag per word; what the CLC and BERT have in common."""
+"""Joint intent and slot model, the base of the CLC and BERT: one intent per utterance, one BIO tag per word."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edp_lab.privacy.csprng import uniform_hash
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's answer to one utterance: intent, its probability, tags, and p(tag) of each chosen tag."""
+    """Prediction for one utterance: intent, its probability, tags, and p(tag) of each predicted tag."""
 
     intent: str
     intent_probability: float
@@ -31,13 +31,13 @@ class IntentSlotModel(nn.Module):
     """Encoder, dense intent head, dense + CRF slot head. A subclass provides `features`, `encode` and `config`.
 
     The loss of an utterance is the cross entropy of its intent (times `intent_weight`) plus the CRF's negative
-    log-likelihood (paper, section 4.2); without slot annotation the intent's alone. It does not depend on what else is
-    in the batch.
+    log-likelihood (paper, section 4.2); without slot annotation it is only the intent's. It does not depend on the rest
+    of the batch.
     """
 
     features: Features
-    intent_weight = 1.0  # in the loss; set by a training run
-    reads_once = False  # whether a data set is worth keeping: to encode it again takes long
+    intent_weight = 1.0  # weight in the loss; set by a training run
+    reads_once = False  # whether to keep an encoded data set, because encoding it again takes long
 
     def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
         super().__init__()
@@ -52,19 +52,19 @@ class IntentSlotModel(nn.Module):
         raise NotImplementedError
 
     def emissions(self, tokens: Tensor, intents: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
-        """Scores of each word's tags: (R, D) -> (R, K). `intents` (B, I): the intent head's logits, for subclasses."""
+        """Tag scores of each word: (R, D) -> (R, K). `intents` (B, I): the intent head's logits, used by subclasses."""
         return ops.linear(tokens, self.slots.weight, self.slots.bias, batch.lengths)
 
     def config(self) -> dict[str, object]:
-        """JSON-able arguments from which `edp_lab.models.load_model` rebuilds the architecture."""
+        """JSON-serialisable arguments from which `edp_lab.models.load_model` rebuilds the architecture."""
         raise NotImplementedError
 
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
-        """The utterances as this model reads them."""
+        """Encode the utterances as inputs of this model."""
         return Dataset(utterances, self.labels, self.features)
 
     def losses(self, batch: Batch, ops: PlainOps = PLAIN, dropout_key: int | None = None) -> Tensor:
-        """One loss per utterance, (B)."""
+        """Loss of each utterance: (B)."""
         pooled, tokens = self.encode(batch, ops, dropout_key)
         logits = ops.linear(pooled, self.intent.weight, self.intent.bias)
         loss = F.cross_entropy(logits, batch.intents, reduction="none")
@@ -86,7 +86,7 @@ class IntentSlotModel(nn.Module):
         return logits.log_softmax(-1), emissions, mask
 
     def predict(self, data: Dataset, batch_size: int = 128, probabilities: bool = True) -> list[Prediction]:
-        """Predictions for a whole data set, in its order. Without `probabilities` those of the tags are left out."""
+        """Predictions for a data set, in its order; `probabilities`: whether to compute those of the tags."""
         predictions: dict[int, Prediction] = {}
         for batch in self.inference_batches(data, batch_size):
             log_intent, emissions, mask = self.scores(batch)
@@ -108,7 +108,7 @@ class IntentSlotModel(nn.Module):
         return [predictions[k] for k in range(len(data))]
 
     def inference_batches(self, data: Dataset, batch_size: int) -> Iterator[Batch]:
-        """All examples in batches of similar length: fast, and harmless where nothing is learnt."""
+        """All examples in batches of similar length, for speed; use it only for inference."""
         device = next(self.parameters()).device
         order = np.argsort(data.lengths, kind="stable")
         for start in range(0, len(order), batch_size):
@@ -116,7 +116,7 @@ class IntentSlotModel(nn.Module):
 
 
 def to_padded(flat: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat token rows (R, ...) -> (B, T, ...) with zeros, and the mask (B, T)."""
+    """Pad flat token rows (R, ...) with zeros to (B, T, ...); also returns the mask (B, T)."""
     mask = torch.arange(int(lengths.max()), device=flat.device) < lengths[:, None]
     padded = flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put(mask.nonzero(as_tuple=True), flat)
     return padded, mask
@@ -136,7 +136,7 @@ def max_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
 def dropout(x: Tensor, batch: Batch, rate: float, key: int | None, place: int) -> Tensor:
     """Variational dropout: one mask per utterance, shared by its tokens, drawn from (key, place, example).
 
-    Keyed by example rather than drawn in order, so that one process simulating N devices and N real ranks agree.
+    Masks are keyed by example, not drawn in order, so that one process simulating N devices matches N real ranks.
     x is (R, D) with one row per token, or (B, D) with one row per utterance.
     """
     if key is None or rate == 0:

@@ -1,10 +1,10 @@
-"""A bidirectional LSTM layer over flat tokens, its backward pass written out.
+"""A bidirectional LSTM layer over flat tokens, with an explicit backward pass.
 
 Why not nn.LSTM: the gradient of a recurrent weight is a product of *gate gradients* and inputs, one row per token.
-Keeping these rows lets a run on N simulated devices (or per-example clipping) form any partial sum of them without a
-second backward pass. Both directions run in one batched product per time step, and no padding is ever computed.
+If these rows are kept, N simulated devices (or per-example clipping) can form any partial sum of them without a
+second backward pass. Both directions share one batched product per time step, and no padding is computed.
 
-Shapes: R tokens in all, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
+Shapes: R tokens in total, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class BiLSTM(nn.Module):
 
 @dataclass(frozen=True)
 class Packing:
-    """How flat tokens (example after example) are visited, time step after time step.
+    """Order in which flat tokens (example after example) are visited, time step by time step.
 
     Attributes:
         lengths: (B) tokens per example.
         index: (2, R) flat row visited at each packed position, for the forward and the backward direction.
-        batch_sizes: examples that are still running at each time step, never increasing.
+        batch_sizes: number of examples still active at each time step, never increasing.
     """
 
     lengths: Tensor
@@ -62,7 +62,7 @@ class Packing:
 
 
 def bilstm(x: Tensor, packing: Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor, ops: PlainOps) -> Tensor:
-    """One layer over flat tokens: (R, D) -> (R, 2H). By plain autograd, or with the factors of the gradients kept."""
+    """Apply one layer to flat tokens: (R, D) -> (R, 2H), by plain autograd or recording the gradients' factors."""
 
     def keep(h: Tensor, d: Tensor) -> None:
         assert isinstance(ops, MicroBatchOps)
@@ -95,7 +95,7 @@ class _LSTM(torch.autograd.Function):
 
 
 class Trace(NamedTuple):
-    """Activations kept by the forward pass, packed: active gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H)."""
+    """Packed activations of the forward pass: activated gates (2, R, 4H), cell, tanh(cell) and hidden (2, R, H)."""
 
     gates: Tensor
     cell: Tensor
@@ -104,7 +104,7 @@ class Trace(NamedTuple):
 
 
 def _forward(x: Tensor, packing: Packing, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> tuple[Tensor, Trace]:
-    """x (R, D), w_ih (2, 4H, D), w_hh (2, 4H, H), bias (2, 4H) -> hidden states (R, 2H) in flat order."""
+    """Forward pass: x (R, D), w_ih (2, 4H, D), w_hh (2, 4H, H), bias (2, 4H) -> hidden states (R, 2H), flat order."""
     rows, hidden_size = x.shape[0], w_hh.shape[-1]
     projected = torch.addmm(bias.flatten(), x, w_ih.flatten(0, 1).T).view(rows, 2, -1)
     gates = torch.stack([projected[packing.index[d], d] for d in (0, 1)])  # (2, R, 4H)
@@ -130,7 +130,7 @@ def _forward(x: Tensor, packing: Packing, w_ih: Tensor, w_hh: Tensor, bias: Tens
 
 
 def _backward(dout: Tensor, packing: Packing, trace: Trace, w_hh: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of the gates before activation (R, 2, 4H) and hidden state before each token (R, 2, H), flat.
+    """Gradients of the gates' pre-activations (R, 2, 4H), and the hidden state before each token (R, 2, H), flat.
 
     From these, dW_ih = d_gates^T x, dW_hh = d_gates^T h_before and db = sum d_gates, over any set of rows.
     """
@@ -139,8 +139,8 @@ def _backward(dout: Tensor, packing: Packing, trace: Trace, w_hh: Tensor) -> tup
     d_hidden = torch.stack([dout[packing.index[d], d] for d in (0, 1)])
     i, f, o, candidate = trace.gates.unflatten(-1, (4, hidden_size)).unbind(2)
     h_before, cell_before = _before(trace.hidden, packing), _before(trace.cell, packing)
-    # All that does not depend on later steps, for all steps at once: what d_hidden is to be multiplied by for the cell
-    # and the output gate, and what d_cell is for the others.
+    # Precompute for all steps what does not depend on later ones: the factors of d_hidden for the cell and the output
+    # gate, and the factors of d_cell for the other gates.
     to_cell = o.addcmul(o * trace.tanh_cell, trace.tanh_cell, value=-1)
     d_gates = torch.empty_like(trace.gates)
     slope = d_gates.unflatten(-1, (4, hidden_size))
@@ -174,7 +174,7 @@ def _backward(dout: Tensor, packing: Packing, trace: Trace, w_hh: Tensor) -> tup
 
 
 def _before(x: Tensor, packing: Packing) -> Tensor:
-    """Values one time step before each packed position (2, R, H); zeros at the first."""
+    """Values at the time step before each packed position (2, R, H); zeros at the first."""
     sizes = packing.batch_sizes
     shifted = torch.zeros_like(x)
     at = sizes[0]

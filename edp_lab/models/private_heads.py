@@ -1,8 +1,8 @@
-"""The models of the recipe: a CLC whose heads read whitened features, and heads alone on what it has read once.
+"""The recipe's models: a CLC whose heads read whitened features, and heads trained alone on its cached features.
 
-The noise on a head's gradient is isotropic, so the features that the head learns from should be, too. Label names are
-features as well: "book_flight" is near "reserve_ticket", and fits a text with "book" and "flight". Label sets are
-public, so these features cost no privacy.
+The noise on a head's gradient is isotropic, so the features that the head learns from should be isotropic, too. Label
+names also provide features: "book_flight" is similar to "reserve_ticket", and matches a text with "book" and "flight".
+Label sets are public, so these features cost no privacy.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from edp_lab.models.ghost_clipping.ops import PLAIN, PlainOps
 from edp_lab.models.intent_slot import dropout, max_pool, mean, to_padded
 
 HEADS = ("intent", "slots", "slot_words", "slot_intents", "crf")
-AT_ONCE = 256  # utterances that are read together
+AT_ONCE = 256  # utterances encoded per batch
 
 
 class Whitening(nn.Module):
-    """x (n, D) -> (x - mean) @ map (D, D). Without a `fit` x stays as it is.
+    """Whitening map x (n, D) -> (x - mean) @ map (D, D); the identity until `fit` is called.
 
-    After it public text, so read, varies around zero, about equally in all directions, and the mean distance from the
-    mean is what it was. A direction in which it hardly varies is not stretched in full: a `FLOOR` is added to its
-    variance. `favour` then stretches what tells public labels apart: other labels will differ there, too.
+    It centres the features of public text and makes their variance about equal in all directions, preserving their mean
+    distance from the mean. Directions with hardly any variance are not stretched in full: a `FLOOR` is added to their
+    variance. `favour` then stretches directions that separate public labels: other labels will differ there, too.
     """
 
     mean: Tensor
     map: Tensor
-    FLOOR = 0.03  # of the mean variance
-    EVEN = 3.0  # times the mean variance of heads, added in each direction
+    FLOOR = 0.03  # share of the mean variance, added in each direction
+    EVEN = 3.0  # multiple of the heads' mean variance, added in each direction
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Whitening(nn.Module):
         return (x - self.mean) @ self.map
 
     def fit(self, x: Tensor) -> None:
-        """Set it from public rows (n, D), n >= 2."""
+        """Fit the map to public rows (n, D), n >= 2."""
         self.mean.copy_(x.mean(0))
         variances, axes = torch.linalg.eigh(torch.cov(x.T).double())
         scales = (variances.clamp_min(0) + self.FLOOR * variances.mean()).rsqrt()
@@ -58,11 +58,11 @@ class Whitening(nn.Module):
         self.map.copy_(matrix * (centred.norm(dim=1).mean() / (centred @ matrix).norm(dim=1).mean()))
 
     def favour(self, heads: Tensor) -> None:
-        """Stretch the directions in which these heads of public labels differ (K, D), and shrink the others: those of
-        the starts that come with edp_lab by 0.9 to 5.5. With fewer than two different heads nothing changes.
+        """Stretch the directions in which these heads (K, D) of public labels differ, and shrink the others. The
+        factors are 0.9 to 5.5 for edp_lab's starts. With fewer than two different heads nothing changes.
 
-        Under noise, to learn from x @ map is to expect of new heads the covariance map @ map.T: here a quarter that of
-        known heads, three quarters alike in all directions.
+        Under noise, learning from x @ map means assuming a prior covariance map @ map.T for new heads: here one quarter
+        is the covariance of known heads, three quarters are isotropic.
         """
         if len(heads) < 2:
             return
@@ -73,7 +73,7 @@ class Whitening(nn.Module):
 
 
 class WhitenedCLC(CLC):
-    """A CLC whose heads also read the word vectors, and pools by mean beside maximum; all of it whitened."""
+    """A CLC whose heads also read word vectors and mean pooling in addition to max pooling, all whitened."""
 
     def __init__(
         self, labels: Labels, features: WordFeatures, size: CLCSize, vectors: Tensor, *, more_pooled: int = 0
@@ -94,10 +94,10 @@ class WhitenedCLC(CLC):
 
 
 class PrivateHeads(WhitenedCLC):
-    """An intent head, a slot head and a CRF on a frozen `WhitenedCLC`; nothing else learns.
+    """An intent head, a slot head and a CRF on a frozen `WhitenedCLC`; nothing else is trained.
 
-    Heads also read which words there are and which labels they name (`LabelNameFeatures`), and the slot head reads the
-    intent head's answer ("slot-gated", Goo et al. 2018). A data set is read once: 7 kB an utterance, 1.5 kB a word.
+    The heads also read the words present and the labels they name (`LabelNameFeatures`), and the slot head reads the
+    intent head's output ("slot-gated", Goo et al. 2018). Data are encoded once: 7 kB per utterance, 1.5 kB per word.
     """
 
     reads_once = True
@@ -116,7 +116,7 @@ class PrivateHeads(WhitenedCLC):
 
     @torch.no_grad()
     def dataset(self, utterances: Sequence[Utterance]) -> Dataset:
-        """The utterances as the heads read them: inputs "sentence" (P), "words" (R, D) and "near" (R, 3)."""
+        """Encode the utterances as inputs of the heads: "sentence" (P), "words" (R, D) and "near" (R, 3)."""
         data = super().dataset(utterances)
         ends = np.cumsum(data.lengths)
         words = np.zeros((ends[-1], len(self.token_view.mean)), np.float32)
@@ -158,25 +158,25 @@ class PrivateHeads(WhitenedCLC):
 
 # ---- Label names -----------------------------------------------------------------------------------------------------
 
-# How near two names are (settled on ATIS' validation split, before any private step: SER .83 by the cosine of mean
-# vectors, .21 so).
+# Similarity of names. Chosen on ATIS' validation split, with SER before any private step: .21 with these settings, .83
+# with the cosine of mean vectors.
 TEMPERATURE = 0.02  # of the softmax
-SHARPNESS = 8  # power of the cosine: "from" and "to" have similar vectors
-OTHER_WORD = 0.9  # the most that another word can match
-LEAST_WEIGHT = 0.3  # of a word that all names have
+SHARPNESS = 8  # power of the cosine, because words such as "from" and "to" have similar vectors
+OTHER_WORD = 0.9  # largest similarity of different words
+LEAST_WEIGHT = 0.3  # weight of a word that is in all names
 
 
 class Names:
-    """Similarity of label names by their words. Args: `words` (V), the vocabulary, and its `vectors` (V, D)."""
+    """Similarity of label names by their words; `words` (V) is the vocabulary, with `vectors` (V, D)."""
 
     def __init__(self, words: Sequence[str], vectors: Tensor) -> None:
         self.place, self.vectors = {word: k for k, word in enumerate(words)}, F.normalize(vectors)
 
     def nearness(self, new: Sequence[str], known: Sequence[str]) -> Tensor:
-        """(new, known), rows that sum to 1: a softmax over how near each known name is.
+        """Matrix (new, known) whose rows sum to 1: a softmax over each new name's similarity to the known names.
 
-        Each word looks for its best match in the other name, the same word (1) or one with a similar vector (a power of
-        their cosine); words that many known names have count less; the mean of both directions.
+        Each word is matched to its best counterpart in the other name: the same word (1), or one with a similar vector
+        (a power of their cosine). Words in many known names count less. The two directions are averaged.
         """
         cut_new, cut_known = ([label_words(name, self.place) for name in names] for names in (new, known))
         words = sorted({word for name in (*cut_new, *cut_known) for word in name})
@@ -196,7 +196,7 @@ class Names:
         return torch.from_numpy(near / TEMPERATURE).softmax(1).float()
 
     def _alike(self, words: Sequence[str]) -> np.ndarray:
-        """(words, words): 1 for the same, otherwise below it; 0 for a word without a vector."""
+        """Similarity matrix (words, words): 1 for the same word, less for others; 0 for a word without a vector."""
         rows = torch.stack([self.vectors[self.place[w]] if w in self.place else 0 * self.vectors[0] for w in words])
         alike = likeness(rows, rows).numpy()
         np.fill_diagonal(alike, 1.0)
@@ -206,7 +206,7 @@ class Names:
 def label_words(label: str, known: Container[str]) -> list[str]:
     """The words in a label's name: "home/PlayMusic" play, music; "fromloc.city_name" from, loc, city, name.
 
-    What precedes a slash is a corpus. A word that is not known is cut into known ones, if it can be.
+    The part before a slash is a corpus. A word that is not known is split into known ones, if possible.
     """
     spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", label.rpartition("/")[2])
     words = [word.lower() for word in re.split(r"[\W\d_]+", spaced) if word]
@@ -227,32 +227,32 @@ def _rarity(words: Sequence[str], names: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def likeness(first: Tensor, second: Tensor) -> Tensor:
-    """Likeness of words with these vectors, (n, D) and (m, D) -> (n, m): 0 where a word has none."""
+    """Similarity of words with these vectors, (n, D) and (m, D) -> (n, m): 0 if a word has no vector."""
     cosines = F.normalize(first) @ F.normalize(second).T
     return OTHER_WORD * cosines.clamp_min(0) ** SHARPNESS
 
 
 class LabelNameFeatures(nn.Module):
-    """Features of an utterance's words by themselves; nothing in it learns: (R) -> (B, places + K).
+    """Untrained bag-of-words features of an utterance: (R) -> (B, places + K).
 
-    First which words there are, in whatever order, as a vector of length `LENGTH` with a place for each; words that
-    hash alike share one (Weinberger et al. 2009, arXiv 0902.2206). A mean of vectors blurs that. Common words, which
-    come first in `features`, count less. Then for each of K labels how much of its name is said, from 0 to 1: each word
-    of the name looks for its best match, and rare ones count more.
+    First, a hashed bag of words of norm `LENGTH`: words with the same hash share a place (Weinberger et al. 2009, arXiv
+    0902.2206). Unlike a mean of vectors, it keeps words apart. Common words, which come first in `features`, count
+    less. Then, for each of K labels, the share of its name that occurs, from 0 to 1: each word of the name is matched
+    to its most similar word, and rare ones count more.
 
-    `near`: for slots, rows of a table for a word and its neighbours, (R) -> (R, 3), which count as `WORD_WEIGHTS` says.
+    `near`: for slots, table rows of a word and its neighbours, (R) -> (R, 3), weighted by `WORD_WEIGHTS`.
     """
 
-    FORM = 2  # of what is written here: a saved model of another would answer otherwise
+    FORM = 2  # version of these features; a saved model of another version would give other results
 
     place: Tensor
     weight: Tensor
     names: Tensor
     shares: Tensor
-    LENGTH = 7.5  # about that of what else a head reads
-    COMMON = 10  # so many words count half or less
-    WORD_WEIGHTS = (5.0, 3.0, 3.0)  # of a word, the one before, the one behind
-    INTENT_WEIGHT = 5.0  # of an intent's probability
+    LENGTH = 7.5  # about the norm of the head's other inputs
+    COMMON = 10  # number of most frequent words that count half or less
+    WORD_WEIGHTS = (5.0, 3.0, 3.0)  # of a word, the one before, the one after
+    INTENT_WEIGHT = 5.0  # weight of an intent's probability
 
     def __init__(self, features: WordFeatures, labels: Sequence[str]) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class LabelNameFeatures(nn.Module):
         self.rows = 3 * (self.places + 1)
 
     def forward(self, words: Tensor, lengths: Tensor, vectors: Tensor) -> Tensor:
-        """`words` (R) are numbers of rows of `vectors` (V, D)."""
+        """Features (B, places + K); `words` (R) are row indices of `vectors` (V, D)."""
         utterance = torch.repeat_interleave(torch.arange(len(lengths), device=words.device), lengths)
         place, weight = utterance * self.places + self.place[words], self.weight[words].to(vectors.dtype)
         present = vectors.new_zeros(len(lengths) * self.places).scatter_reduce_(0, place, weight, "amax")
@@ -283,7 +283,7 @@ class LabelNameFeatures(nn.Module):
         return torch.cat([self.LENGTH * F.normalize(present.view(-1, self.places)), named], dim=1)
 
     def near(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """Table rows of each word and its neighbours: (R) -> (R, 3). The first row of each third: no neighbour."""
+        """Table rows of each word and its neighbours: (R) -> (R, 3). The first row of each third means no neighbour."""
         here, mask = to_padded(self.place[words] + 1, lengths)
         around = (here, F.pad(here, (1, 0))[:, :-1], F.pad(here, (0, 1))[:, 1:])
         return torch.stack([third[mask] + k * (self.places + 1) for k, third in enumerate(around)], dim=1)

@@ -1,16 +1,16 @@
-"""Public starts of private runs: a CLC that was trained, without privacy, on other people's labelled commands.
+"""Public starts of private runs: a CLC trained without privacy on other people's labelled commands.
 
-Its word vectors stay frozen; characters and LSTM go on from where they are. What the heads read is whitened by public
-text, since noise is alike in all directions, and stretched where public labels differ. The heads are of other labels:
-a new label starts from those labels whose names are near. Label sets are public, and "fromloc.city_name" is no
-stranger to "from_city". Nothing of the private corpus is read but its label names.
+Its word vectors stay frozen; character CNN and LSTM are trained further. The heads' inputs are whitened by public text,
+because noise is isotropic, and stretched in directions that separate public labels. The heads are for other labels: a
+new label's head starts from those of labels with similar names, as "fromloc.city_name" is similar to "from_city".
+Label sets are public, and nothing else of the private corpus is used.
 
-    data/public_start/NAME/about.json             labels, words, sizes, what it was made of
-                          /weights.safetensors    vectors in 8 bits, all else but the CRF in 16
-                          /seen_letters.u4        keys of the utterances behind it, but for generated everyday ones
+    data/public_start/NAME/about.json             labels, words, sizes, sources
+                          /weights.safetensors    vectors in 8 bits, all others but the CRF in 16
+                          /seen_letters.u4        keys of the training utterances, except generated everyday ones
 
-Those who trained on a corpus that a start was made from would find their utterances in its weights, whatever epsilon
-says. So each start knows the utterances it was made from, and a private run on more than a few of them is refused.
+If you train on a corpus that a start was made from, its weights contain your utterances, and no epsilon covers that.
+So each start lists the utterances it was made from, and a private run on more than a few of them is refused.
 """
 
 from __future__ import annotations
@@ -43,38 +43,38 @@ STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")
 ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen_letters.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
-UNKNOWN_WORDS = 1  # row that all words without a vector share; it is zero
-PLACES = 1024  # for words, among the features of a frozen start's heads (see `LabelNameFeatures`)
-NAME_LOGIT = 6.0  # what an intent's logit gains if all words of its name are said
-HEAD_SCALE = 0.4  # share of known labels' heads that a new one begins with: they are guesses, and must be unlearnt
-MOST_SEEN = 0.05  # of a private corpus' different utterances that a start may know: short commands coincide
+UNKNOWN_WORDS = 1  # number of rows shared by all words without a vector; the row is zero
+PLACES = 1024  # hashed places for words among the features of a frozen start's heads (see `LabelNameFeatures`)
+NAME_LOGIT = 6.0  # increase of an intent's logit if all words of its name occur
+HEAD_SCALE = 0.4  # factor for the known heads from which a new head starts: they are guesses that must be unlearnt
+MOST_SEEN = 0.05  # share of a private corpus' distinct utterances that a start may know: short commands coincide
 NO_LETTERS = re.compile(r"[\W_\u02b0-\u02ff]+")  # the range: apostrophes that Unicode counts as letters
 
 
 def start_folder(name: str) -> Path:
-    """Folder of a start: one that comes with edp_lab, by its name, or the user's, by its path."""
+    """Folder of a start: by name for one that comes with edp_lab, by path for the user's own."""
     return STARTS / name if name in NAMES else Path(name)
 
 
 def start_for(corpus: str) -> str:
-    """The start for a corpus, by its name alone: if the texts decided, a single one could change the choice."""
+    """Choose the start for a corpus by the corpus' name only: if texts mattered, one text could change the choice."""
     without = f"{NAMES[0]}-without-{Path(corpus).name}"
     return without if without in NAMES else NAMES[0]
 
 
 def seen(name: str, keys: np.ndarray) -> np.ndarray:
-    """Which of the utterances with these keys a start was trained on: (n), booleans; UsageError if no list says."""
+    """Whether the start was trained on the utterances with these keys: (n), booleans; UsageError if it has no list."""
     folder = start_folder(name)
     listed = read_bytes(folder / SEEN) if (folder / SEEN).exists() else None
     if listed is None or hashlib.sha256(listed).hexdigest() != read_json(folder / ABOUT).get("seen"):
-        raise UsageError(f"{name} has no intact {SEEN}, a list of what it has read: restore it, or make {name} again")
+        raise UsageError(f"{name} has no intact {SEEN}, its list of utterances: restore it, or make {name} again")
     return np.isin(keys, np.frombuffer(listed, "<u4"))
 
 
 def check_unseen(name: str, texts: Iterable[str]) -> None:
-    """Raise UsageError if a start was trained on utterances that a run would protect: no epsilon would cover that.
+    """Raise UsageError if a start was trained on utterances that a run is to protect, because no epsilon covers that.
 
-    Copies count once: what everybody says may be a large part of a corpus. Other pretrained weights list no texts.
+    Copies count once, because common phrases may be a large part of a corpus. Other pretrained weights list no texts.
     """
     if not is_start(name):
         return
@@ -93,13 +93,13 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
 
 def utterance_keys(texts: Iterable[str]) -> np.ndarray:
     """32 bits of each text's letters and digits: (n), uint32. By chance, 1 text in 61,000 has one of 70,000 keys."""
-    shown = [fold(text).replace(" ", "").upper() for text in texts]  # i with and without a dot have one capital
-    letters = (NO_LETTERS.sub("", unicodedata.normalize("NFKD", text)) or text for text in shown)  # or a text of signs
+    shown = [fold(text).replace(" ", "").upper() for text in texts]  # i with and without a dot have the same capital
+    letters = (NO_LETTERS.sub("", unicodedata.normalize("NFKD", text)) or text for text in shown)  # or only symbols
     return np.array([zlib.crc32(each.encode(errors="surrogatepass")) for each in letters], "<u4")
 
 
 def made_of(name: str | None) -> list[str]:
-    """Training corpora of a start, one line each with the licence; empty if `name` is no start."""
+    """Training corpora of a start, one line each with the licence; empty if `name` is not a start."""
     if name is None or not is_start(name):
         return []
     return [str(line) for line in read_json(start_folder(name) / ABOUT)["made_of"]]
@@ -144,13 +144,13 @@ def load_start(name: str) -> WhitenedCLC:
 
 
 def rounded(vectors: Tensor) -> Tensor:
-    """Vectors in the precision of a saved start: train a model on these."""
+    """Round vectors to the precision of a saved start, so that a model is trained on what will be saved."""
     return vectors.to(VECTORS).float()
 
 
 @torch.no_grad()
 def whitened(plain: CLC, public: Dataset) -> WhitenedCLC:
-    """The same function, whose heads read what a `Whitening` makes of these utterances' words and sentences.
+    """The same model, with heads that read features whitened on the words and sentences of these utterances.
 
     Errors at epsilon 8 without and with it (tuning seed): ATIS .098, .086; SNIPS .144, .140; NLU-EVAL .355, .320.
     """
@@ -170,10 +170,10 @@ def whitened(plain: CLC, public: Dataset) -> WhitenedCLC:
 
 
 def warm_start(start: WhitenedCLC, labels: Labels, frozen: bool = False) -> WhitenedCLC:
-    """A new model for these labels, with everything of `start` but its heads, which begin by the names of their labels.
+    """A new model for these labels: `start` with new heads, initialised from those of labels with similar names.
 
-    B- and I- tags begin apart, O from O, a label whose name is near to none from the mean of all. A `frozen` one is
-    `PrivateHeads`, whose intents also begin with their own names among `LabelNameFeatures`, times `NAME_LOGIT`.
+    B- and I- tags are initialised separately and O from O; a label with no similar name gets the mean of all. If
+    `frozen`, it is a `PrivateHeads`, whose intents also get their own `LabelNameFeatures`, times `NAME_LOGIT`.
     """
     features = replace(start.features, buckets=PLACES if frozen else UNKNOWN_WORDS)
     vectors = start.words.weight[: len(features.words)].detach().clone()
@@ -191,7 +191,7 @@ def warm_start(start: WhitenedCLC, labels: Labels, frozen: bool = False) -> Whit
 
 
 def _tag_nearness(names: Names, new: Sequence[str], known: Sequence[str]) -> Tensor:
-    """(new, known): B- from B-, I- from I-, O from O."""
+    """Initialisation weights of tags (new, known): B- from B-, I- from I-, O from O."""
     weights = torch.zeros(len(new), len(known))
     for prefix in ("B-", "I-"):
         rows, columns = ([k for k, tag in enumerate(tags) if tag.startswith(prefix)] for tags in (new, known))

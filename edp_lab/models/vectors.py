@@ -1,6 +1,6 @@
 """Word vectors: read from fastText's ``.vec`` files, trained on separate text, saved and loaded.
 
-Vectors bring words along, and both must be public where a run is to be private: take published vectors, or
+Vectors come with their vocabulary, and both must be public if a run is to be private: use published vectors, or
 train them on a *separate* set of utterances, as the paper did for its internal corpora (section 4.2).
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, parse_tensors, read_bytes, read_json, regular, write_whole
 
-DIMENSIONS = 100  # of vectors trained here
+DIMENSIONS = 100  # dimensions of vectors trained by `train_vectors`
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
 
 
@@ -27,7 +27,7 @@ class WordVectors:
     """V different words, most frequent first, and their vectors: matrix (V, D), float32.
 
     Raises:
-        UsageError: no words, or a matrix of another length or with an entry that is not finite.
+        UsageError: no words, or a matrix of another length or with a non-finite entry.
     """
 
     words: tuple[str, ...]
@@ -36,7 +36,7 @@ class WordVectors:
     def __post_init__(self) -> None:
         shape = tuple(self.matrix.shape)
         if not self.words or len(shape) != 2 or shape[0] != len(self.words) or not shape[1]:
-            raise UsageError(f"{len(self.words)} words do not go with a matrix of shape {shape}: give one row per word")
+            raise UsageError(f"{len(self.words)} words do not match a matrix of shape {shape}: give one row per word")
         if not self.matrix.isfinite().all():
             row = int((~self.matrix.isfinite().all(1)).nonzero()[0])
             raise UsageError(f"the vector of {self.words[row]!r} is not finite: correct or remove it")
@@ -55,10 +55,10 @@ class WordVectors:
 
 
 def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
-    """The `most` most frequent words of a fastText ``.vec`` file, or of a folder that `save` wrote.
+    """Load the `most` most frequent words of a fastText ``.vec`` file, or of a folder that `save` wrote.
 
     Raises:
-        UsageError: missing or damaged, or no ``.vec`` file: pickles, such as gensim's own, are not opened.
+        UsageError: the file is missing, damaged or not a ``.vec`` file; pickles, such as gensim's, are not opened.
     """
     path = given_path(path)
     if path.is_dir():
@@ -74,16 +74,16 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
     if regular(path).suffix == ".vec":
         return _read_text(path, most)
     raise UsageError(
-        f"{path} is no .vec file: give the text form of fastText's vectors, which is published beside .bin"
+        f"{path} is not a .vec file: give fastText's vectors as text, which are published beside the .bin file"
     )
 
 
 def train_vectors(
     sentences: Sequence[Sequence[str]], size: int = DIMENSIONS, epochs: int = 10, seed: int = 0
 ) -> WordVectors:
-    """Train fastText skip-gram vectors (Bojanowski et al. 2017) of all lower-cased words, by gensim.
+    """Train fastText skip-gram vectors (Bojanowski et al. 2017) of all lower-cased words, with gensim.
 
-    On one thread, so that the same arguments give the same vectors.
+    Uses one thread, so that the same arguments give the same vectors.
 
     Raises:
         UsageError: no sentence has a word.
@@ -112,6 +112,6 @@ def _read_text(path: Path, most: int) -> WordVectors:
     try:
         read = KeyedVectors.load_word2vec_format(str(path), limit=most, unicode_errors="replace")
     except (ValueError, EOFError) as error:
-        raise UsageError(f"{path} is no whole .vec file ({error}): download it again") from error
-    words = tuple(read.key_to_index)  # each once
+        raise UsageError(f"{path} is not a complete .vec file ({error}): download it again") from error
+    words = tuple(read.key_to_index)  # each word once
     return WordVectors(words, torch.from_numpy(read.vectors[: len(words)]))

@@ -1,4 +1,4 @@
-"""The heart: a mechanism describes what a step releases, an accountant judges it. No torch, no state."""
+"""Privacy accounting: a mechanism describes what a step releases, an accountant judges it. Stateless, no torch."""
 
 from edp_lab.privacy.gdp import Accountant, GaussianDP, gdp_delta, gdp_epsilon
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, guaranteed_epsilon, judge

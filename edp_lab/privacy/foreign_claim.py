@@ -1,6 +1,6 @@
-"""A claim made with another library: does its epsilon hold for the sampler that was used?
+"""Check an epsilon claimed with another library: does it hold for the sampler that was used?
 
-The most common mistake is to account shuffled batches as Poisson sampling. A setting that decides is never filled in.
+The most common mistake is to account shuffled batches as Poisson sampling. Decisive settings have no defaults.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.schedule import MOST_RELEASES, Schedule
 
 NEIGHBOURS = {"shuffle": "zero-out", "poisson": "add or remove one"}  # by sampler
-DECISIVE = (  # settings by the names of their options; of two either
+DECISIVE = (  # settings by the names of their options; either one of two
     "claimed", "sampler", "n", "batch_size sampling_rate", "steps epochs", "noise_multiplier", "delta",
     "micro_batch_size",
 )  # fmt: skip
-SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
+SMALLEST_TAIL = 1e-290  # probability below which floats lose digits
 
 
 class Verdict(NamedTuple):
-    """Verdict on a claim; `measured` is 0 where no attack is known here."""
+    """Verdict on a claim; `measured` is 0 if no attack is known."""
 
     status: str  # "holds", "not proven" (`guaranteed` is larger, or None) or "false" (`measured` exceeds the claim)
     claimed: float
-    guaranteed: float | None  # the smallest epsilon that is proven here for the sampler that was used
-    measured: float  # at least: an attack shows that no smaller epsilon holds
+    guaranteed: float | None  # the smallest epsilon proven for the sampler that was used
+    measured: float  # lower bound: an attack shows that no smaller epsilon holds
     method: str  # the accountant behind `guaranteed`, or why there is none
     neighbours: str
 
 
 def check_claim(settings: Mapping[str, Any]) -> Verdict:
-    """Judge a run of DP-SGD, given the settings in `DECISIVE`.
+    """Judge a DP-SGD run from the settings in `DECISIVE`.
 
     Each step releases the sum of gradients clipped to C plus fresh secret noise of `noise_multiplier` times C, and
-    nothing else. At a micro-batch size above 1, means of so many gradients are clipped, each of which moves by 2C.
-    UsageError: a setting is missing, given in two ways, or out of range.
+    nothing else. At a micro-batch size above 1, means of that many gradients are clipped, each of which can move by 2C.
+    UsageError if a setting is missing, given in two ways, or out of range.
     """
     _check(settings)
     claimed, sampler, z, delta = (settings[name] for name in ("claimed", "sampler", "noise_multiplier", "delta"))
     n, alone, measured = settings["n"], settings["micro_batch_size"] == 1, 0.0
     batch = settings.get("batch_size") or n * settings["sampling_rate"]
-    full, all_used = math.floor(n / batch), math.ceil(n / batch)  # steps of an epoch without and with its last batch
+    full, all_used = math.floor(n / batch), math.ceil(n / batch)  # steps per epoch without and with a partial batch
     epochs = settings.get("epochs") or math.ceil(settings["steps"] / full)
     fewest, most = (settings.get("steps") or epochs * steps for steps in (full, all_used))
     guaranteed, method = None, "with Poisson sampling one example more moves others to other micro-batches"
     if sampler == "shuffle":
         method = "Gaussian DP, one release an epoch"
         guaranteed = gdp_epsilon(math.sqrt(epochs) / z * (1 if alone else 2), delta)
-        if alone:  # nobody says whether a last batch that is not full was used or dropped
+        if alone:  # unknown whether a partial last batch was used or dropped
             kept = shuffled_at_least(z, all_used, fewest // all_used, delta)
             measured = min(kept, shuffled_at_least(z, full, fewest // full, delta, max(0.0, 1 - full * batch / n)))
     elif alone:
@@ -92,20 +92,20 @@ def _check(settings: Mapping[str, Any]) -> None:
 
 
 def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta: float, dropped: float = 0.0) -> float:
-    """An epsilon that `passes` shuffled passes exceed: no smaller one holds at `delta` (zero-out).
+    """Lower bound on epsilon for `passes` shuffled passes: no smaller epsilon holds at `delta` (zero-out).
 
     `dropped`: the share of the corpus that each pass leaves out.
 
-    Take a corpus in which every other utterance pulls by -C and ours by +C. Each batch's sum, less what it would be
-    with -C throughout, then is noise, but for our batch: 2C with the utterance, C where its slot contributes nothing.
-    An attacker who only asks whether the largest of these sums exceeds c is right with probabilities P and Q, so
-    epsilon >= ln((P - delta) / Q) for every c; the best of a grid is taken.
+    Consider a corpus in which our utterance's gradient is +C and all others are -C. Subtract from each batch's sum what
+    it would be if all were -C. Then only noise is left, except in our batch: 2C with the utterance, C if it is zeroed
+    out. The largest of these sums exceeds c with probability P with the utterance and Q without, so
+    epsilon >= ln((P - delta) / Q) for every c; we take the best c of a grid.
     Source: the lower bound of Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang 2024 (arXiv 2403.17673), section
     3, for one pass.
     """
     c = np.linspace(0, 2 + 12 * noise_multiplier, 400)
     other = log_ndtr(c / noise_multiplier)
-    with np.errstate(divide="ignore"):  # the logarithm of 0 where nothing is dropped
+    with np.errstate(divide="ignore"):  # logarithm of 0 if nothing is dropped
         here, absent = np.log1p(-dropped), np.log(dropped) + other
     ours = (np.logaddexp(here + log_ndtr((c - pull) / noise_multiplier), absent) for pull in (2.0, 1.0))
     p, q = (-np.expm1(passes * ((batches - 1) * other + log_probability)) for log_probability in ours)

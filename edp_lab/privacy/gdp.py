@@ -1,10 +1,10 @@
-"""Gaussian differential privacy, the closed form; and what every accountant here answers (`Accountant`).
+"""Gaussian differential privacy in closed form, and the common interface of accountants (`Accountant`).
 
-It bounds what an adversary who sees every release learns of one utterance that takes part in each of them: with
+It bounds what an adversary who sees every release learns about one utterance that takes part in all of them: with
 disjoint batches, one Gaussian release per epoch. T epochs with effective noise multipliers z_0 ... z_{T-1} are exactly
-mu-GDP with mu^2 = sum_t 1/z_t^2 (Dong, Roth and Su 2022, corollary 3.3), whatever the decay. Epsilons reach 1e24 for
-the paper's settings, so everything is computed in logarithms. Delta outside (0, 1) and an epsilon, mu or rho that is
-negative or NaN raise `UsageError`, here and in all accountants.
+mu-GDP with mu^2 = sum_t 1/z_t^2 (Dong, Roth and Su 2022, corollary 3.3), for any decay. Epsilons reach 1e24 for
+the paper's settings, so everything is computed in logarithms. All accountants raise `UsageError` if delta is outside
+(0, 1), or if an epsilon, mu or rho is negative or NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scipy.special import erfcx, ndtr, ndtri
 from edp_lab.errors import UsageError
 from edp_lab.privacy.schedule import Schedule
 
-SMALLEST_DELTA = 1e-300  # below, floats lose digits
+SMALLEST_DELTA = 1e-300  # below this, floats lose digits
 GDP_ROUNDING = 2.0**-52  # relative spacing of floats
 
 
@@ -34,40 +34,40 @@ class Bound(NamedTuple):
 class Accountant(ABC):
     """The guarantee of a schedule of Gaussian releases against an adversary who sees all of them.
 
-    Formal guarantee: for neighbours under the adjacency by whose sensitivity the schedule's noise was divided, and
-    secret fresh noise, the composed releases are (epsilon(delta), delta)-DP for every delta, and (epsilon,
+    Formal guarantee: for neighbours under the adjacency whose sensitivity the noise multipliers are relative to, and
+    for secret fresh noise, the composed releases are (epsilon(delta), delta)-DP for every delta, and (epsilon,
     delta(epsilon))-DP for every epsilon. Both are upper bounds; how tight they are depends on the accountant.
     """
 
     method: ClassVar[str]
 
     def __init__(self, schedule: Schedule) -> None:
-        """Raises UsageError where this accountant cannot judge such a schedule."""
+        """Raise UsageError if this accountant does not support the schedule."""
         self.schedule = schedule
 
     @abstractmethod
     def log_delta(self, epsilon: float) -> float:
-        """ln of the smallest delta it can vouch for at `epsilon`, at most 0; -inf for an empty schedule."""
+        """ln of the smallest delta it can prove at `epsilon`, at most 0; -inf for an empty schedule."""
 
     def delta(self, epsilon: float) -> float:
-        """The smallest delta it can vouch for at `epsilon`, in [0, 1]; 0 for an empty schedule, or below 5e-324."""
+        """The smallest delta it can prove at `epsilon`, in [0, 1]; 0 for an empty schedule, or if below 5e-324."""
         return math.exp(self.log_delta(epsilon))
 
     def bound(self, delta: float) -> Bound:
-        """`epsilon`, and which bound gave it."""
+        """`epsilon`, and the name of the bound that proves it."""
         return Bound(self.epsilon(delta), self.method)
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon it can vouch for at `delta`; 0 for an empty schedule, inf where there is no bound.
+        """The smallest epsilon it can prove at `delta`; 0 for an empty schedule, inf if there is no bound.
 
-        Found by bisection of `log_delta` and rounded up, unless an accountant has a formula.
+        Found by bisection of `log_delta` and rounded up, unless the accountant has a formula.
         """
         check_delta(delta)
         target = math.log(delta)
         if self.log_delta(0.0) <= target:
             return 0.0
         low, high = 0.0, 1.0
-        while not self.log_delta(high) <= target:  # so it is from here on, whatever the curve's shape; NaN never is
+        while not self.log_delta(high) <= target:  # larger epsilons then meet it, too; NaN never does
             low, high = high, 2 * high
             if high > 1e300:
                 return math.inf
@@ -77,7 +77,7 @@ class Accountant(ABC):
         return high
 
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
-        """The most true positives any membership attack reaches at these false-positive rates: (F) -> (F).
+        """Upper bound on any membership attack's true-positive rate at these false-positive rates: (F) -> (F).
 
         1 minus the trade-off curve f(fpr) of Dong, Roth and Su 2022, from (epsilon, delta) pairs (proposition 2.5):
         f(x) >= max(0, 1 - delta - e^epsilon x, e^-epsilon (1 - delta - x)) for each of them.
@@ -92,9 +92,9 @@ class Accountant(ABC):
         return np.clip(best, 0.0, 1.0)
 
     def best_auc(self) -> float:
-        """The largest area under the ROC curve that any membership attack reaches; 0.5 is guessing.
+        """Upper bound on any membership attack's area under the ROC curve; 0.5 is guessing.
 
-        An upper sum over a grid, so never less than the area.
+        It is an upper sum over a grid, so never less than the area.
         """
         fpr = np.unique(np.concatenate([[0.0], np.logspace(-12, 0, 3000), np.linspace(0, 1, 3000)]))
         return min(1.0, float(np.sum(np.diff(fpr) * self.best_tpr(fpr)[1:])))
@@ -121,11 +121,11 @@ def check_rates(rates: np.ndarray) -> np.ndarray:
 
 def check_everyone(schedule: Schedule, accountant: str) -> None:
     if schedule.sampling_rate != 1:
-        raise UsageError(f"{accountant} has no Poisson sampling: take Renyi DP or privacy loss distributions")
+        raise UsageError(f"{accountant} does not cover Poisson sampling: use Renyi DP or privacy loss distributions")
 
 
 class GaussianDP(Accountant):
-    """Exact: the composition *is* one Gaussian release with parameter mu; rounded up. UsageError: Poisson sampling."""
+    """Exact, rounded up: the composition *is* one Gaussian release with parameter mu. UsageError: Poisson sampling."""
 
     method = "Gaussian-DP, closed form"
 
@@ -152,7 +152,7 @@ class GaussianDP(Accountant):
         return float(ndtr(self.mu / math.sqrt(2)))
 
     def group(self, size: int) -> GaussianDP:
-        """The account of someone with `size` utterances: size * mu (Dong et al. 2022, theorem 2.14)."""
+        """Accountant for a person with `size` utterances: size * mu (Dong et al. 2022, theorem 2.14)."""
         z = self.schedule.noise_multipliers / size
         return GaussianDP(Schedule(z, self.schedule.counts))
 
@@ -170,7 +170,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """epsilon(delta) of a mu-GDP mechanism, rounded up; 0 where delta alone covers it, inf for mu = inf.
+    """epsilon(delta) of a mu-GDP mechanism, rounded up; 0 if delta suffices for epsilon 0, inf for mu = inf.
 
     Reference values (delta 1e-5): mu 1 -> 4.38, 2 -> 10.00, 4 -> 24.38.
     """
@@ -185,7 +185,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     target = math.log(delta)
     t = brentq(lambda t: math.log(max(_delta_at(mu, t), 5e-324)) - target, low, high, xtol=1e-13, disp=False)
     step = 1e-13 * max(1.0, abs(t))
-    while _delta_at(mu, t) > delta:  # the root may lie a little to the wrong side
+    while _delta_at(mu, t) > delta:  # the root found may be slightly too small
         t, step = t + step, 2 * step
     return mu * (t + mu / 2) * (1 + 1e-12)
 
@@ -193,7 +193,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 def _delta_at(mu: float, t: float) -> float:
     """delta at eps = mu (t + mu/2): Phi(-t) - exp(-t^2/2) erfcx((t + mu)/sqrt 2) / 2, rounded up.
 
-    For small mu the two terms cancel, so the bound on their rounding is added: never less than the truth.
+    For small mu the two terms cancel, so a bound on their rounding is added: the result is never too small.
     """
     root2 = math.sqrt(2)
     bell, beyond = math.exp(-t * t / 2), float(erfcx((t + mu) / root2))

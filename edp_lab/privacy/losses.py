@@ -1,24 +1,24 @@
-"""The grid of privacy losses and their composition by Fourier transforms, every rounding upward.
+"""Discretised privacy losses and their composition by Fourier transforms, with every rounding upward.
 
-For `edp_lab.privacy.pld`: the losses of one utterance's removal and addition, composed over all releases.
+Used by `edp_lab.privacy.pld`: the losses of removing and of adding one utterance, composed over all releases.
 
-One release. If the utterance takes part with chance q, its output is P = (1-q) N(0, z^2) + q N(1, z^2); if it was
-removed, Q = N(0, z^2); and the privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). P against Q dominates its
-removal, Q against P its addition, and compositions are dominated by products (Zhu, Dong and Wang 2022, arXiv
+One release. If the utterance takes part with probability q, the output is P = (1-q) N(0, z^2) + q N(1, z^2); if it was
+removed, Q = N(0, z^2); and the privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). (P, Q) dominates removal, (Q,
+P) dominates addition, and compositions are dominated by products (Zhu, Dong and Wang 2022, arXiv
 2106.08567, theorems 10 and 11): with the sum L of independent losses, delta(epsilon) = E[max(0, 1 - e^(epsilon - L))].
-The larger one of both directions counts.
+The larger delta of the two directions counts.
 
-On a grid. The masses that P and Q have between two edges are put on these edges, so that both are kept. This draws
-delta's curve between the edges as a straight line in e^epsilon: it is convex there, so no delta falls ("connect the
-dots", Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022, arXiv 2207.04380). What that adds to epsilon falls with
-the square of the width. Edges lie closer where the losses are that matter. Differences of normal probabilities,
-places of edges and quotients are rounded so that mass moves up, or grows.
+The grid. The masses of P and Q between two edges are moved to these edges so that both are preserved. This replaces
+delta's curve between the edges by a straight line in e^epsilon. The curve is convex there, so delta never decreases
+("connect the dots", Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022, arXiv 2207.04380). The increase in epsilon
+is proportional to the squared width. Edges are denser around the losses that matter. Differences of normal
+probabilities, positions of edges and quotients are rounded so that mass moves up, or grows.
 
-Composed. Probabilities are tilted, c_l e^(tilt l) / K, before the Fourier transform, and tilted back afterwards. The
-tilt that puts the mean near epsilon makes delta's part of the distribution its bulk, so that a transform whose error is
-absolute has a small *relative* one, whatever delta is. To delta is added: what the transform may have lost (Higham
-2002, theorem 24.2, for transforms; sums for products), losses beyond the grid as if they were infinite, losses beyond
-the window by Chernoff's bound. What wraps around its ends only adds.
+Composition. Probabilities are tilted, c_l e^(tilt l) / K, before the Fourier transform, and tilted back afterwards.
+The tilt that moves the mean near epsilon turns the tail that determines delta into the bulk, so that the transform's
+absolute error is a small *relative* error, for any delta. We add to delta: a bound on the transform's error (Higham
+2002, theorem 24.2, for transforms; sums for products), losses beyond the grid as if they were infinite, and losses
+beyond the window by Chernoff's bound. Mass that wraps around the window's ends only increases delta.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ from scipy.special import ndtr
 from edp_lab.privacy.schedule import Schedule
 
 UNIT = 2.0**-53  # relative error of one operation
-FINENESS = 1.2e-4  # of the losses' variance: what the grid adds to it, and about as much to epsilon
-TOLERATED = 3e-4  # of epsilon, where the grid adds more than it should; a finer one is taken there
-FINEST = 8  # powers of 2 by which it may be finer
-SMALLEST_EPSILON = 0.01  # that is told apart so well
-REFERENCE = 1e-4  # delta, around which losses are told apart best
-REACH = 14.0  # standard deviations beyond the outer peak, where 1e-44 is left
-LARGEST = 690.0  # exponent
-EVEN, MOST_EVEN = 1.5, 300  # deviations, and edges, at equal distance on either side of 0
-STEPS = 16  # of tilts, from one power of 2 to the next
+FINENESS = 1.2e-4  # relative increase of the losses' variance by the grid; epsilon's is similar
+TOLERATED = 3e-4  # largest relative increase of epsilon by the grid; above it, a finer grid is used
+FINEST = 8  # powers of 2 by which the grid may be finer
+SMALLEST_EPSILON = 0.01  # the smallest epsilon with this accuracy
+REFERENCE = 1e-4  # delta around which the grid resolves losses best
+REACH = 14.0  # standard deviations beyond the outer peak; the remaining probability is 1e-44
+LARGEST = 690.0  # largest exponent
+EVEN, MOST_EVEN = 1.5, 300  # extent of evenly spaced edges on either side of 0: in standard deviations, and in edges
+STEPS = 16  # tilts per power of 2
 TILTS = range(-50 * STEPS, 80 * STEPS)
-LEVELS = range(1, 160)  # in quarters of a standard deviation, how far a tilt may move the sum of normal losses
-WINDOW = math.log(1e9)  # 1 over the share of delta that may lie beyond its ends
-NEGLIGIBLE = 1e-5  # of delta: losses of single releases beyond are as good as infinite
-LONGEST = 2**20  # of a transform
-LOOSE, HARD = 0.01, 0.5  # of delta: if the charge for roundings is larger, other curves and bounds are tried, too
-RARE = 1e-4  # sampling rates below which LOOSE is HARD
-COARSE = ((1, 4), (0.97, 4), (0.97, 16), (0.85, 4), (0.85, 16), (0.7, 4), (0.7, 16))  # shares of level, times width
-AT_ONCE = 8  # transforms
-TRUNCATED = 4.0  # times the grid's width that the longest window may need; below RARE only once
+LEVELS = range(1, 160)  # shifts of the sum of normal losses by a tilt, in quarters of a standard deviation
+WINDOW = math.log(1e9)  # ln of 1 over the share of delta that may be beyond the window
+NEGLIGIBLE = 1e-5  # share of delta; single losses this rare are treated as infinite
+LONGEST = 2**20  # largest transform
+LOOSE, HARD = 0.01, 0.5  # shares of delta; if the charge for roundings is larger, other curves and bounds are tried
+RARE = 1e-4  # sampling rate below which HARD replaces LOOSE
+COARSE = ((1, 4), (0.97, 4), (0.97, 16), (0.85, 4), (0.85, 16), (0.7, 4), (0.7, 16))  # factors of level and width
+AT_ONCE = 8  # transforms per batch
+TRUNCATED = 4.0  # a window that needs a grid coarser by up to this factor is truncated instead (below RARE, never)
 
 
 class Released(NamedTuple):
-    """The losses of single releases, of K kinds, on a grid of whole multiples of a width."""
+    """Losses of single releases, of K kinds, on a grid of integer multiples of a width."""
 
     width: float
-    grid: np.ndarray  # (n), whole numbers
+    grid: np.ndarray  # (n), integers
     masses: np.ndarray  # (K, n)
-    beyond: np.ndarray  # (K), of losses beyond the grid
+    beyond: np.ndarray  # (K), mass of losses beyond the grid
 
 
 class Losses:
-    """The sum of a schedule's losses in one direction: of an utterance `removed`, or added."""
+    """Distribution of a schedule's total loss in one direction: an utterance `removed`, or added."""
 
     def __init__(self, schedule: Schedule, removed: bool) -> None:
         self.z, self.q, self.removed = schedule.noise_multipliers, schedule.sampling_rate, removed
         self.counts = schedule.counts.astype(float)
         self.releases = float(self.counts.sum())
-        # What an added one's losses can be at most:
+        # Upper bound on the losses of an added utterance:
         self.most = math.inf if removed else -self.releases * math.log1p(-self.q) * (1 + 1e-14)
         self._rough = _Rough(self.z, self.counts, self.q, removed)
         self._released: dict[float, Released] = {}
@@ -84,7 +84,7 @@ class Losses:
         level = _level(log_delta)
         epsilon, charged = self._curve(level).epsilon(log_delta)
         bearable = HARD if self.q >= RARE else LOOSE
-        if charged > bearable:  # epsilon is far below what the level assumes: tilt less, and take a coarser grid
+        if charged > bearable:  # epsilon is far below what the level assumes: use less tilt and a coarser grid
             again = (self._coarse(round(share * level), times).epsilon(log_delta) for share, times in COARSE)
             epsilon, charged = min((epsilon, charged), *again)
         return (epsilon, charged) if epsilon < self.most else (self.most, 1.0)
@@ -96,16 +96,16 @@ class Losses:
         place = bisect_left(LEVELS, True, key=lambda level: self._rough.at(level)[1].mean >= epsilon)
         level = LEVELS[min(place, len(LEVELS) - 1)]
         result = self._curve(level).log_delta(epsilon)
-        while (smaller := _level(result[0])) > level:  # as `epsilon` would look at it
+        while (smaller := _level(result[0])) > level:  # the level that `epsilon` would choose
             level, now = smaller, self._curve(smaller).log_delta(epsilon)
             result = min(now, result)
         return result
 
     def surely_below(self, epsilon: float, log_delta: float) -> bool:
-        """Whether delta at epsilon is no more, as a moment of the losses tells, without their distribution.
+        """Whether delta at epsilon is surely no larger, by a moment bound that does not need the distribution.
 
-        E[max(0, 1 - e^(epsilon - L))] <= E[e^(t (L - epsilon))] t^t / (1 + t)^(1 + t), the most that max(0, 1 - e^-x)
-        e^(-t x) can be.
+        E[max(0, 1 - e^(epsilon - L))] <= E[e^(t (L - epsilon))] t^t / (1 + t)^(1 + t); the last factor is the maximum
+        of max(0, 1 - e^-x) e^(-t x).
         """
         if epsilon >= self.most or not math.isfinite(log_delta + epsilon):
             return epsilon >= self.most
@@ -120,7 +120,7 @@ class Losses:
 
     @cached_property
     def width(self) -> float:
-        """Width of the grid if no curve asks for a finer one."""
+        """Width of the grid, unless a curve needs a finer one."""
         tilt, reference = self._rough.at(_level(math.log(REFERENCE)))
         # A grid of width w adds w^2 / 6 to a loss' variance: (1 + tilt) w^2 / 12 to epsilon, which is about the mean.
         spread = min(reference.variance, 2 * max(reference.mean, 0.0) / (1 + tilt))
@@ -129,7 +129,7 @@ class Losses:
         return max(width, 15 * math.sqrt(reference.variance) / LONGEST, farthest / 2**50)
 
     def released(self, width: float) -> Released:
-        """Masses of each kind on a grid of that width."""
+        """Masses of each kind of release on a grid of this width."""
         if width not in self._released:
             _, reference = self._rough.at(_level(math.log(REFERENCE)))
             even = EVEN * math.sqrt(reference.square / self.releases) / width
@@ -147,8 +147,8 @@ class Losses:
             bearable = TRUNCATED * self.width if self.q >= RARE else self.width
             curve = self._composed(level, needed if needed > bearable else self.width)
             coarse = curve.added(-_divergence(level), self.releases) / TOLERATED
-            if coarse > 1:  # the mean is far from epsilon, by which the width was chosen
-                finer = 2 ** min(FINEST, 1 + math.ceil(math.log2(coarse) / 2))  # 1: what is too coarse may hide more
+            if coarse > 1:  # the width was chosen as if epsilon were the mean
+                finer = 2 ** min(FINEST, 1 + math.ceil(math.log2(coarse) / 2))  # 1: a coarse grid hides some of it
                 curve = self._composed(level, max(self.width / finer, needed))
             self._curves[level] = curve
         return self._curves[level]
@@ -158,14 +158,14 @@ class Losses:
         return self._composed(level, times * max(self.width, self._rough.reach(level) / LONGEST))
 
     def _composed(self, level: int, width: float) -> Curve:
-        """delta's curve from the distribution composed at this level's tilt."""
+        """Delta's curve, from the distribution composed at this level's tilt."""
         tilt, _ = self._rough.at(level)
         bottom, top, further = self._rough.window(level)
         released = self.released(width)
         outer = np.cumsum((self.counts @ released.masses)[::-1])[::-1]
         kept = outer >= NEGLIGIBLE * math.exp(-_divergence(level))
         loss, grid, masses = width * released.grid[kept], released.grid[kept], released.masses[:, kept]
-        beyond = released.beyond + released.masses[:, ~kept].sum(axis=1) + 1e-290  # what underflowed
+        beyond = released.beyond + released.masses[:, ~kept].sum(axis=1) + 1e-290  # 1e-290 for underflow
         with np.errstate(divide="ignore"):
             logs = np.log(masses)
         log_k, log_further = (log_sum(logs + now * loss) for now in (tilt, tilt + further))
@@ -174,32 +174,32 @@ class Losses:
         composed = _convolved(np.exp(logs + tilt * loss - log_k[:, None]), self.counts, grid % size, size)
         exponents = 16 + 2 * float(np.abs(tilt * loss).max() - logs[np.isfinite(logs)].min() + np.abs(log_k).max())
         rounding = UNIT * (self.releases * exponents + 64 * size)
-        lost = (self.releases + 1) * 10 * UNIT * (math.log2(size) + 2)  # of the 2-norm, which is 1 at most
+        lost = (self.releases + 1) * 10 * UNIT * (math.log2(size) + 2)  # of the 2-norm, at most 1
         lost *= math.exp(min(LARGEST, lost * math.sqrt(size)))
-        # Losses beyond the window, by Chernoff's bound; its own rounding is that of sums of so many numbers.
+        # Losses beyond the window, by Chernoff's bound; its rounding error is that of sums of as many numbers.
         above = self.counts @ log_further - (tilt + further) * width * (first + size)
         above += self.releases * UNIT * (len(grid) + exponents + (tilt + further) * float(np.abs(loss).max()))
         log_beyond = float(np.logaddexp(math.log(float(self.counts @ beyond)), above))
         log_k_all = float(self.counts @ log_k)
-        start = min(max(first, -1), first + size - 2)  # nobody asks for an epsilon below 0
+        start = min(max(first, -1), first + size - 2)  # epsilons below 0 are not needed
         composed = np.roll(composed, -(first % size))[start - first :]
         return Curve.of(composed, start, width, tilt, log_k_all, rounding, lost, log_beyond)
 
 
 class Curve(NamedTuple):
-    """ln delta, rounded up, at the places (first + i) width; between them it is below the chord in e^epsilon."""
+    """ln delta, rounded up, at epsilon (first + i) width; between these points it is below the chord in e^epsilon."""
 
     first: int
     width: float
     log_delta_at: np.ndarray  # (M)
-    log_charged: np.ndarray  # (M), what of that was added for roundings, and more
+    log_charged: np.ndarray  # (M), the part of delta that was added for roundings and truncation
 
     @classmethod
     def of(
         cls, tilted: np.ndarray, first: int, width: float, tilt: float, log_k: float, rounding: float, lost: float,
         log_beyond: float,
     ) -> Curve:  # fmt: skip
-        """From a distribution (M) whose error's 2-norm is at most `lost`: e^(log_k - tilt l) has still to be put on."""
+        """Curve of a distribution (M), to be multiplied by e^(log_k - tilt l), with error at most `lost` in 2-norm."""
         fall, drop = math.exp(-tilt * width), -math.expm1(-width)
         tilted = np.maximum(tilted, 0.0)
         # sum_(i>j) fall^(i-j) (1 - e^(-(i-j) width)) x_i, all of whose terms are positive:
@@ -211,7 +211,7 @@ class Curve(NamedTuple):
             return cls(first, width, np.logaddexp(scale + np.log(excess), charged), charged)
 
     def epsilon(self, log_delta: float) -> tuple[float, float]:
-        """The smallest epsilon with that ln delta, rounded up, and the share of delta charged for roundings."""
+        """The smallest epsilon with this ln delta, rounded up, and the share of delta charged for roundings."""
         place = self._place(log_delta)
         if place == len(self.log_delta_at):
             return math.inf, 1.0
@@ -223,7 +223,7 @@ class Curve(NamedTuple):
         return max(0.0, epsilon + 1e-13 * abs(epsilon)), charged
 
     def added(self, log_delta: float, releases: float) -> float:
-        """About what share of epsilon the grid has added there: w^2 / 12 (1 + delta'' / |delta'|) for each release."""
+        """Approximate relative increase of epsilon by the grid: w^2 / 12 (1 + delta'' / |delta'|) per release."""
         place = self._place(log_delta)
         if not 0 < place < len(self.log_delta_at) - 1:
             return 0.0
@@ -260,8 +260,8 @@ def _later(x: np.ndarray, share: float) -> np.ndarray:
 
 
 def _convolved(masses: np.ndarray, counts: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
-    """The sum's distribution (M), cyclic, of counts[k] draws of each row's (K, n) at these places."""
-    products: dict[int, np.ndarray] = {}  # by count, of the transforms
+    """Cyclic distribution (M) of the sum of counts[k] draws from each row k of masses (K, n) at `places`."""
+    products: dict[int, np.ndarray] = {}  # products of the transforms, by count
     for first in range(0, len(masses), AT_ONCE):
         rows = [np.bincount(places, weights=row, minlength=size) for row in masses[first : first + AT_ONCE]]
         for count, transform in zip(counts[first:].astype(np.int64).tolist(), rfft(np.stack(rows)), strict=False):
@@ -276,7 +276,7 @@ def _convolved(masses: np.ndarray, counts: np.ndarray, places: np.ndarray, size:
 
 
 def _grid(lowest: float, highest: float, even: float) -> np.ndarray:
-    """Whole numbers that span that range, one apart to a distance `even` from 0 and ever farther beyond: (n)."""
+    """Integers spanning this range, consecutive up to a distance `even` from 0 and increasingly sparse beyond: (n)."""
     sides, even = [], max(1.0, math.floor(even))
     for end in (highest, -lowest):
         farther = math.log(max(1.0, (end + 2) / even)) / math.log1p(1 / even)
@@ -286,21 +286,21 @@ def _grid(lowest: float, highest: float, even: float) -> np.ndarray:
 
 
 def _masses(z: np.ndarray, q: float, loss: np.ndarray, removed: bool) -> tuple[np.ndarray, np.ndarray]:
-    """What one release of each z (K) puts on a grid of losses (n): (K, n), and beyond its private end: (K); rounded up.
+    """Masses of one release of each z (K) on a grid of losses (n): (K, n), and above the grid: (K); rounded up.
 
-    `loss` is that of a removed utterance, so that an added one's is -loss. Edges x lie where loss is, as near as
-    floating point allows, but never to the side where a loss between them would exceed the edge to which it is
-    rounded up; `sliver` bounds how far a loss may lie below the other.
+    `loss` is that of a removed utterance, so that an added one's is -loss. Each edge x is placed at its loss as
+    exactly as floating point allows, but never on the side where a loss in between would exceed the edge to which it
+    is rounded up; `sliver` bounds how far a loss may be below the lower edge.
     """
     upward, absent, width = (-1 if removed else 1), math.log1p(-q), np.diff(loss)
     blur = 8 * UNIT * (np.abs(loss) + abs(absent))
-    share = np.maximum(-np.expm1(absent - loss) + upward * blur, 0.0)  # of the participants in the density there
+    share = np.maximum(-np.expm1(absent - loss) + upward * blur, 0.0)  # of participants in the density at that point
     with np.errstate(divide="ignore"):
         log_share = np.log(share)
     shift = 8 * UNIT * (1 + np.abs(loss) - math.log(q) + np.where(share > 0, -log_share, 0.0))
     edge = loss - math.log(q) + log_share + upward * shift  # (2x - 1) / (2 z^2)
     half, centre = 1 / (2 * z[:, None]), z[:, None] * edge
-    rounding = 2e-13 + 4 * UNIT * (REACH + 4 * half) ** 2  # of normal probabilities
+    rounding = 2e-13 + 4 * UNIT * (REACH + 4 * half) ** 2  # error of normal probabilities
     (plain, plain_more), (moved, moved_more) = (_between(centre + at, rounding) for at in (half, -half))
     mixed, mixed_more = (1 - q) * plain + q * moved, (1 - q) * plain_more + q * moved_more
     mixed_more = mixed_more + 4 * UNIT * mixed
@@ -330,7 +330,7 @@ def _between(edges: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 class Moments(NamedTuple):
-    """Mean of the sum of all tilted losses, its divergence from the untilted one, sums of squares and variances."""
+    """Mean of the tilted total loss, its divergence from the untilted one, sums of squares and of variances."""
 
     mean: float
     divergence: float
@@ -339,7 +339,7 @@ class Moments(NamedTuple):
 
 
 class _Rough:
-    """The losses on a few hundred points: to choose tilt, grid and window by, none of which can make a bound wrong."""
+    """Losses on a few hundred points, for choosing tilt, grid and window; no choice of these invalidates a bound."""
 
     def __init__(self, z: np.ndarray, counts: np.ndarray, q: float, removed: bool) -> None:
         groups = np.array_split(np.arange(len(z)), min(len(z), 32))
@@ -357,7 +357,7 @@ class _Rough:
         self._at: dict[int, tuple[float, Moments]] = {}
 
     def at(self, level: int) -> tuple[float, Moments]:
-        """The smallest tilt of a ladder that moves the sum as far, and what it makes of it."""
+        """The smallest tilt of a ladder that moves the sum by `level`, and the moments of the tilted sum."""
         if level not in self._at:
             weights, aim = self._weights(level), _divergence(level)
             place = bisect_left(TILTS, True, key=lambda tilt: self._moved(weights, 2 ** (tilt / STEPS)) >= aim)
@@ -366,14 +366,14 @@ class _Rough:
         return self._at[level]
 
     def reach(self, level: int) -> float:
-        """The window's length."""
+        """Length of the window."""
         bottom, top, _ = self.window(level)
         return top - bottom
 
     def window(self, level: int) -> tuple[float, float, float]:
-        """Place of the tilted sum, and how much further to tilt for the best bound of what lies beyond its top.
+        """Ends of the window around the tilted sum, and the further tilt that best bounds the mass above its top.
 
-        Beyond the top is e^-WINDOW of delta; what is below the bottom, or a window's length below it, wraps around.
+        The mass above the top is e^-WINDOW of delta; mass below the bottom, or a full window below it, wraps around.
         """
         weights, (tilt, here) = self._weights(level), self.at(level)
         deviation = math.sqrt(here.variance) or 1e-300
@@ -386,7 +386,7 @@ class _Rough:
         best = int(np.argmin(tops))
         bottom = float(np.max((log_k - lower - WINDOW) / steps))
         length = min(float(tops[best]) - bottom, max(spare / tilt, float(tops[best]) - here.mean + 4 * deviation))
-        # Single losses may lie far out once they are tilted: what wraps around from above must not come near.
+        # Tilted single losses may be far out: mass that wraps around from above must stay away from the bulk.
         length = max(length, float(np.min((upper - log_k + WINDOW) / steps)) - here.mean + 5 * deviation)
         return float(tops[best]) - length, float(tops[best]), float(steps[best])
 
@@ -395,7 +395,7 @@ class _Rough:
             return np.log(np.where(self.outer >= NEGLIGIBLE * math.exp(-_divergence(level)), self.chances, 0.0))
 
     def _moved(self, weights: np.ndarray, tilt: float) -> float:
-        """The divergence of the tilted sum from the untilted one."""
+        """Divergence of the tilted sum from the untilted one."""
         logs = weights + tilt * self.loss
         peak = logs.max(axis=1)
         chances = np.exp(logs - peak[:, None])
@@ -414,13 +414,13 @@ class _Rough:
 
 
 def log_sum(logs: np.ndarray, axis: int = -1) -> np.ndarray:
-    """ln of the sum of e^logs along an axis: scipy's logsumexp takes ten times as long for small arrays."""
+    """ln of the sum of e^logs along an axis; scipy's logsumexp takes ten times as long for small arrays."""
     peak = logs.max(axis=axis, keepdims=True)
     return peak.squeeze(axis) + np.log(np.exp(logs - peak).sum(axis=axis))
 
 
 def _level(log_delta: float) -> int:
-    """That at which delta is about e^-divergence."""
+    """The level at which delta is about e^-divergence."""
     return min(LEVELS[-1], max(1, round(4 * math.sqrt(max(0.0, -2 * log_delta)))))
 
 

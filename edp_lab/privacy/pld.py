@@ -1,9 +1,9 @@
 """The privacy loss distribution: the accountant for Poisson sampling, and the Rényi bound for groups.
 
-It bounds what an adversary who sees every release learns of one utterance that takes part in each release with
+It bounds what an adversary who sees every release learns about one utterance that takes part in each release with
 probability q: `PrivacyLossDistribution` composes the losses numerically, rounded up (Zhu, Dong and Wang 2022, arXiv
 2106.08567; Doroshenko et al. 2022, arXiv 2207.04380; `edp_lab.privacy.losses` has the grid and the transforms).
-`GroupRenyiDP` bounds the loss of a person with several utterances, each sampled on its own, by Rényi DP (Mironov,
+`GroupRenyiDP` bounds the loss of a person with several utterances, each sampled independently, by Rényi DP (Mironov,
 Talwar and Zhang 2019, arXiv 1908.10530) and group privacy (Vadhan 2017).
 """
 
@@ -29,26 +29,26 @@ from edp_lab.privacy.gdp import (
 from edp_lab.privacy.losses import HARD, LOOSE, RARE, Losses, log_sum
 from edp_lab.privacy.schedule import Schedule
 
-SMALLEST_Z = 0.05  # below, losses and moments would need too fine a grid
-MOST = 1e9  # releases
-RATES_PER_DECADE = 2  # of the ladder of sampling rates
+SMALLEST_Z = 0.05  # below this, losses and moments would need too fine a grid
+MOST = 1e9  # largest number of releases
+RATES_PER_DECADE = 2  # on the ladder of sampling rates
 CLOSED_FORM = "closed form, sampling ignored"
-SMALLEST_COUNTED_Z = 1e-100  # below, squares underflow
-TABLE = 10.0 ** -np.arange(0.25, 300.1, 0.25)  # deltas
+SMALLEST_COUNTED_Z = 1e-100  # below this, squares underflow
+TABLE = 10.0 ** -np.arange(0.25, 300.1, 0.25)  # deltas, decreasing
 
 
 class PrivacyLossDistribution(Accountant):
     """Numerical composition of discretised privacy losses, rounded up.
 
-    Formal guarantee: an upper bound for add/remove (and zero-out) neighbours under Poisson sampling, errors of
-    discretisation, truncation, transform and floating point included; assumed are float64 arithmetic as in IEEE 754 and
-    scipy's normal probabilities to 13 digits. Hardly above the truth in ordinary settings.
+    Formal guarantee: an upper bound for add/remove (and zero-out) neighbours under Poisson sampling, including the
+    errors of discretisation, truncation, transform and floating point. It assumes IEEE 754 float64 arithmetic and that
+    scipy's normal probabilities are correct to 13 digits. In ordinary settings it is nearly tight.
 
-    If the rounding charge eats up delta (a tiny rate) or nothing can be composed (noise below 0.05, more than 10^9
-    releases), the smallest of all other bounds is taken, so that epsilon stays monotone. Each is an upper bound: the
-    output at rate q is a mixture of the output at any larger rate and of the output without the utterance, and
-    divergences are jointly convex, so an account at a larger rate holds at q. `CountedParticipation` and `RenyiDP` hold
-    for every setting, and rise by construction with q, 1/z, the counts and 1/delta.
+    If the rounding charge uses up delta (a tiny rate), or composition is impossible (noise below 0.05, more than 10^9
+    releases), the smallest of all other bounds is used, so that epsilon stays monotone. Each is an upper bound: the
+    output at rate q is a mixture of the output at any larger rate and the output without the utterance, and
+    divergences are jointly convex, so a bound for a larger rate holds at q. `CountedParticipation` and `RenyiDP` hold
+    for every setting, and increase by construction with q, 1/z, the counts and 1/delta.
     """
 
     method = "privacy loss distributions"
@@ -105,7 +105,7 @@ class PrivacyLossDistribution(Accountant):
         return max(log_delta, other), max(charged, charged_too)
 
     def _at_larger_rates(self, delta: float) -> float:
-        """The first epsilon that can be composed on a fixed ladder of rates above q; each of them bounds this one."""
+        """The first computable epsilon on a fixed ladder of rates above q; each of these bounds epsilon at q."""
         z, counts, q = self.schedule.noise_multipliers, self.schedule.counts, self.schedule.sampling_rate
         for power in range(math.floor(RATES_PER_DECADE * math.log10(q)) + 1, 0):
             account = PrivacyLossDistribution(Schedule(z, counts, max(q, 10.0 ** (power / RATES_PER_DECADE))))
@@ -132,15 +132,15 @@ class PrivacyLossDistribution(Accountant):
 
 
 class CountedParticipation(Accountant):
-    """A bound by the number of releases that an utterance takes part in; close only if noise is very small.
+    """Bound by the number of releases in which an utterance takes part; nearly tight only if noise is very small.
 
     Formal guarantee: for every schedule under Poisson sampling. With probability 1 - p the utterance takes part in no
     release, so delta(ln(1 + p (e^x - 1))) <= p delta'(x), where delta' is conditional on taking part (Balle, Barthe and
     Gaboardi 2018, theorem 8). Divergences are jointly convex, so publishing in which releases it takes part can only
     raise delta': with S the sum of 1/z^2 over these, p delta'(x) <= P[S > s] + p gdp_delta(sqrt(s), x) for every s.
-    Here s is the maximum of S, or Chernoff's bound for P[S > s] <= delta / 2, least over fixed exponents: both, and so
-    epsilon, rise with q, 1/z, the counts and 1/delta. Epsilon is 0 if delta covers the total variation, at most the sum
-    of q (2 Phi(1/(2z)) - 1).
+    Here s is the maximum of S, or Chernoff's bound for P[S > s] <= delta / 2, minimised over fixed exponents. Both, and
+    so epsilon, increase with q, 1/z, the counts and 1/delta. Epsilon is 0 if delta is at least the total variation,
+    which is at most the sum of q (2 Phi(1/(2z)) - 1).
     """
 
     method = "closed form for the number of releases that sample an utterance"
@@ -158,7 +158,7 @@ class CountedParticipation(Accountant):
         return min(bounds)
 
     def _amplified(self, mu: float, delta: float) -> float:
-        """ln(1 + p (e^x - 1)) for the x at which a mu-GDP release has delta / p."""
+        """ln(1 + p (e^x - 1)) for the x at which the delta of a mu-GDP release is delta / p."""
         counts, q = self.schedule.counts, self.schedule.sampling_rate
         p = min(1.0, -math.expm1(float(counts.sum()) * math.log1p(-q)) * (1 + 1e-12))
         if delta >= p:
@@ -170,7 +170,7 @@ class CountedParticipation(Accountant):
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Exponents t, the powers of 2^(1/4) in the range that matters, and ln E[e^(t S)]: (T), (T)."""
+        """Exponents t, the relevant powers of 2^(1/4), and ln E[e^(t S)]: (T), (T)."""
         z, counts, q = self.schedule.noise_multipliers, self.schedule.counts, self.schedule.sampling_rate
         low, high = (4 * math.log2(share * z[0] ** 2) for share in (1e-8, 600.0))
         exponents = 2.0 ** (np.arange(math.ceil(low), math.floor(high) + 1) / 4)
@@ -181,30 +181,30 @@ class CountedParticipation(Accountant):
         return np.array([self.epsilon(delta) for delta in TABLE.tolist()])
 
     def log_delta(self, epsilon: float) -> float:
-        """The smallest delta of a table, rounded up."""
+        """ln of the smallest sufficient delta in a table, rounded up."""
         check_loss("epsilon", epsilon)
         covered = TABLE[self._epsilons <= epsilon]
         return math.log(float(covered.min())) if len(covered) else 0.0
 
 
 # ---- Renyi differential privacy --------------------------------------------------------------------------------------
-# With a noise multiplier that decays there are as many different releases as epochs, and a library that treats them one
-# by one takes seconds: too slow behind a slider. Here the moments of all of them come from one product of arrays.
+# With decaying noise, every epoch has a different release, and a library that treats them one by one takes seconds,
+# which is too slow for a slider. Here the moments of all of them are computed in one array product.
 
 FRACTIONS = np.arange(11, 110) / 10.0  # orders 1.1 to 10.9
 WHOLE = np.array([*range(11, 64), 128, 256, 512, 1024])
 ORDERS = np.concatenate([FRACTIONS, WHOLE])  # dp_accounting's default orders
-TAIL = 10.0  # standard deviations beyond the outermost peak; with orders below 11 the rest is under 1e-19 of the moment
-SMALLEST_SAMPLED_Z = 1e-6  # below, sampling is not worth accounting for
-CHUNK = 100_000  # numbers held at once: they stay in the processor's cache
-RDP_ROUNDING = 5e-14  # of a log moment; the error of quadrature and summation is below that
+TAIL = 10.0  # standard deviations beyond the outermost peak; for orders below 11 the rest is under 1e-19 of the moment
+SMALLEST_SAMPLED_Z = 1e-6  # below this, sampling is not worth accounting for
+CHUNK = 100_000  # numbers per chunk, which fit into the processor's cache
+RDP_ROUNDING = 5e-14  # bound on the error of a log moment by quadrature and summation
 
 
 class RenyiDP(Accountant):
-    """RDP of each release, added up, converted by proposition 12 of Canonne, Kamath and Steinke 2020.
+    """Sum of the releases' RDP, converted by proposition 12 of Canonne, Kamath and Steinke 2020.
 
-    Formal guarantee: an upper bound for add/remove (and zero-out) neighbours under Poisson sampling; without sampling
-    for every adjacency. Typically 5 to 30 % above the truth, more at small epsilon.
+    Formal guarantee: an upper bound for add/remove (and zero-out) neighbours under Poisson sampling; without sampling,
+    for every adjacency. Typically 5 to 30 % above the exact value, more at small epsilon.
     """
 
     method = "Rényi DP"
@@ -229,11 +229,11 @@ class RenyiDP(Accountant):
 
 
 class GroupRenyiDP(RenyiDP):
-    """Someone with `size` utterances, each sampled on its own, by group privacy: sound, not tight.
+    """Group privacy for a person with `size` utterances, each sampled independently: a valid bound, but not tight.
 
     (epsilon, delta)-DP for one utterance is (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon)))-DP for k
-    (Vadhan 2017, lemma 2.2). Nor is it more than if all took part in every release (divergences are convex, and a
-    release is a mixture over who takes part): `GaussianDP.group`, exact without sampling. The smaller one holds.
+    (Vadhan 2017, lemma 2.2). Another bound is that of taking part in every release (divergences are convex, and a
+    release is a mixture over who takes part): `GaussianDP.group`, exact without sampling. We use the smaller one.
     """
 
     method = "group privacy of Rényi DP"
@@ -245,7 +245,7 @@ class GroupRenyiDP(RenyiDP):
     def log_delta(self, epsilon: float) -> float:
         return min(self._by_renyi(epsilon), self._together(epsilon))
 
-    epsilon = Accountant.epsilon  # the formula of RenyiDP is for one utterance
+    epsilon = Accountant.epsilon  # RenyiDP's formula is for one utterance
 
     def bound(self, delta: float) -> Bound:
         epsilon = self.epsilon(delta)
@@ -255,7 +255,7 @@ class GroupRenyiDP(RenyiDP):
     def _by_renyi(self, epsilon: float) -> float:
         check_loss("epsilon", epsilon)
         each = epsilon / self.size
-        # The sum of e^(i each) for i < k is e^((k-1) each) times this one:
+        # The sum of e^(i each) for i < k is e^((k-1) each) times the following one:
         falling = math.expm1(-epsilon) / math.expm1(-each) if each > 1e-12 else self.size
         return min(0.0, super().log_delta(each) + (self.size - 1) * each + math.log(falling) + 1e-9)
 
@@ -265,18 +265,18 @@ class GroupRenyiDP(RenyiDP):
 
 
 def rdp_epsilon(rdp: np.ndarray, delta: float) -> float:
-    """epsilon(delta) from the RDP at `ORDERS` (A), the best order taken; 0 where delta alone covers it."""
+    """epsilon(delta) from the RDP at `ORDERS` (A), by the best order; 0 if delta suffices for epsilon 0."""
     check_delta(delta)
     if np.isnan(rdp).any():
         return math.inf
-    if (delta**2 + np.expm1(-rdp) >= 0).any():  # delta <= sqrt(1 - e^-KL) covers it (Bretagnolle and Huber)
+    if (delta**2 + np.expm1(-rdp) >= 0).any():  # total variation <= sqrt(1 - e^-KL) (Bretagnolle and Huber)
         return 0.0
     bounds = rdp + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
     return max(0.0, float(bounds.min()))
 
 
 def log_moments(z: np.ndarray, q: float) -> np.ndarray:
-    """log E[(1 - q + q e^((2x-1)/(2 z^2)))^a] for x ~ N(0, z^2), every order a and rising z: (K) -> (A, K), rounded up.
+    """log E[(1 - q + q e^((2x-1)/(2 z^2)))^a] for x ~ N(0, z^2), all orders a and rising z: (K) -> (A, K), rounded up.
 
     It is (a - 1) times the RDP of one Poisson-sampled Gaussian release (Mironov, Talwar and Zhang 2019, section 3,
     who show that this direction of the divergence is the larger one).
@@ -294,45 +294,45 @@ def log_moments(z: np.ndarray, q: float) -> np.ndarray:
 
 
 def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
-    """Whole orders: the binomial theorem, sum_j C(a,j) (1-q)^(a-j) q^j e^((j^2-j)/(2 z^2)), all terms positive."""
+    """Integer orders: the binomial theorem, sum_j C(a,j) (1-q)^(a-j) q^j e^((j^2-j)/(2 z^2)), all terms positive."""
     half, few = 1 / (2 * z**2), orders < 64
     rows = []
-    for some in (*np.array_split(orders[few], 4), *orders[~few, None]):  # of similar size: little of a table is empty
-        j = np.arange(some[-1] + 1.0)
-        weights = _log_binomials(*some.tolist()) + (some[:, None] - j) * math.log1p(-q) + j * math.log(q)
+    for group in (*np.array_split(orders[few], 4), *orders[~few, None]):  # of similar size, for dense tables
+        j = np.arange(group[-1] + 1.0)
+        weights = _log_binomials(*group.tolist()) + (group[:, None] - j) * math.log1p(-q) + j * math.log(q)
         rows.append(log_sum(weights[:, :, None] + (j * j - j)[:, None] * half, axis=1))
     largest = orders[:, None] * (
         (orders[:, None] - 1) * half - math.log(q) - math.log1p(-q)
-    )  # of what cancels in an exponent
+    )  # bound on cancellation in an exponent
     return np.concatenate(rows) + 4 * GDP_ROUNDING * largest
 
 
 @cache
 def _log_binomials(*orders: int) -> np.ndarray:
-    """ln C(a, j) for rising orders a and j = 0 ... the last, to the last digit: ln Gamma would lose some."""
+    """ln C(a, j) for rising orders a and j = 0 ... the last, to full precision; ln Gamma would lose digits."""
     return np.array(
         [[math.log(math.comb(a, j)) if j <= a else -math.inf for j in range(orders[-1] + 1)] for a in orders]
     )
 
 
 def _by_quadrature(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
-    """Any order below 11: the trapezoidal rule, which is exponentially accurate for this integrand.
+    """Log moments of any order below 11 by the trapezoidal rule, which is exponentially accurate for this integrand.
 
     In s = x/z the integrand is analytic for |Im s| < pi z, where its modulus is at most e^(Im(s)^2 / 2) times its
     value at Re s. With step h = min(z, 1)/2 the relative error is therefore below 2 e^(d^2/2 - 2 pi d / h) for
-    d = pi min(z, 1): under 1e-14. Below `SMALLEST_Z` a convex bound takes over.
+    d = pi min(z, 1): under 1e-14. Below `SMALLEST_Z` we use a bound by convexity.
     """
     result = np.empty((len(orders), len(z)))
     small = z < SMALLEST_Z
     whole = np.arange(1, math.ceil(orders.max()) + 1)
-    at = _by_binomials(whole, z[small], q)  # a log moment is convex in its order: the chord between whole ones is above
+    at = _by_binomials(whole, z[small], q)  # log moments are convex in the order, so chords bound them
     below = np.floor(orders).astype(int)
     share = (orders - below)[:, None]
     result[:, small] = (1 - share) * at[below - 1] + share * at[np.minimum(below, len(whole) - 1)]
     places = np.flatnonzero(~small)
     while len(places):
-        step = min(float(z[places[0]]), 1.0) / 2  # z rises: the first needs the finest grid and the widest range
-        s = step * np.arange((orders.max() / z[places[0]] + 2 * TAIL) / step + 1) - TAIL  # arange's own steps drift
+        step = min(float(z[places[0]]), 1.0) / 2  # the first, smallest z needs the finest grid and widest range
+        s = step * np.arange((orders.max() / z[places[0]] + 2 * TAIL) / step + 1) - TAIL  # float steps drift
         now, places = np.split(places, [max(1, CHUNK // (len(orders) * len(s)))])
         ratio = np.logaddexp(math.log1p(-q), math.log(q) + s / z[now, None] - 1 / (2 * z[now, None] ** 2))  # (k, S)
         density = -s * s / 2 + math.log(step / math.sqrt(2 * math.pi))

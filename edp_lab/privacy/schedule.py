@@ -1,10 +1,10 @@
-"""How often a mechanism releases, and the schedule of Gaussian releases that an accountant composes.
+"""Count a mechanism's releases, and build the schedule of Gaussian releases that an accountant composes.
 
     releases = releases_by_epoch(mechanism, epochs=30)      # {epoch: releases in which one utterance may take part}
     schedule = schedule_of(mechanism, releases)             # noise multipliers and counts
     GaussianDP(schedule).epsilon(1e-5)
 
-`PrivacyLedger.releases_by_epoch` counts the same from what a run has really released.
+`PrivacyLedger.releases_by_epoch` counts the actual releases of a run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MOST_RELEASES = 2.0**50
 
 @dataclass(frozen=True)
 class Schedule:
-    """Gaussian releases that an accountant composes: `counts[k]` of noise multiplier `noise_multipliers[k]`, adaptive.
+    """Gaussian releases to be composed adaptively: `counts[k]` releases with noise multiplier `noise_multipliers[k]`.
 
-    The sensitivity under the adjacency in question is already divided out. Equal multipliers are merged and the rest
-    sorted: a schedule does not depend on the order of its parts. UsageError: values outside these ranges.
+    Multipliers are relative to the sensitivity under the chosen adjacency. They are sorted, and equal ones merged, so
+    the order of releases does not matter. UsageError if a value is outside the ranges below.
 
     Attributes:
-        noise_multipliers: (K) z > 0, rising.
-        counts: (K) whole numbers, at least 1.
-        sampling_rate: q in (0, 1], the chance with which an utterance takes part in a release, independently (Poisson);
-            1 where it takes part in every one of them, as with one release per epoch of disjoint batches.
+        noise_multipliers: (K) z > 0, increasing.
+        counts: (K) integers, at least 1.
+        sampling_rate: q in (0, 1], the probability that an utterance takes part in a release, independently (Poisson);
+            1 if it takes part in all of them, as with disjoint batches, one release per epoch.
     """
 
     noise_multipliers: np.ndarray
@@ -58,7 +58,7 @@ class Schedule:
 
     @property
     def mu(self) -> float:
-        """sqrt(sum counts / z^2): the releases are mu-GDP where everyone takes part (Dong et al. 2022, cor. 3.3)."""
+        """mu = sqrt(sum counts / z^2) of the releases without sampling (Dong et al. 2022, corollary 3.3)."""
         if not len(self.counts):
             return 0.0
         smallest = float(self.noise_multipliers[0])
@@ -69,15 +69,15 @@ class Schedule:
 def releases_by_epoch(
     mechanism: Mechanism, epochs: int | Mapping[int, int] | None = None, steps: int | None = None
 ) -> dict[int, int]:
-    """Count the releases in which one utterance may take part, by epoch: of whole epochs, or of Poisson steps.
+    """Count the releases in which one utterance may take part, by epoch, for full epochs or for Poisson steps.
 
     Mappings are returned unchanged.
 
     Raises:
-        UsageError: numbers that are not whole, or steps with disjoint batches.
+        UsageError: non-integer counts, or a number of steps with disjoint batches.
     """
     if epochs is not None and steps is not None:
-        raise UsageError("epochs and a number of steps: give one of them")
+        raise UsageError("both epochs and a number of steps: give one of them")
     if isinstance(epochs, Mapping):
         return dict(epochs)
     per_epoch = mechanism.releases_per_epoch
@@ -93,7 +93,7 @@ def releases_by_epoch(
 
 
 def epochs_and_counts(releases: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Epoch numbers and counts: (T), (T); UsageError if one of them is not a whole number, 0 or more."""
+    """Epoch numbers and counts: (T), (T); UsageError unless all are integers, 0 or more."""
     for number in (*releases.keys(), *releases.values()):
         if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number <= MOST_RELEASES:
             raise UsageError("releases by epoch must be whole numbers, for epochs counted from 0")
@@ -106,8 +106,8 @@ def schedule_of(
     """The schedule that an accountant composes for these releases by epoch.
 
     Raises:
-        NoGuarantee: as `Mechanism.sensitivity`; alpha from private gradients; no noise, or so little that z is no
-            float.
+        NoGuarantee: as for `Mechanism.sensitivity`; alpha from private gradients; no noise, or so little that z
+            underflows.
     """
     if mechanism.why_no_guarantee():
         raise NoGuarantee(mechanism.why_no_guarantee())

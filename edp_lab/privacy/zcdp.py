@@ -1,8 +1,8 @@
-"""zero-Concentrated differential privacy: the epsilon that the paper *claims*, for comparison and never as a guarantee.
+"""zero-Concentrated differential privacy: the epsilon that the paper *claims*, for comparison, never as a guarantee.
 
-It bounds the privacy loss of one utterance when a run's noise multipliers z_t are taken at face value, as Yu, Liu, Pu,
-Gursoy and Truex (2019, arXiv 1904.02200) do for random reshuffling: a valid bound if z is noise over the *true*
-sensitivity, which the printed z is not.
+It bounds the privacy loss of one utterance with a run's noise multipliers z_t taken at face value, as Yu, Liu, Pu,
+Gursoy and Truex (2019, arXiv 1904.02200) do for random reshuffling. The bound is valid if z is noise over the *true*
+sensitivity, but the printed z is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edp_lab.privacy.schedule import Schedule, epochs_and_counts, releases_by_ep
 
 @dataclass(frozen=True)
 class Claim:
-    """The claimed epsilon and rho; None without one, and `reason` says why."""
+    """The claimed epsilon and rho, or None with the `reason`."""
 
     epsilon: float | None
     rho: float | None
@@ -28,10 +28,10 @@ class Claim:
 
 
 class ReshufflingZCDP:
-    """One Gaussian release per epoch: rho = sum 1/(2 z^2), eps = rho + 2 sqrt(rho ln(1/delta)).
+    """zCDP accountant for one Gaussian release per epoch: rho = sum 1/(2 z^2), eps = rho + 2 sqrt(rho ln(1/delta)).
 
     A valid upper bound (Bun and Steinke 2016, propositions 1.3 and 1.6) if z is noise over *true* sensitivity. The
-    paper puts the printed z in, which is where its claim fails. UsageError: Poisson sampling.
+    paper uses the printed z, which is why its claim fails. UsageError: Poisson sampling.
     """
 
     method = "zCDP, random reshuffling (Yu et al. 2019)"
@@ -39,24 +39,24 @@ class ReshufflingZCDP:
     def __init__(self, schedule: Schedule) -> None:
         check_everyone(schedule, "zCDP under random reshuffling")
         self.schedule = schedule
-        self.rho = schedule.mu * schedule.mu / 2  # inf where it overflows
+        self.rho = schedule.mu * schedule.mu / 2  # inf if it overflows
 
     def epsilon(self, delta: float) -> float:
         return zcdp_epsilon(self.rho, delta)
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """The conversion the paper uses (Bun and Steinke 2016): eps = rho + 2 sqrt(rho ln(1/delta))."""
+    """Convert rho to epsilon as the paper does (Bun and Steinke 2016): eps = rho + 2 sqrt(rho ln(1/delta))."""
     check_loss("rho", rho)
     check_delta(delta)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def claimed_accountant(mechanism: Mechanism, releases: Mapping[int, int]) -> ReshufflingZCDP:
-    """The paper's own accounting, z_t taken at face value.
+    """The paper's accounting, with z_t taken at face value.
 
     Raises:
-        UsageError: Poisson sampling, which the paper does not have, or no noise.
+        UsageError: Poisson sampling, which the paper does not use, or no noise.
     """
     if mechanism.sampling_rate is not None:
         raise UsageError("the paper's accounting is for disjoint shuffled batches, not for Poisson sampling")
@@ -65,7 +65,7 @@ def claimed_accountant(mechanism: Mechanism, releases: Mapping[int, int]) -> Res
 
 
 def claim(mechanism: Mechanism, releases: Mapping[int, int], delta: float) -> Claim:
-    """The claim of `claimed_accountant`, or why there is none."""
+    """The epsilon claimed by `claimed_accountant`, or the reason why there is none."""
     check_delta(delta)
     try:
         accountant = claimed_accountant(mechanism, releases)
@@ -78,5 +78,5 @@ def claim(mechanism: Mechanism, releases: Mapping[int, int], delta: float) -> Cl
 
 
 def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
-    """The epsilon that the paper's accounting claims after `epochs` epochs; UsageError as `claimed_accountant`."""
+    """The epsilon claimed by the paper's accounting after `epochs` epochs; UsageError as for `claimed_accountant`."""
     return claimed_accountant(mechanism, releases_by_epoch(mechanism, epochs)).epsilon(delta)

@@ -1,4 +1,4 @@
-"""Which utterances take part in which step, on which device, in which micro-batch: a function of the key alone."""
+"""Assignment of utterances to steps, devices and micro-batches: a function of the key alone."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Devices = list[list[np.ndarray]]  # the micro-batches of each device
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a run, the same on every rank. With a `secret` key all randomness comes from the cipher.
+    """The batches of a run, identical on every rank. With a `secret` key all randomness comes from a stream cipher.
 
     With "shuffle", each epoch is one pass in a new order, cut into disjoint batches; micro-batches are slices whose
-    sizes differ by at most one. With "poisson", each utterance takes part with chance `sampling_rate`, independently;
-    its micro-batch is a keyed hash of its number, so that one utterance more moves no other.
+    sizes differ by at most one. With "poisson", each utterance is drawn independently with probability
+    `sampling_rate`; its micro-batch is a keyed hash of its index, so adding one utterance moves no other.
     """
 
     key: int
-    examples: int  # n, numbered from 0
-    batch_size: int  # utterances in a step; with Poisson sampling, expected
+    examples: int  # n, indexed from 0
+    batch_size: int  # utterances per step; with Poisson sampling, the expected number
     num_devices: int  # N
-    micro_batches: int  # M in a step, at least N; device i holds the i-th shard of them
+    micro_batches: int  # M per step, at least N; device i holds the i-th shard of them
     sampling: str
-    per_example: bool  # every utterance is a micro-batch of its own: a Poisson step has as many as it happens to draw
+    per_example: bool  # one micro-batch per utterance: under Poisson sampling their number varies from step to step
     secret: bool = False
 
     @property
     def sampling_rate(self) -> float:
-        """q, under Poisson sampling."""
+        """Sampling rate q under Poisson sampling."""
         return min(1.0, self.batch_size / self.examples)
 
     @property
@@ -43,7 +43,7 @@ class Batches:
         return math.ceil(self.examples / self.batch_size)
 
     def devices(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
-        """The micro-batches of every device in one step; `step` counts through all epochs."""
+        """The micro-batches of every device in one step; `step` is counted from the start of the run."""
         if self.sampling == "shuffle":
             start = step_in_epoch * self.batch_size
             batch = _order(self.key, epoch, self.examples, self.secret)[start : start + self.batch_size]
@@ -59,23 +59,23 @@ class Batches:
         return [micro_batches[numbers.start : numbers.stop] for numbers in shards]
 
     def _sampled(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The utterances that take part (r), and a number below 1 for each that says where (r), from its own draws."""
+        """Indices of the sampled utterances (r), and an independent number in [0, 1) for each that places it (r)."""
         if not self.secret:
             drawn = np.flatnonzero(stream(self.key, Purpose.SAMPLE, step).random(self.examples) < self.sampling_rate)
             return drawn, uniform_hash(self.key, step, drawn, 1)[:, 0].astype(np.float64)
         words = SecretStream(self.key, Purpose.SAMPLE, step).words(2 * self.examples).reshape(-1, 2) >> np.uint64(11)
-        drawn = np.flatnonzero(words[:, 0] < np.uint64(math.floor(self.sampling_rate * 2.0**53)))  # rather too few
+        drawn = np.flatnonzero(words[:, 0] < np.uint64(math.floor(self.sampling_rate * 2.0**53)))  # rounded down
         return drawn, words[drawn, 1] * 2.0**-53
 
 
 def shard(count: int, rank: int, world: int) -> range:
-    """The contiguous shard of `range(count)` that belongs to one of `world` ranks; sizes differ by at most one."""
+    """The contiguous shard of `range(count)` assigned to `rank` of `world`; shard sizes differ by at most one."""
     return range(count * rank // world, count * (rank + 1) // world)
 
 
 @lru_cache(maxsize=1)
 def _order(key: int, epoch: int, examples: int, secret: bool) -> np.ndarray:
-    """Shuffle for one epoch; with a secret key, by sorting random 64-bit words."""
+    """Random order of the examples for one epoch; with a secret key, made by sorting random 64-bit words."""
     if secret:
         return np.argsort(SecretStream(key, Purpose.SHUFFLE, epoch).words(examples), kind="stable")
     return stream(key, Purpose.SHUFFLE, epoch).permutation(examples)

@@ -1,6 +1,6 @@
-"""Parts of a run, beside its mechanism: the model before its first step, and the optimizer.
+"""Build the model before its first step, and the optimizer.
 
-Guarantee: an optimizer sees nothing but released gradients, so its choice costs no epsilon (post-processing).
+Guarantee: the optimizer sees only released gradients, so choosing one costs no epsilon (post-processing).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from edp_lab.privacy import Alpha, Mechanism
 from edp_lab.training.config import OPTIMIZERS, TrainConfig
 
 BETAS = (0.9, 0.999)
-EPSILON = 1e-8  # beside the square root
+EPSILON = 1e-8  # added to the square root, not inside it
 
 
 def reads_words(config: TrainConfig, mechanism: Mechanism | None) -> bool:
-    """Whether the vocabulary comes from the training set.
+    """Whether the vocabulary is built from the training set.
 
-    Only where there is no guarantee anyway; elsewhere words come from public text or stable hash buckets.
+    It is only if the run has no guarantee anyway; otherwise words come from public text or stable hash buckets.
     """
     without_guarantee = mechanism is None or mechanism.alpha is Alpha.PRIVATE
     return config.pretrained is None and without_guarantee
 
 
 def model_for(config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None) -> IntentSlotModel:
-    """The model before its first step; UsageError if a public start has seen the text that is to be protected."""
+    """The model before its first step; UsageError if its public start was trained on the text to be protected."""
     if mechanism is not None and config.pretrained is not None:
         check_unseen(config.pretrained, (utterance.text for utterance in data.train))
     model = build_model(
@@ -52,15 +52,15 @@ def model_for(config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mecha
 
 
 def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The optimizer of one of the names in `OPTIMIZERS`: Adam, or
+    """The optimizer with this name, one of `OPTIMIZERS`. All of them are Adam.
 
-    * "dp-adam": "Differentially Private Adam", Algorithm 7 of the thesis. It is Adam on the released gradient, so the
-      same as "adam" to the last bit. Of its two printed changes to Adam (the thesis' Algorithm 6), clipping and
-      Gaussian noise come before the optimizer; epsilon is added after the root; it gives no constants, so they are
-      those of Kingma and Ba, which it cites. Not followed, as misprints: the weights' m in the biases' update, a
-      correction of S_W that is meant for S_b, and the formulas' place after both loops. It corrects the bias with
-      1 - beta^i where i counts the outer loop, called "training steps"; read as passes over the data, the correction
-      would stay that of a first step for a whole pass, so we count updates as Kingma and Ba do.
+    "dp-adam" is "Differentially Private Adam", Algorithm 7 of the thesis: Adam on the released gradient, so identical
+    to "adam" to the last bit. Its two changes to Adam (the thesis' Algorithm 6), clipping and Gaussian noise, are made
+    before the optimizer. Epsilon is added to the root, as printed. The thesis states no constants, so we use those of
+    Kingma and Ba, whom it cites. We do not follow three misprints: the weights' m in the biases' update, a correction
+    of S_W that is meant for S_b, and the formulas' position after both loops. The thesis corrects the bias with
+    1 - beta^i, where i counts the outer loop, called "training steps". If that meant passes over the data, the
+    correction would stay at its first-step value for a whole pass, so we count updates, as Kingma and Ba do.
     """
     if name in OPTIMIZERS:
         return Adam(parameters, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
@@ -68,7 +68,7 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, done: float) -> None:
-    """The rate of the next step, after this share of all steps; see `TrainConfig.lr_schedule`."""
+    """Set the learning rate of the next step; `done`: share of all steps taken. See `TrainConfig.lr_schedule`."""
     rate = config.learning_rate
     if config.lr_schedule == "linear":
         rate *= 1 - done
@@ -77,9 +77,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, don
 
 
 class Adam(torch.optim.Adam):
-    """The same as torch's, to the last bit, but it does not load torch's compiler, which takes a second.
+    """torch's Adam, identical to the last bit, without loading torch's compiler, which takes a second.
 
-    Torch loads it only to say what it must not compile.
+    Torch loads it only to mark methods that it must not compile.
     """
 
     add_param_group = unwrap(torch.optim.Adam.add_param_group)

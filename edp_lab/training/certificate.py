@@ -1,9 +1,9 @@
-"""A certificate: what a private run promises, to whom, under which assumptions, and how to check it.
+"""Privacy certificate: what a private run promises, to whom, under which assumptions, and how to check it.
 
-DIR/certificate.json    every number; DIR/certificate.html says the same on one page that can be printed
+DIR/certificate.json    every number; DIR/certificate.html shows the same on one printable page
 
-It is made once, when a run ends whose guarantee holds and means something (delta below 1/n). `check_certificate`
-recomputes every number from the run's ledger, record and model: nothing in a certificate has to be believed.
+It is written once, when a run finishes with a guarantee that holds and is meaningful (delta below 1/n).
+`check_certificate` recomputes every number from the run's ledger, record and model, so nothing has to be trusted.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ OTHER_RUNS = "other runs on the same corpus: their epsilons add up"
 SEVERAL = (
     "several utterances of one person together (edp-lab account --run DIR --utterances-per-person K says how much)"
 )
-MADE = ("written", "versions")  # all else is computed
+MADE = ("written", "versions")  # every other field is recomputed
 
 
 def certificate(folder: Path) -> dict[str, Any]:
-    """All numbers of the certificate of the run in `folder`, computed from its ledger and its record.
+    """Fields of the certificate for the run in `folder`, computed from its ledger and its record.
 
-    Epsilon is that of every release in the ledger, for one utterance, by the tightest accountant (under
-    Poisson sampling privacy loss distributions, rounded up).
+    Epsilon covers every release in the ledger, for one utterance, by the tightest accountant (under Poisson
+    sampling, privacy loss distributions, rounded up).
 
-    It has no checksum of the corpus: an attacker who knows all others could try each candidate on that.
+    There is no checksum of the corpus: an attacker who knows all other utterances could test each candidate against it.
 
     Raises:
-        UsageError: the run has no ledger, the ledger does not fit the record, or no epsilon holds or means anything.
+        UsageError: the run has no ledger, the ledger does not match the record, or no meaningful epsilon is guaranteed.
     """
     ledger, record = run_ledger(folder), read_record(folder)
     mechanism, releases, config = ledger.mechanism, ledger.releases_by_epoch(), record["config"]
     held = judge(mechanism, releases, config["delta"], config["private_seed"] is not True)
     if held.status != HOLDS:
-        raise UsageError(f"{folder} gets no certificate, as no epsilon holds: {held.reason}")
+        raise UsageError(f"{folder} gets no certificate, because no epsilon is guaranteed: {held.reason}")
     attack, splits = accountant_for(mechanism, releases), record["corpus"]["splits"]
-    protected, copies = splits["train"], record["corpus"].get("copies")  # older ones lack it
+    protected, copies = splits["train"], record["corpus"].get("copies")  # missing in older records
     together = held if not copies or copies == 1 else judge(mechanism, releases, held.delta, False, None, copies)
     if not meaningful(held.delta, protected):
         raise UsageError(f"{folder} gets no certificate: delta {held.delta:g} is not below 1/n = {1 / protected:.3g}")
@@ -76,12 +76,12 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 
 def meaningful(delta: float, protected: int) -> bool:
-    """Below 1/n; from there on, to publish one of them whole would meet it, whatever epsilon is."""
+    """Whether delta is below 1/n; otherwise publishing one utterance outright would satisfy any epsilon."""
     return delta * protected < 1
 
 
 def write_certificate(folder: Path) -> None:
-    """Both files; UsageError as `certificate`, or the disk is full."""
+    """Write both files. UsageError: as for `certificate`, or the disk is full."""
     made = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "versions": read_record(folder)["versions"]}
     content = {**certificate(folder), **made}
     write_whole(folder / CERTIFICATE, f"{json.dumps(content, indent=2)}\n".encode(), go_on(folder))
@@ -94,11 +94,11 @@ def _page(content: dict[str, Any]) -> bytes:
 
 
 def check_certificate(folder: Path) -> dict[str, Any] | None:
-    """The certificate in `folder`, with every number recomputed; None if there is none.
+    """The certificate in `folder`, with every number recomputed; None if the folder has none.
 
     Raises:
-        UsageError: a number differs from what ledger and record say, the page says something else, or the model beside
-            it is another one.
+        UsageError: a number differs from the ledger and the record, the HTML page differs from the JSON file, or the
+            model in the folder is not the one that was trained.
     """
     path = folder / CERTIFICATE
     if not path.exists():
@@ -110,7 +110,7 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
         if not _same(name, stated.get(name), value):
             raise UsageError(f"{path} says {name} {stated.get(name)!r}, but ledger and record say {value!r}; {again}")
     if more := sorted(stated.keys() - computed.keys() - {*MADE}):
-        raise UsageError(f"{path} says {more[0]}, which no certificate does; {again}")
+        raise UsageError(f"{path} has the unknown field {more[0]}: restore it from a copy")
     if (folder / PAGE).exists() and (folder / PAGE).read_bytes() != _page(stated):
         raise UsageError(f"{folder / PAGE} differs from the page of {CERTIFICATE}; {again}")
     if model_checksum(load_model(folder / MODEL)) != computed["model_sha256"]:
@@ -119,14 +119,14 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
 
 
 def _same(name: str, stated: Any, value: Any) -> bool:
-    """Equal; of bounds, up to a thousandth: each is rounded up, but on the grid of its version and its processor."""
+    """Whether two values agree; bounds to 0.1 %, because their rounding grid depends on version and processor."""
     if name in ("guaranteed_epsilon", "copies_epsilon", "best_attack_auc") and type(stated) is type(value) is float:
         return abs(stated - value) <= 1e-3 * abs(value)
     return bool(stated == value)
 
 
 def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
-    """What the guarantee takes for public, as far as the run has it."""
+    """What the guarantee assumes to be public, limited to what this run uses."""
     absent = [] if mechanism.alpha is Alpha.PUBLIC else ["the text behind a public alpha"]
     if any(flag.startswith("label sets") for flag in record["not_private"]):
         absent.append("the label sets")
@@ -134,6 +134,10 @@ def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
 
 
 def _start(record: dict[str, Any]) -> list[str]:
-    start, texts = record["config"]["pretrained"], record.get("started_from", [])  # older ones lack it
-    fits = f"that this start has read at most {MOST_SEEN:.0%} of the different utterances, which epsilon does not cover"
-    return [f"what the model started from: {start}", *texts, *[fits] * bool(texts)] if start else []
+    start, texts = record["config"]["pretrained"], record.get("started_from", [])  # missing in older records
+    fits = (
+        [f"that this start has read at most {MOST_SEEN:.0%} of the different utterances, which epsilon does not cover"]
+        if texts
+        else []
+    )
+    return [f"what the model started from: {start}", *texts, *fits] if start else []

@@ -1,6 +1,6 @@
-"""The state of a run on disk: parameters, the optimizer's moments and how far it had come, in one file.
+"""Checkpoint of a run, in one file: parameters, the optimizer's moments and the position in the run.
 
-What its next step's bits depend on beside these is compared by digest (`surroundings`).
+Everything else that the next step's bits depend on is compared by digest (`surroundings`).
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from edp_lab.models.factory import shapes
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.run_files import STATE, go_on, versions
 
-# Environment variables that choose how products are summed, and which code is compiled or loaded for this processor.
+# Environment variables that select the order in which products are summed, and the code used on this processor.
 LIBRARIES = (
     "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "NUMBA_", "KMP_", "GOMP_", "OMP_DYNAMIC", "GLIBC_TUNABLES",
 )  # fmt: skip
-SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # when it is imported; they change no result
+SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # on import; they change no result
 
 
 @dataclass
 class RunPosition:
-    """How far a run has come."""
+    """Position in a run, and the results so far."""
 
     epoch: int = 0
     step_in_epoch: int = 0  # the next one
-    step: int = 0  # how many were taken in all
-    loss: float = 0.0  # of this epoch so far, summed, and so are
+    step: int = 0  # total number of steps taken
+    loss: float = 0.0  # summed over this epoch so far, as are the next two
     examples: int = 0
     seconds: float = 0.0
-    rows: list[dict[str, Any]] = field(default_factory=list)  # one for each whole epoch, for the record
-    chain: str | None = None  # the ledger's, see `edp_lab.training.ledger`
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one per completed epoch, for the record
+    chain: str | None = None  # chain value of the ledger, see `edp_lab.training.ledger`
 
     def count(self, loss: float, examples: int) -> None:
-        """After a step; one whose loss is not finite counts for nothing in the mean."""
+        """Record a completed step; if its loss is not finite, it is left out of the mean."""
         if math.isfinite(loss):
             self.loss += loss
             self.examples += examples
@@ -70,7 +70,7 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     alpha: Tensor | None,
 ) -> None:
-    """Write the state from which `load_state` resumes the run."""
+    """Write the checkpoint from which `load_state` resumes the run."""
     tensors = {f"parameter/{name}": p.detach() for name, p in parameters}
     for number, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}
@@ -85,13 +85,13 @@ def save_state(
 def load_state(
     folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[RunPosition, Tensor | None] | None:
-    """Position and alpha, after parameters and moments were set; None if the run never came to a first state.
+    """Restore parameters and moments; return position and alpha, or None if no checkpoint was written yet.
 
     Args:
-        steps: in an epoch.
+        steps: number of steps per epoch.
 
     Raises:
-        UsageError: the state is damaged, or that of another run.
+        UsageError: the checkpoint is damaged or belongs to another run.
     """
     path = folder / STATE
     if not os.path.lexists(path):
@@ -101,10 +101,10 @@ def load_state(
         metadata = file.metadata() or {}
     try:
         if metadata.get("sha256") != digest(tensors, metadata.get("progress", "").encode()):
-            raise UsageError(f"{path} is damaged (its checksum differs): remove it to resume from the first step")
+            raise UsageError(f"{path} is damaged (its checksum differs): remove it to restart from the first step")
         position, alpha = _position(json.loads(metadata["progress"]), steps), tensors.pop("alpha", None)
         if alpha is not None and (alpha.shape != (len(parameters),) or not alpha.is_floating_point()):
-            raise ValueError("no layer scales of this run's")
+            raise ValueError("the layer scales are not those of this run")
         moments = _moments(tensors, parameters, optimizer)
         with torch.no_grad():
             for name, p in parameters:
@@ -120,19 +120,19 @@ def load_state(
 
 
 def _position(fields: Any, steps: int) -> RunPosition:
-    """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
+    """The position stored in `fields`; ValueError or TypeError if a run with `steps` per epoch cannot reach it."""
     position = RunPosition(**fields)
     if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
-        raise ValueError("another number of steps")
+        raise ValueError("different number of steps")
     if len(position.rows) != position.epoch or not isinstance(position.chain, str | None):
-        raise ValueError("other epochs, or no chain")
+        raise ValueError("different epochs, or no chain")
     return position
 
 
 def _moments(
     tensors: Mapping[str, Tensor], parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
 ) -> dict[int, dict[str, Tensor]]:
-    """The optimizer's tensors by parameter; ValueError or KeyError where they or the parameters have other shapes."""
+    """The optimizer's tensors by parameter; ValueError or KeyError if names or shapes do not match."""
     moments: dict[int, dict[str, Tensor]] = {}
     named = {f"parameter/{name}": p for name, p in parameters}
     for name in tensors.keys() - named.keys():
@@ -142,15 +142,15 @@ def _moments(
     numbered = dict(enumerate(named.values()))
     for place, saved in moments.items():
         p = numbered[place]
-        # Adam makes its own with the first step.
+        # Adam creates its tensors at the first step.
         pairs.append((optimizer.state.get(p) or {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}, saved))
     if any(shapes(wanted) != shapes(saved) for wanted, saved in pairs):
-        raise ValueError("other tensors than this run's")
+        raise ValueError("the tensors are not those of this run")
     return moments
 
 
 def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
-    """Surroundings on which the bits of a step may depend; all ranks call it together."""
+    """Software, hardware and settings on which a step's exact bits may depend; a collective call on all ranks."""
     from llvmlite.binding import get_host_cpu_name  # slow to import
 
     processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
@@ -169,7 +169,7 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
 
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:
-    """Digest of the code, the settings, the corpus, the initial weights (also frozen ones) and the vocabulary."""
+    """Digest of the code, the settings, the corpus, the initial weights (including frozen ones) and the vocabulary."""
     code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
     features = model.features
     words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
@@ -178,7 +178,7 @@ def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: C
 
 
 def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
-    """SHA-256 of named tensors and whatever else."""
+    """SHA-256 of named tensors and of any further bytes."""
     sha256 = hashlib.sha256()
     for part in more:
         sha256.update(part)

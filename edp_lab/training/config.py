@@ -1,6 +1,6 @@
 """Training configuration, validated before anything is written.
 
-Importing this brings neither torch nor scipy: ``edp-lab --help`` reads the fields of `TrainConfig`.
+Importing this module loads neither torch nor scipy, because ``edp-lab --help`` reads the fields of `TrainConfig`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Bounds(TypedDict):
 
 SEED: Bounds = {"min": 0, "max": 2**63 - 1}
 MOST, MOST_PROCESSES = 1_000_000, 1024
-COUNT: Bounds = {"min": 1, "max": MOST}  # of passes, rounds, models, queries: more would not end
+COUNT: Bounds = {"min": 1, "max": MOST}  # passes, rounds, models, queries: more would never finish
 CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
@@ -39,7 +39,7 @@ LEARNING_RATES = {
     "medium": {"clc": 5e-3, "bert": 1e-3},
     "small": {"clc": 2e-2, "bert": 2e-3},
 }
-# What differs from the paper's sizes, by model.
+# Differences from the paper's sizes, by model.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "paper": {"clc": {}, "bert": {}},
     "medium": {
@@ -54,26 +54,26 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
 
 
 def option_name(field: str) -> str:
-    """Name of a field of settings on the command line: "gpus"."""
+    """Command-line name of a settings field, such as "gpus"."""
     return OPTIONS.get(field, field)
 
 
 def flag_of(field: str) -> str:
-    """The same as one types it: "--gpus"."""
+    """Command-line flag of a settings field, such as "--gpus"."""
     return f"--{option_name(field).replace('_', '-')}"
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run; the command line, a notebook panel and a test all build this same object.
+    """Configuration of one training run; the command line, notebook panels and tests all build this object.
 
-    Beside each field stands what it is, which is also the help of ``edp-lab train``; see also
-    `edp_lab.privacy.Mechanism` (what z0 means), `edp_lab.training.trainer` (sampling) and
-    `edp_lab.training.build`. A setting that is out of range or does not go with another is a UsageError.
+    The annotation of each field describes it and is also the help text of ``edp-lab train``. See also
+    `edp_lab.privacy.Mechanism` (definition of z0), `edp_lab.training.trainer` (sampling) and
+    `edp_lab.training.build`. UsageError if a setting is out of range or incompatible with another.
 
-    Between micro-batches of ceil(batch / N), as in the paper, and of 1 lies the ladder: a device holds several. The
-    weight of the intent matters because a clipped gradient points where the larger part of the loss is. Dropout drops
-    the same units for all words of an utterance. A secret key is drawn from the operating system and never published.
+    A device holds several micro-batches if their size is between 1 and ceil(batch / N), the paper's. The intent's
+    weight matters because a clipped gradient points where most of the loss is. Dropout drops the same units for all
+    words of an utterance. The secret key is drawn from the operating system and never published.
     """
 
     corpus: str
@@ -202,11 +202,11 @@ class TrainConfig:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> TrainConfig:
-        """The configuration of a recorded run; UsageError if the record is of another version."""
+        """The configuration of a recorded run; UsageError if another version wrote the record."""
         try:
             return cls(**record["config"])
         except TypeError as error:
-            raise UsageError(f"the run is of another version of edp_lab ({error}): start a new one") from None
+            raise UsageError(f"the run was made by another version of edp_lab ({error}): start a new one") from None
 
     @property
     def per_example(self) -> bool:
@@ -214,7 +214,7 @@ class TrainConfig:
 
     @property
     def split(self) -> dict[str, bool]:
-        """Options for `edp_lab.corpora.corpus.split`."""
+        """Keyword arguments for `edp_lab.corpora.corpus.split`."""
         return {"keep_duplicates_together": self.keep_duplicates_together}
 
     @property
@@ -224,14 +224,14 @@ class TrainConfig:
 
     @property
     def largest_micro_batch(self) -> int:
-        """Utterances that may share a clip; with Poisson sampling, expected."""
+        """Largest number of utterances clipped together; with Poisson sampling, the expected number."""
         if self.per_example:
             return 1
         return self.micro_batch_size or math.ceil(self.batch_size / self.num_devices)
 
     @property
     def micro_batches(self) -> int:
-        """M, over which the mean is taken; with Poisson sampling, expected."""
+        """Number M of micro-batches, by which the sum is divided; with Poisson sampling, the expected number."""
         if self.method == "edp-sgd" and self.micro_batch_size is None:
             return self.num_devices
         return math.ceil(self.batch_size / self.largest_micro_batch)
@@ -251,7 +251,7 @@ class TrainConfig:
         return Alpha(self.alpha)
 
     def model_size(self) -> dict[str, float]:
-        """The sizes to build the model with; a pretrained BERT brings its own."""
+        """Layer sizes for building the model; a pretrained BERT has its own."""
         brings_own = self.model == "bert" and self.pretrained is not None
         return {**({} if brings_own else SIZES[self.size][self.model]), "dropout": self.dropout}
 
@@ -264,7 +264,7 @@ class TrainConfig:
         return self._mechanism(min(1.0, self.batch_size / examples) if self.poisson and examples else None)
 
     def batches(self, key: int, examples: int) -> Batches:
-        """The batches of a run on n `examples`; plain training just spreads each batch over its processes."""
+        """The batches of a run on n `examples`; plain training only distributes each batch over its processes."""
         from edp_lab.training.batches import Batches
 
         plain, sampling = self.method == "sgd", "poisson" if self.poisson else "shuffle"

@@ -1,6 +1,6 @@
-"""Scores and predictions: a model's scores on annotated utterances, and, going back to a run, its answer to a sentence.
+"""Evaluation: a model's scores on annotated utterances, and a finished run's predictions for new sentences.
 
-UsageError where there is no run, or its model, corpus or ledger is damaged or has changed since.
+UsageError if the run does not exist, or if its model, corpus or ledger is damaged or has changed since.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edp_lab.training.batches import shard
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_files import MODEL, check_same_split, read_record
 
-AT_ONCE = 10_000  # utterances that are scored together
+AT_ONCE = 10_000  # utterances scored per pass
 
 
 def evaluate_model(
@@ -33,10 +33,10 @@ def evaluate_model(
     accelerator: Accelerator | None = None,
     read: dict[int, Dataset] | None = None,
 ) -> Scores:
-    """SER, intent accuracy, slot F1 and exact match on annotated utterances; processes share the work.
+    """SER, intent accuracy, slot F1 and exact match on annotated utterances; the processes share the work.
 
-    `AT_ONCE` utterances at a time, so that memory does not grow with their number. `read`: a dict that keeps what was
-    encoded for the next time with these utterances.
+    Scores `AT_ONCE` utterances at a time, so that memory does not grow with their number. `read`: a dict that caches
+    the encoded utterances for the next call with the same ones.
     """
     model.eval()
     world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
@@ -60,15 +60,15 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     config = TrainConfig.from_record(record)
     corpus = load_corpus(config.corpus, config.tokens)
     if corpus.sha256 != record["corpus"]["sha256"]:
-        raise UsageError(f"corpus {config.corpus!r} is not the one of {run}: its content has changed since")
+        raise UsageError(f"corpus {config.corpus!r} has changed since {run} was trained: restore it, or train again")
     data = split(corpus, config.seed, **config.split)
     check_same_split(run, record, data)
     return asdict(evaluate_model(load_model(Path(run) / MODEL), data.test))
 
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """For each sentence: intent, its probability, and slots with their values and probabilities."""
-    characters = read_record(run)["config"].get("tokens") == "characters"  # older ones lack it
+    """Predictions, one dict per sentence: intent, its probability, and slots with their values and probabilities."""
+    characters = read_record(run)["config"].get("tokens") == "characters"  # missing in older records
     model = load_model(Path(run) / MODEL)
     utterances = []
     for text in texts:

@@ -1,42 +1,42 @@
-"""The gradients of a step's micro-batches, by whichever way is fastest.
+"""Gradients of a step's micro-batches, computed in the fastest available way.
 
-    GhostGradients      of our models: one pass for many micro-batches, by ghost clipping
-    LoopGradient        of any module: one pass for one micro-batch, as the paper timed DP-SGD
-    SingleMicroBatch    of one micro-batch of our models: where autograd leaves it, without a copy
-    StackedGradients    given as rows: for panels and audits
+    GhostGradients      our models: one pass for many micro-batches, by ghost clipping
+    LoopGradient        any module: one pass per micro-batch, as the paper timed DP-SGD
+    SingleMicroBatch    our models, one micro-batch: the gradient stays in ``.grad``, without a copy
+    StackedGradients    gradients given as rows, for panels and audits
 
-Each of them computes norms, and then any weighted sum: `edp_lab.training.dp_step.clip` chooses the weights. A step has
-a list of them, which it adds up in a `FlatGradient`. `plain_gradient` is what training without clipping uses.
+Each class computes norms, and then any weighted sum: `edp_lab.training.dp_step.clip` chooses the weights. A step has
+a list of these objects and adds them up in a `FlatGradient`. Training without clipping uses `plain_gradient`.
 
-**Floats round, and the sensitivity holds all the same.** The sound step clips to B = (1 - h) C, where h is `headroom`:
-2^-11, and more where many micro-batches are summed. With u = 2^-24, all to first order:
+**The sensitivity bound holds despite floating-point rounding.** The sound step clips to B = (1 - h) C, where h is
+`headroom`: 2^-11, or more if many micro-batches are summed. With u = 2^-24, all to first order:
 
-1. A norm is short by at most 513u of itself: at most 1,024 squares are summed in float32 in whatever order, then a root
-   (`row_norms`; float64 beyond), and what squares that underflow may lack is added (`clip_factors`).
-2. So a clipped gradient v_m, the gradient as computed times a factor that is rounded, as is the product, has a norm
+1. A norm is underestimated by a factor of at most 1 - 513u: at most 1,024 squares are summed in float32 in any order,
+   then rooted (`row_norms`; float64 beyond), and a bound on squares lost to underflow is added (`clip_factors`).
+2. So a clipped gradient v_m, the computed gradient times a rounded factor, with the product rounded too, has a norm
    of at most B (1 + 515u).
-3. The sum of M of them is off by at most D u M C, where each number of it passes through D roundings. For each of these
-   is at most u times the sum of the absolute values, whatever the order (Higham 2002, 4.2), and the norm of
-   sum_m |v_m| is at most M C. Two neighbours' sums are off by twice that.
+3. The sum of M of them has an error of at most D u M C, if each entry passes through D roundings. Each of these
+   is at most u times the sum of the absolute values, in any order (Higham 2002, 4.2), and the norm of
+   sum_m |v_m| is at most M C. The difference of two neighbours' sums has at most twice that error.
 
-Together: where one utterance moves the exact sum by at most s C (s is 1 or 2), it moves the computed one by at most
+Together: if one utterance moves the exact sum by at most s C (s is 1 or 2), it moves the computed one by at most
 
     s B (1 + 515u) + 2 D u M C  <=  s C,    if h >= (515 + 2 D M) u
 
-(the second order is less than what the third point gains with the norm of v_m, C (1 - h + 515u), in place of C). 2^-11
-is 8,192u and does for D M <= 3,838. M is at most 2 b + 100, where b is the fixed number over which the mean is taken: a
-Poisson sample is larger with a chance below 10^-54 (Chernoff), and is refused.
+(the second-order terms are smaller than the gain from using v_m's norm, C (1 - h + 515u), instead of C in point 3).
+2^-11 is 8,192u, enough for D M <= 3,838. M is at most 2 b + 100, where b is the fixed number by which the sum is
+divided: a Poisson sample is larger with probability below 10^-54 (Chernoff), and is refused.
 
-Proven thus, with no further assumption, is a step in which each micro-batch's gradient is formed by itself, whatever
-its numbers are: with float64 accumulators (`LoopGradient`, `StackedGradients`) D is 1, and with R ranks R, as their
-sums are rounded once each and R - 1 times on the way; with one micro-batch on each rank, M = D = R.
+This proves the bound, with no further assumption, for steps that form each micro-batch's gradient separately, whatever
+its values: with float64 accumulators (`LoopGradient`, `StackedGradients`) D is 1. With R ranks D is R, because each
+rank's sum is rounded once and the all-reduce rounds R - 1 times; with one micro-batch per rank, M = D = R.
 
-If one pass forms the sum for many micro-batches (`GhostGradients`), no bound by C alone is true: the
-terms of one gradient can cancel within a product of matrices, and a library may round what it computes of one utterance
-by another's presence. There it is *assumed* that all this moves two neighbours' sums apart by less than C / 2,200, some
-7,600u C, or than what h leaves, where that is more. Measured are 66u C for 64 utterances, each a micro-batch, 458u C
-for 512 (`tests/training/test_dp_step.py`), 1,051u C for 8,192, which are sixteen passes that are summed in float64.
-`--precision float64` makes u 2^-53, and the same room 5 * 10^8 times as large beside what is rounded.
+If one pass forms the sum for many micro-batches (`GhostGradients`), no bound in terms of C alone is true: the terms
+of one gradient can cancel within a matrix product, and the presence of one utterance may change how a library rounds
+the results for another. Here we *assume* that all this changes the difference of two neighbours' sums by less than
+C / 2,200, about 7,600u C, or by less than h leaves, if that is more. We measured 66u C for 64 single-utterance
+micro-batches, 458u C for 512 (`tests/training/test_dp_step.py`) and 1,051u C for 8,192, sixteen passes summed in
+float64. `--precision float64` makes u 2^-53, and the same headroom 5 * 10^8 times as large relative to rounding.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ from edp_lab.models.ghost_clipping.ops import PLAIN, SPARSE, MicroBatchOps, Plai
 from edp_lab.models.intent_slot import IntentSlotModel
 
 U = 2.0**-24  # largest relative rounding error of a float32 operation
-HEADROOM = 2.0**-11  # share of C by which the sound clip is shorter, at least (see above),
-MOST_ROOM = 2.0**-3  # and at most
-MOST_EXAMPLES = 512  # in one pass: more would cost memory and save nothing
+HEADROOM = 2.0**-11  # smallest share of C by which the sound step clips shorter (see above),
+MOST_ROOM = 2.0**-3  # and the largest
+MOST_EXAMPLES = 512  # per pass: more would cost memory and save no time
 
 
 class MicroGradients(Protocol):
-    """The gradients of M micro-batches, in whatever form.
+    """Gradients of M micro-batches, in any form.
 
     Attributes:
-        loss: summed over their utterances, once the norms are computed.
+        loss: sum over their utterances, available once the norms are computed.
     """
 
     loss: Tensor
 
     def norms(self) -> Tensor:
-        """Compute the gradients; their L2 norms in every layer: (M, K), float64."""
+        """Compute the gradients and return their L2 norms per layer: (M, K), float64."""
         ...
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """total (P) += sum_m factors_m gradient_m; factors (M). 0 leaves a gradient out, whatever its numbers."""
+        """total (P) += sum_m factors_m gradient_m; factors (M). Factor 0 excludes a gradient, even one with NaN."""
         ...
 
 
@@ -99,25 +99,25 @@ class Layout:
 
 
 def layer_norms(gradients: Tensor, layout: Layout) -> Tensor:
-    """L2 norm of every gradient in every layer: (M, P) -> (M, K), float64."""
+    """L2 norm of every gradient per layer: (M, P) -> (M, K), float64."""
     return torch.stack([row_norms(gradients[:, columns]) for columns in layout.columns], dim=1)
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Names and parameters that training changes, in a fixed order."""
+    """Names and trainable parameters, in a fixed order."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 class FlatGradient:
-    """One flat gradient (P), and a few more numbers, which ranks sum up in one message.
+    """One flat gradient (P) and a few further numbers, which ranks sum in one all-reduce.
 
     Args:
         parameters: names and parameters to be trained, the same in every process.
         accelerator: None for a single process.
-        more: how many further numbers.
+        more: number of further numbers.
 
     Raises:
-        UsageError: parameters are neither float32 nor float64, in which alone noise is exact.
+        UsageError: parameters are neither float32 nor float64, the only types with exact noise.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FlatGradient:
         self.layout, self.parameters = Layout.of(parameters), [p for _, p in parameters]
         types = {str(p.dtype) for p in self.parameters}
         if others := types - {"torch.float32", "torch.float64"}:
-            raise UsageError(f"parameters of {others.pop()}: noise is exact in float32 and float64 alone; convert them")
+            raise UsageError(f"parameters of {others.pop()}: noise is exact in float32 and float64 only; convert them")
         if len(types) > 1:
             raise UsageError(f"parameters of {' and '.join(sorted(types))}: convert them to one precision")
         self.rank, self.world = 0, 1
@@ -138,7 +138,7 @@ class FlatGradient:
         self.gradient, self._more = self._message[: self.layout.size], self._message[self.layout.size :]
 
     def sum_over_ranks(self, *numbers: Tensor | float) -> list[float]:
-        """Sum `gradient` over ranks in place; returns the sums of these numbers."""
+        """Sum `gradient` over ranks in place; return the sums of `numbers` over ranks."""
         for k, number in enumerate(numbers):
             self._more[k] = number
         if self.world > 1:
@@ -146,12 +146,12 @@ class FlatGradient:
         return self._more.tolist()  # type: ignore[no-any-return]
 
     def use(self, layers: Sequence[Tensor]) -> None:
-        """Leave a gradient in every ``.grad``, also where ``optimizer.zero_grad()`` has set it to None."""
+        """Set every ``.grad`` to the given layer's gradient, even if ``optimizer.zero_grad()`` set it to None."""
         for p, layer in zip(self.parameters, layers, strict=True):
             p.grad = layer.view_as(p)
 
     def take(self) -> None:
-        """With several ranks, copy what every ``.grad`` holds into `gradient`, and let each be a view of it."""
+        """With several ranks, copy every ``.grad`` into `gradient` and replace it with a view of that."""
         if self.world > 1:
             for p, columns in zip(self.parameters, self.layout.columns, strict=True):
                 layer = self.gradient[columns].view_as(p)
@@ -164,7 +164,7 @@ class GhostGradients:
 
     model: IntentSlotModel
     data: Dataset
-    parts: Sequence[np.ndarray]  # micro-batches, as numbers of examples in `data`. Empty ones have gradient zero
+    parts: Sequence[np.ndarray]  # micro-batches, as indices of examples in `data`; an empty one has gradient zero
     dropout_key: int | None  # None for no dropout
     layout: Layout
     memory: Memory | None = None  # buffers reused from earlier steps
@@ -183,11 +183,11 @@ class GhostGradients:
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         filled = [m for m, part in enumerate(self.parts) if len(part)]
         kept = [m for m in filled if factors[m]]
-        if len(kept) < len(filled):  # a new pass without the others: NaN times 0 is no 0
+        if len(kept) < len(filled):  # a new pass without the others, because NaN times 0 is NaN
             self.loss = self.loss.new_zeros(())
             if kept:
                 self._pass(kept)
-                self._ops.norms()  # what it forms for them is summed
+                self._ops.norms()  # materialises the gradients that are then summed
         if kept:
             local = total if total.dtype == self.loss.dtype else torch.zeros_like(total, dtype=self.loss.dtype)
             self._ops.add_weighted_sum(local, factors[kept])
@@ -205,7 +205,7 @@ class GhostGradients:
         partition = self._ops.partition
         (losses * partition.spread(1 / partition.sizes, None).to(losses.dtype)).sum().backward()
         if any(p.grad is not None for p in parameters):
-            raise RuntimeError("a parameter was used past the book-keeping")
+            raise RuntimeError("a parameter was used outside the ghost-clipping operations")
         self.loss = losses.detach().sum()
 
     @property
@@ -221,7 +221,7 @@ def ghost_gradients(
     layout: Layout,
     memory: Memory | None = None,
 ) -> list[GhostGradients]:
-    """Those of any number of micro-batches, in passes of at most `MOST_EXAMPLES`, unless one alone has more."""
+    """Group micro-batches into passes of at most `MOST_EXAMPLES`; one micro-batch with more gets its own pass."""
     passes: list[list[np.ndarray]] = [[]]
     total = 0
     for part in parts:
@@ -230,12 +230,12 @@ def ghost_gradients(
             total = 0
         passes[-1].append(part)
         total += len(part)
-    return [GhostGradients(model, data, some, dropout_key, layout, memory) for some in passes if some]
+    return [GhostGradients(model, data, group, dropout_key, layout, memory) for group in passes if group]
 
 
 @dataclass
 class LoopGradient:
-    """The gradient of one micro-batch of any module, by plain autograd. `compute`: the losses of its examples."""
+    """Gradient of one micro-batch of any module, by plain autograd; `compute` returns its examples' losses."""
 
     parameters: Sequence[nn.Parameter]
     compute: Callable[[], Tensor]
@@ -252,14 +252,14 @@ class LoopGradient:
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         if factors[0] and self._row is not None:
             total.add_(self._row, alpha=float(factors[0]))
-        self._row = None  # as large as the model
+        self._row = None  # free it: it is as large as the model
 
 
 @dataclass
 class SingleMicroBatch:
-    """The gradient of one micro-batch of our models, by plain autograd, used where it leaves it: in ``.grad``.
+    """Gradient of one micro-batch of our models, by plain autograd, used directly from ``.grad``.
 
-    Gradients of embedding tables are sparse: of BERT's 30,000 rows a batch reads a few hundred.
+    Gradients of embedding tables are sparse: a batch reads a few hundred of BERT's 30,000 rows.
     """
 
     model: IntentSlotModel
@@ -280,7 +280,7 @@ class SingleMicroBatch:
         return torch.stack(norms, dim=1)
 
     def layers(self) -> list[Tensor]:
-        """The gradient of each layer (n), once the norms are computed: as it lies in ``.grad``, or sparse."""
+        """The flat gradient of each layer (n), dense or sparse as in ``.grad``; call `norms` first."""
         return [_flat(p.grad) if p.grad is not None else p.new_zeros(p.numel()) for _, p in trainable(self.model)]
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
@@ -291,7 +291,7 @@ class SingleMicroBatch:
 
 
 def _flat(gradient: Tensor) -> Tensor:
-    """A gradient's numbers end to end; of a coalesced sparse one (V, D), a sparse vector (V D)."""
+    """Flatten a gradient; a coalesced sparse one (V, D) becomes a sparse vector (V D)."""
     if not gradient.is_sparse:
         return gradient.view(-1)
     rows, width = gradient.indices()[0], gradient.shape[1]
@@ -303,7 +303,7 @@ def _flat(gradient: Tensor) -> Tensor:
 
 @dataclass
 class StackedGradients:
-    """(M, P), one row per micro-batch."""
+    """Gradients given as a matrix (M, P), one row per micro-batch."""
 
     gradients: Tensor
     layout: Layout
@@ -329,7 +329,7 @@ def model_gradients(
     naive: bool = False,
     memory: Memory | None = None,
 ) -> Sequence[MicroGradients]:
-    """The gradients of one of our models on these micro-batches. `naive`: in a loop, whatever it costs."""
+    """Gradients of one of our models on these micro-batches. `naive`: use the slow loop over micro-batches."""
     if len(parts) == 1 and not naive:
         return [SingleMicroBatch(model, data, parts[0], dropout_key, layout)]
     if not naive:
@@ -350,9 +350,9 @@ def plain_gradient(
     weight: float,
     ops: PlainOps = PLAIN,
 ) -> Tensor:
-    """Leave weight times the mean gradient of one batch in ``.grad``, by plain autograd; returns the summed loss.
+    """Store weight times the mean gradient of one batch in ``.grad``, by plain autograd; return the summed loss.
 
-    It is not clipped, so no noise can be added to it.
+    The gradient is not clipped, so no noise can make it private.
     """
     model.zero_grad(set_to_none=True)
     if not len(part):
@@ -365,7 +365,7 @@ def plain_gradient(
 def stacked_gradients(
     model: IntentSlotModel, data: Dataset, parts: Sequence[np.ndarray], dropout_key: int | None, layout: Layout
 ) -> StackedGradients:
-    """The gradient of each micro-batch as a row of its own."""
+    """The gradient of each micro-batch, as one row of a matrix."""
     rows = next(model.parameters()).new_zeros(len(parts), layout.size)
     for row, part in zip(rows, parts, strict=True):
         gradient = SingleMicroBatch(model, data, part, dropout_key, layout)
@@ -378,7 +378,7 @@ def stacked_gradients(
 
 
 def headroom(micro_batches: int, ranks: int = 1) -> float:
-    """By how much of C the sound clip is shorter, see above. `micro_batches`: a step's fixed number, of all ranks."""
+    """Headroom h, the share of C reserved for rounding (see above); `micro_batches`: per step, over all ranks."""
     room = max(HEADROOM, (515 + 2 * ranks * most_micro_batches(micro_batches)) * U)
     if room > MOST_ROOM:
         raise UsageError(
@@ -389,12 +389,12 @@ def headroom(micro_batches: int, ranks: int = 1) -> float:
 
 
 def most_micro_batches(divisor: int) -> int:
-    """How many micro-batches a step may have, see above, where the mean is taken over `divisor`."""
+    """Maximum number of micro-batches in a step whose sum is divided by `divisor` (see above)."""
     return 2 * divisor + 100
 
 
 def check_finite(norms: Tensor, layout: Layout) -> None:
-    """UsageError, which names the layer, where a gradient is NaN or infinite (or its square is): norms (M, K)."""
+    """Raise a UsageError naming the layer if a gradient or its square is NaN or infinite; norms (M, K)."""
     if not torch.isfinite(norms).all():
         layer = layout.names[int((~torch.isfinite(norms)).any(0).nonzero()[0])]
         raise UsageError(

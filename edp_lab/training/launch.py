@@ -1,12 +1,12 @@
-"""Start the ranks of a run by torchrun, relay what rank 0 reports, and leave no process behind.
+"""Start the ranks of a run with torchrun, relay rank 0's reports, and leave no process behind.
 
     edp-lab train, or a kernel   holds the write end of a pipe; reads the events that rank 0 prints
-      torchrun                   passes the read end on as its standard input
-        rank 0, rank 1, ...      "stop" on the pipe asks for an orderly end; end of file means: the parent is gone
+      torchrun                   passes the read end on to the ranks as standard input
+        rank 0, rank 1, ...      "stop" on the pipe requests an orderly end; end of file means the parent is gone
 
 torchrun ends its ranks if one of them fails or if it gets SIGTERM, but not if it is killed by SIGKILL. So every rank
-watches the pipe and its parent process itself (`watch_launcher`) and exits within seconds. A rank is a new Python,
-never a fork, which deadlocks under the threads of a notebook's kernel.
+watches the pipe and its parent process itself (`watch_launcher`) and exits within seconds. A rank is a new Python
+process, never a fork, because a fork deadlocks under the threads of a notebook's kernel.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ import psutil
 from edp_lab.errors import UsageError, sentence
 from edp_lab.jobs import usable_cores
 
-LOOK_AGAIN = 0.1  # seconds between two looks at a stop event or a process
-WATCH = 1.0  # seconds between a rank's looks at its parent
-LINGER = 3.0  # seconds in which torchrun ends a rank that was cut off, if the rank that died is its own
+LOOK_AGAIN = 0.1  # seconds between checks of a stop event or a process
+WATCH = 1.0  # seconds between a rank's checks of its parent
+LINGER = 3.0  # seconds a cut-off rank waits for torchrun to end it, which it does if the dead rank is its child, too
 GRACE = 4.0  # seconds from SIGTERM to SIGKILL
-TAIL = 65_536  # bytes at the end of standard error in which a sentence is sought
-LAUNCHER = os.getppid()  # of this process, if it is a rank
+TAIL = 65_536  # bytes at the end of standard error that are searched for an error sentence
+LAUNCHER = os.getppid()  # the launcher's process id, if this process is a rank
 PATIENCE = 600.0  # seconds that ranks wait for one another
 CUT_OFF = re.compile(r"connection .*(closed|reset|refused)|(closed|reset) by peer|remote process exited", re.IGNORECASE)
 IN_VAIN = re.compile(r"timed ?out", re.IGNORECASE)
-REFUSAL = re.compile(r"^error: (.+)$", re.MULTILINE)  # a rank's sentence about bad input or the machine
+REFUSAL = re.compile(r"^error: (.+)$", re.MULTILINE)  # a rank's error sentence about bad input or the machine
 FAILURE = re.compile(r"^failed: (.+)$", re.MULTILINE)  # and about any other error
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)  # torchrun's report
 
 
 class Ranks(AbstractContextManager["Ranks"]):
-    """The ranks of one run on this machine; leaving the context ends those that still run.
+    """The ranks of one run on this machine; leaving the context ends any that are still running.
 
     Args:
-        function: "module:name"; each rank calls it with `argument` and an event, which is set when the run should end
-            early. Rank 0 flushes each line that it prints; what other ranks print is dropped.
-        threads: OMP_NUM_THREADS of a rank (default: its share of the cores that this process may use).
+        function: "module:name"; each rank calls it with `argument` and an event that is set when the run should end
+            early. Rank 0 must flush each line it prints; output of other ranks is discarded.
+        threads: OMP_NUM_THREADS of a rank (default: its share of the cores available to this process).
     """
 
     def __init__(self, processes: int, function: str, argument: str, threads: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # a terminal's Ctrl-C reaches the parent only
+            start_new_session=True,  # so that a terminal's Ctrl-C reaches only the parent
         )
 
     def __exit__(self, *_: object) -> None:
@@ -74,10 +74,10 @@ class Ranks(AbstractContextManager["Ranks"]):
     def lines(self, hint: str | None = None, stop: threading.Event | None = None) -> Iterator[str]:
         """Yield the lines that rank 0 prints until all ranks have ended.
 
-        After KeyboardInterrupt a second call relays the rest. `hint` ends the sentence about a rank that died.
+        After a KeyboardInterrupt, call it again to relay the rest. `hint` is appended to the error about a dead rank.
 
         Raises:
-            UsageError: a rank or torchrun failed; no rank is left, and every whole line of rank 0 has been relayed.
+            UsageError: a rank or torchrun failed; by then no rank is left, and all of rank 0's lines were relayed.
         """
         while self._torchrun.poll() is None:
             if stop is not None and stop.is_set():
@@ -90,7 +90,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             raise UsageError(self._sentence(hint))
 
     def stop(self) -> None:
-        """Ask the ranks, once, to finish their step and end. One rank hears it and tells the others."""
+        """Ask the ranks, once, to finish their step and end. One rank reads the request and informs the others."""
         assert self._torchrun.stdin
         if not self._stopping:
             with suppress(BrokenPipeError, ValueError):  # they have ended, or the pipe is closed
@@ -99,14 +99,14 @@ class Ranks(AbstractContextManager["Ranks"]):
         self._stopping = True
 
     def close(self) -> None:
-        """End torchrun and the ranks, after a few seconds by SIGKILL."""
+        """End torchrun and the ranks; after a few seconds, kill them with SIGKILL."""
         self._end()
         assert self._torchrun.stdout
         self._torchrun.stdout.close()
         self._errors.close()
 
     def _read(self, seconds: float) -> list[str] | None:
-        """The whole lines in what has arrived; None if nothing arrives in so many seconds, or ever."""
+        """Complete lines received so far; None if nothing arrives within `seconds` or the pipe is closed."""
         assert self._torchrun.stdout
         pipe = self._torchrun.stdout.fileno()
         if not select.select([pipe], [], [], seconds)[0] or not (content := os.read(pipe, 2**20)):
@@ -115,7 +115,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def _end(self) -> None:
-        """End torchrun and its ranks; if torchrun is gone, the ranks end when their pipe is closed."""
+        """End torchrun and its ranks; if torchrun is gone, closing their pipe ends the ranks."""
         assert self._torchrun.stdin
         alive: list[psutil.Process] = []
         if self._torchrun.poll() is None:
@@ -133,7 +133,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             self._torchrun.wait()
 
     def _sentence(self, hint: str | None) -> str:
-        """What a rank said about its failure, or what torchrun reports of a rank that could say nothing."""
+        """Error message: a rank's own report of its failure, or torchrun's if the rank could not write one."""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - TAIL))
         text = self._errors.read().decode(errors="replace")
         if refusal := REFUSAL.search(text):
@@ -161,7 +161,7 @@ def _ended(status: int) -> str:
 
 
 def _loopback() -> str:
-    """The network interface that no other machine reaches."""
+    """Name of the loopback network interface."""
     addresses = psutil.net_if_addrs().items()
     return next((name for name, listed in addresses if any(each.address == "127.0.0.1" for each in listed)), "lo")
 
@@ -170,10 +170,10 @@ def _loopback() -> str:
 
 
 def main() -> NoReturn:
-    """Be one rank that ``Ranks`` has started."""
+    """Run as one rank started by ``Ranks``."""
     status, stop = 1, threading.Event()
     try:
-        watch_launcher(stop)  # before anything is imported that takes seconds
+        watch_launcher(stop)  # before imports that take seconds
         if os.environ["RANK"] != "0":
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         module, _, name = sys.argv[1].partition(":")
@@ -192,7 +192,7 @@ def main() -> NoReturn:
 
 
 def watch_launcher(stop: threading.Event | None = None) -> None:
-    """End this rank soon after its launcher has died. With `stop`, also listen to the parent's pipe."""
+    """End this rank soon after its launcher dies. With `stop`, also read the parent's pipe."""
     pipe = [] if stop is None else [0]
 
     def watch() -> None:
@@ -208,7 +208,7 @@ def watch_launcher(stop: threading.Event | None = None) -> None:
 
 
 def lost(error: BaseException) -> str | None:
-    """What became of the other ranks, if this error means that they do not answer."""
+    """Describe what happened to the other ranks, if this error means that one does not respond; else None."""
     if not isinstance(error, (RuntimeError, ConnectionError)):
         return None
     if isinstance(error, ConnectionError) or CUT_OFF.search(str(error)):
@@ -217,7 +217,7 @@ def lost(error: BaseException) -> str | None:
 
 
 def end_rank(status: int) -> NoReturn:
-    """Leave the group, and end this process without Python's clean-up, in which torch's threads abort now and then."""
+    """Leave the process group and exit without Python's clean-up, during which torch's threads sometimes abort."""
     try:
         leave_group()
         sys.stdout.flush()
@@ -233,7 +233,7 @@ def leave_group() -> None:
 
 
 def launched() -> tuple[int, int]:
-    """The rank that a launcher gave this process, and the number of ranks; UsageError if the two do not fit."""
+    """This process's rank, as set by a launcher, and the number of ranks; UsageError if they are inconsistent."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     given = {name: os.environ[name] for name in names if name in os.environ}
     if not given:
@@ -250,7 +250,7 @@ def launched() -> tuple[int, int]:
 
 
 def rank() -> int:
-    """The rank of this process; 0 writes files and speaks for all."""
+    """The rank of this process; rank 0 writes files and reports for all."""
     return launched()[0]
 
 

@@ -1,8 +1,8 @@
-"""The ledger of a private run: every release is written down before its noise is drawn, and nothing is ever forgotten.
+"""The ledger of a private run: every release is recorded before its noise is drawn, and no entry is ever removed.
 
-One JSON object per line, first the mechanism, then one entry per step. Each line carries a chain value, a digest of
-itself and of all lines before it, so that damage and careless edits are noticed (it is no signature: a rewritten
-file can be forged).
+One JSON object per line: first the mechanism, then one entry per step. Each line carries a chain value, a digest of
+itself and of all lines before it, so that damage and careless edits are detected. (It is not a signature: anyone
+who rewrites the whole file can forge it.)
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LEDGER = "ledger.jsonl"
 
 
 class PrivacyLedger:
-    """Append-only. An entry is on the disk once `write` returns; only then may the step draw its noise.
+    """Append-only ledger. An entry is on the disk once `write` returns; only then may the step draw its noise.
 
-    The file is reopened for every entry, so a ledger that was removed or continued elsewhere is noticed.
+    The file is reopened for every entry, so removing it or appending to it elsewhere is detected.
 
     Attributes:
-        mechanism: what every release of this run is.
-        releases: epoch of each (step, fingerprint of its key).
-        chain: digest of everything written so far; the run record repeats it, so that lines cut off are missed.
-        size: bytes up to the end of the last entry, its line break not counted.
+        mechanism: the mechanism of every release of this run.
+        releases: maps (step, fingerprint of its key) to its epoch.
+        chain: digest of everything written so far; the run record repeats it, so that truncation is detected.
+        size: bytes up to the end of the last entry, excluding its line break.
     """
 
     def __init__(self, path: Path, mechanism: Mechanism) -> None:
@@ -54,13 +54,13 @@ class PrivacyLedger:
 
     @classmethod
     def open(cls, path: Path, *remembered: str | None) -> PrivacyLedger:
-        """Read an existing ledger, to judge it or to resume the run. `remembered`: chains that record and state know.
+        """Read an existing ledger, to judge it or to resume the run. `remembered`: chains in the record and the state.
 
-        A last line that was not written out (its step drew no noise) does not count; the next `write` takes it off.
-        Before that nothing on the disk is touched, so a run that is still going on can be judged.
+        An incomplete last line (its step drew no noise) does not count; the next `write` removes it.
+        Until then nothing on the disk is changed, so a run that is still in progress can be judged.
 
         Raises:
-            UsageError: the ledger is missing, damaged, edited, or lacks entries that are remembered.
+            UsageError: the ledger is missing, damaged, edited, or lacks an entry with a remembered chain.
         """
         hint = "its releases cannot be counted any more, so restore it from a copy"
         try:
@@ -72,7 +72,7 @@ class PrivacyLedger:
         seen = set()
         for number, line in enumerate(lines, 1):
             if number == len(lines) and b"}" not in line:
-                break  # empty, or not written out
+                break  # empty or incomplete
             try:
                 entry = dict(json.loads(line))
                 if line != _sealed({name: value for name, value in entry.items() if name != "chain"}, ledger.chain):
@@ -89,15 +89,15 @@ class PrivacyLedger:
         return ledger
 
     def write(self, epoch: int, step: int, key: int) -> None:
-        """Bill the release of `step` in `epoch`, whose randomness comes from `key`.
+        """Record the release of `step` in `epoch`, whose randomness comes from `key`.
 
-        A release that is repeated with the same key is billed once, because it must be the same release, bit for
-        bit: same parameters, data, threads and machine. Otherwise draw a fresh key, which makes the step a further
-        release.
+        A release repeated with the same key is counted once, because it must be the same release, bit for bit:
+        same parameters, data, threads and machine. If it may differ, draw a fresh key; the step then counts as
+        another release.
 
         Raises:
             UsageError: this key's noise for `step` was already used in another epoch, the disk is full, or the ledger
-                is gone or was continued elsewhere; the step must not be taken.
+                was removed or continued elsewhere. The step must not be taken.
         """
         place = step, fingerprint(key)
         earlier = self.releases.get(place, epoch)
@@ -110,15 +110,15 @@ class PrivacyLedger:
             self._append({"epoch": epoch, "step": step, "key": place[1]})
 
     def begin(self, epoch: int, step: int, key: int) -> Future[None]:
-        """`write` in the background, one at a time, while the gradients are computed; `releases_by_epoch` counts it."""
+        """`write` in the background while the gradients are computed; `releases_by_epoch` already counts the entry."""
         self._begun = self._writer.submit(self.write, epoch, step, key)
         return self._begun
 
     def releases_by_epoch(self) -> dict[int, int]:
-        """How often one utterance may have taken part, by epoch: what `edp_lab.privacy.judge` wants.
+        """How often one utterance may have taken part, by epoch, as `edp_lab.privacy.judge` expects.
 
-        With disjoint batches once per epoch and key: each pass under one key holds every utterance at most once, and a
-        pass that was begun counts as a whole. Under Poisson sampling once per step and key.
+        With disjoint batches, once per epoch and key: each pass under one key contains every utterance at most once,
+        and a pass that was begun counts as a whole. Under Poisson sampling, once per step and key.
         """
         wait([self._begun] if self._begun else [])
         epochs = list(self.releases.values())
@@ -133,9 +133,9 @@ class PrivacyLedger:
         with writing(f"ledger {self.path}", f"fix the disk, {hint}"), self.path.open("r+b") as file:
             file.seek(self.size)
             if b"}" in file.read(4096):
-                raise UsageError(f"ledger {self.path} holds entries of another process: let only one continue it")
+                raise UsageError(f"ledger {self.path} has entries of another process: let only one continue it")
             file.seek(self.size)
-            file.truncate()  # a line that was not written out
+            file.truncate()  # drop an incomplete line
             file.write(text + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -149,19 +149,19 @@ class PrivacyLedger:
         else:
             place = entry["step"], entry["key"]
             if not (type(entry["epoch"]) is type(place[0]) is int and type(place[1]) is str):
-                raise TypeError("epoch and step are whole numbers, the key is text")
+                raise TypeError("epoch and step must be integers, the key text")
             if self.releases.setdefault(place, entry["epoch"]) != entry["epoch"]:
                 raise ValueError("one release in two epochs")
         self.chain = entry["chain"]
 
 
 def fingerprint(key: int) -> str:
-    """Tells two keys apart without giving either away, as long as the key itself is 128 secret bits."""
+    """Hash that distinguishes keys without revealing them, provided that each key is 128 secret bits."""
     return hashlib.sha256(b"edp_lab ledger" + key.to_bytes(16, "big")).hexdigest()[:16]
 
 
 def _sealed(entry: dict[str, Any], chain: str) -> bytes:
-    """The line of an entry that follows `chain`: one form only, so that every changed byte shows."""
+    """The line for an entry that follows `chain`, in one canonical form, so that every changed byte is detected."""
     text = json.dumps(entry, sort_keys=True)
     value = hashlib.sha256((chain + text).encode()).hexdigest()[:16]
     return json.dumps({**entry, "chain": value}, sort_keys=True).encode()

@@ -1,17 +1,17 @@
-"""A step's Gaussian noise: exact in private runs, a float as printed and for teaching.
+"""Gaussian noise of a step: exact in private runs, floating-point in as-printed runs and for teaching.
 
-It is added once the sum over devices and ranks is complete, by every rank to its own copy: with one key the released
-numbers are the same on all ranks. `edp_lab.training.dp_step.add_noise` says how large it is.
+Every rank adds it to its own copy of the sum, once the sum over devices and ranks is complete. All ranks have the same
+key, so they release identical numbers. `edp_lab.training.dp_step.add_noise` sets its standard deviation.
 
-    ExactNoise   sum and noise are rounded together, so that the bits released are those of an ideal normal and nothing
-                 else (`edp_lab.privacy.exact_noise`)
+    ExactNoise   rounds sum and noise together, so that the released bits are those of an ideal normal and reveal
+                 nothing else (`edp_lab.privacy.exact_noise`)
     FloatNoise   numpy's normals from streams keyed by (key, step, device): one draw for the sum over all devices, or
-                 one for each device, as real ones do
-    GivenNoise   draws made elsewhere: for panels, audits and tests
+                 one draw per device, as on real devices
+    GivenNoise   precomputed draws, for panels, audits and tests
 
-Guarantee: a source adds a fresh standard normal vector at each step, and refuses a step twice. Only exact noise keeps
-this promise bit by bit: float noise comes from a generator that is not cryptographic, and its last bits reveal what
-it was added to.
+Guarantee: a source adds a fresh standard normal vector at each step and refuses to use a step twice. Only exact noise
+keeps this promise to the last bit: float noise comes from a non-cryptographic generator, and its last bits reveal
+what it was added to.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy.csprng import Purpose, stream
 from edp_lab.privacy.exact_noise import Piece, add_exactly
 
-BLOCK = 2**19  # numbers that share a stream of exact noise: to begin one takes time, and keeps all threads waiting
+BLOCK = 2**19  # numbers per stream of exact noise: starting a stream takes time and blocks all threads
 
 
 class NoiseSource(ABC):
-    """Standard normal noise, step by step."""
+    """Source of standard normal noise for successive steps."""
 
     _last = -1
 
     def add(
         self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
     ) -> None:
-        """Make each of `out` (n) scale * layer + std * noise: a sum of P numbers, in K layers.
+        """Set each of `out` (n) to scale * layer + std * noise; the K layers together hold P numbers.
 
-        A layer that is dense is its own `out`; `out` of a sparse one may hold anything.
+        For a dense layer, `out` is the layer itself; for a sparse one, the prior content of `out` is ignored.
 
         Raises:
-            UsageError: `step` is not above the last one (the same noise on two gradients could be subtracted), or a
+            UsageError: `step` is not above the last one (noise used on two gradients could be subtracted), or a
                 standard deviation is negative or NaN.
         """
         if not all(std >= 0 for std in stds):
@@ -66,7 +66,7 @@ class NoiseSource(ABC):
 
 
 class GivenNoise(NoiseSource):
-    """Args: noise (P), standard normal draws for one step."""
+    """Precomputed noise (P): standard normal draws for one step."""
 
     def __init__(self, noise: Tensor) -> None:
         self.noise = noise
@@ -84,7 +84,7 @@ class GivenNoise(NoiseSource):
 
 
 class FloatNoise(NoiseSource):
-    """Args: devices, how many draw noise, each with its own stream; 0 for one draw in place of all theirs."""
+    """Floating-point noise; `devices`: number of devices, each with its own stream, or 0 for a single draw in total."""
 
     def __init__(self, key: int, devices: int = 0) -> None:
         self.key, self.devices = key, devices
@@ -97,7 +97,7 @@ class FloatNoise(NoiseSource):
 
 
 def float_noise(key: int, step: int, size: int, devices: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A step's standard normal draws (size); with `devices`, the sum of one draw each, over sqrt(devices)."""
+    """Standard normal draws for a step (size); with `devices`, the sum of one draw per device over sqrt(devices)."""
     kind = np.dtype(str(dtype).removeprefix("torch."))
     if not devices:
         return torch.from_numpy(stream(key, Purpose.NOISE, step).standard_normal(size, dtype=kind))
@@ -106,7 +106,7 @@ def float_noise(key: int, step: int, size: int, devices: int = 0, dtype: torch.d
 
 
 class ExactNoise(NoiseSource):
-    """Args: key, 128 secret bits (see `edp_lab.privacy.csprng`); threads, among which blocks of the sum are shared."""
+    """Exact noise from `key`, 128 secret bits (see `edp_lab.privacy.csprng`); `threads` share the blocks of the sum."""
 
     def __init__(self, key: int, threads: int = 1) -> None:
         self.key, self.threads = key, threads
@@ -115,7 +115,7 @@ class ExactNoise(NoiseSource):
     def _add(
         self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
     ) -> None:
-        here = [dense.cpu() for dense in out]  # a GPU's sum comes to the CPU and goes back
+        here = [dense.cpu() for dense in out]  # a sum on a GPU is copied to the CPU and back
         sparse = [layer.cpu().coalesce() if layer.is_sparse else None for layer in layers]
 
         blocks = iter(range(0, sum(map(len, here)), BLOCK))
@@ -141,7 +141,7 @@ class ExactNoise(NoiseSource):
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """The GNU OpenMP that torch has loaded; None with another one."""
+    """The GNU OpenMP library that torch has loaded; None if it uses another implementation."""
     for path in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
         library = ctypes.CDLL(str(path))
         if hasattr(library, "omp_pause_resource_all"):
@@ -150,9 +150,9 @@ def _openmp() -> ctypes.CDLL | None:
 
 
 def release_cores() -> None:
-    """End OpenMP's idle threads, which would keep the noise's threads waiting: they spin for milliseconds.
+    """End OpenMP's idle threads, which spin for milliseconds and would delay the noise threads.
 
-    The next parallel operation starts new ones, in a tenth of a millisecond.
+    The next parallel operation starts new ones within a tenth of a millisecond.
     """
     if (library := _openmp()) is not None:
         library.omp_pause_resource_all(1)  # omp_pause_soft
@@ -161,7 +161,7 @@ def release_cores() -> None:
 def _pieces(
     layers: Sequence[Tensor], sparse: Sequence[Tensor | None], scale: float, stds: Sequence[float], block: range
 ) -> Iterator[Piece]:
-    """The numbers of all layers in the columns `block`; sparse ones come to their places while in the cache."""
+    """The parts of all layers within the columns `block`; sparse layers are made dense block by block, in cache."""
     starts = accumulate(map(len, layers), initial=0)
     for start, layer, few, std in zip(starts, layers, sparse, stds, strict=False):
         columns = range(max(block.start - start, 0), min(block.stop - start, len(layer)))

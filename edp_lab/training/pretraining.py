@@ -1,9 +1,9 @@
 """Pretraining on a *separate* set of utterances: BERT as a masked language model, fastText word vectors, and the CLC
-that a private one starts from (`edp_lab.models.public_start`).
+from which a private run starts (`edp_lab.models.public_start`).
 
-Where no published weights can be had. A private run may start from the result because its text is other
-people's, or nobody's: nothing here is private, and pretraining on the text that a run is to protect voids
-that run's guarantee.
+Use this if no published weights are available. A private run may start from the result because its text comes from
+other people or is synthetic. Nothing here is private: pretraining on the text that a run is to protect voids that
+run's guarantee.
 
 UsageError: no sentences, fewer than one epoch, a sentence too long for the model, or a folder that is not empty.
 """
@@ -39,19 +39,19 @@ from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 VOCABULARY = 8000  # word pieces at most
 BATCH = 64  # sentences
-LEARNING_RATE = 5e-4  # highest; rises over the first tenth of the steps, then falls linearly to zero
-MASKED = 0.15  # share of pieces to be guessed; of these 80 % are hidden, 10 % replaced, 10 % left
-START_SIZE = CLCSize(hidden=128, layers=1, dropout=0.2)  # the medium size: each parameter of it is noised
-START_RATE = 3e-3  # at first; falls linearly to zero
-GUESSED = 1500  # common words that text without labels teaches to guess
-UNKNOWN = 0.1  # share of words that a start reads as unknown
-WHITENED_BY = 8000  # utterances
-ORDERS = 10  # in which vectors read each line of related words
-POOL = 50  # batches among which sentences of similar length are grouped
+LEARNING_RATE = 5e-4  # peak; rises over the first tenth of the steps, then falls linearly to zero
+MASKED = 0.15  # share of pieces to be predicted; of these 80 % are hidden, 10 % replaced, 10 % unchanged
+START_SIZE = CLCSize(hidden=128, layers=1, dropout=0.2)  # the medium size, because each parameter gets noise
+START_RATE = 3e-3  # initial; falls linearly to zero
+GUESSED = 1500  # most common words, predicted in unlabelled text
+UNKNOWN = 0.1  # share of words replaced by the unknown word
+WHITENED_BY = 8000  # utterances from which the whitening covariance is estimated
+ORDERS = 10  # random orders of each line of related words, for training the vectors
+POOL = 50  # batches per pool within which sentences of similar length are grouped
 
 
 class PretrainingEpoch(NamedTuple):
-    """One epoch is done: its number (from 1) of how many, and its mean loss in nats per guessed piece."""
+    """A completed epoch: its number (from 1), the number of epochs, and its mean loss in nats per predicted piece."""
 
     epoch: int
     epochs: int
@@ -67,14 +67,14 @@ def pretrain_bert(
     size: BertSize | None = None,
     progress: Callable[[PretrainingEpoch], None] = lambda _: None,
 ) -> list[float]:
-    """Learn word pieces from the sentences, then train BERT to guess masked ones (Devlin et al. 2019, 3.1).
+    """Learn word pieces from the sentences, then train BERT to predict masked ones (Devlin et al. 2019, 3.1).
 
-    A function of its arguments: all randomness comes from the seed. Gives the mean loss of each epoch.
+    Deterministic: all randomness comes from the seed. Returns the mean loss of each epoch.
 
     Args:
-        sentences: tokens of each; lower-cased on the way in.
+        sentences: tokens of each sentence; they are lower-cased.
         folder: receives ``config.json``, ``model.safetensors`` and ``tokenizer.json``, which `load_bert` and
-            transformers' ``from_pretrained`` read; it appears when all is done.
+            transformers' ``from_pretrained`` read; it is created only when training is complete.
         size: the paper's by default; its dropout is not used.
     """
     _check(sentences)
@@ -104,9 +104,9 @@ def pretrain_vectors(
 
 
 def shorten_bert(name: str, layers: int, folder: Path | str) -> None:
-    """The first `layers` layers of a published encoder, as a folder that `load_bert` reads.
+    """Save the first `layers` layers of a published encoder to a folder that `load_bert` reads.
 
-    How a published BERT comes down to the paper's four layers (section 4.2). A function of its arguments.
+    This reduces a published BERT to the paper's four layers (section 4.2). Deterministic.
     """
     bert, tokenizer = load_bert(name)
     if not 1 <= layers <= len(bert.encoder.layer):
@@ -129,18 +129,18 @@ def pretrain_start(
     size: CLCSize | None = None,
     progress: Callable[[PretrainingEpoch], None] = lambda _: None,
 ) -> list[float]:
-    """Train the CLC that private ones start from, on several labelled corpora at once; each keeps its own labels.
+    """Train the CLC that private runs start from, on several labelled corpora at once; each keeps its own labels.
 
-    Words get fastText vectors of the same text and of `related` words, which stay frozen. A tenth of the words are read
-    as unknown ones, so that spelling and context learn to stand in for them. Tags are learnt each by itself: a CRF over
-    those of all corpora would take most of the time. A function of its arguments. Gives the mean loss of each epoch.
+    Words get frozen fastText vectors, trained on the same text and on lines of `related` words. A tenth of the words is
+    replaced by the unknown word, so that the model learns to rely on spelling and context. Each tag is predicted on its
+    own: a CRF over all corpora's tags would take most of the time. Deterministic. Returns each epoch's mean loss.
 
     Args:
-        corpora: by name; all with slots.
-        folder: see `edp_lab.models.public_start`; it appears when all is done.
-        unlabelled: more text, of which only the words are read (see `Neighbours`).
-        generated: how many everyday requests to add, and words for the vectors; nobody said them, so no run need be
-            kept from them.
+        corpora: by name; all must have slots.
+        folder: see `edp_lab.models.public_start`; it is created only when training is complete.
+        unlabelled: further corpora, of which only the words are used (see `Neighbours`).
+        generated: number of synthetic everyday requests to add, which also train the vectors; they are nobody's data,
+            so any run may use them.
     """
     labelled = {**corpora, **({"everyday": everyday(generated, seed)} if generated else {})}
     utterances = [_prefixed(utterance, name) for name, corpus in labelled.items() for utterance in corpus.utterances]
@@ -155,7 +155,7 @@ def pretrain_start(
     with new_folder(Path(folder)) as inside, seeded(seed):
         vectors = train_vectors(sentences, size.word, epochs=10, seed=seed)
         count = Counter(word.lower() for utterance in sentences for word in utterance)
-        known = sum(count[word] > 1 for word in vectors.words)  # they are sorted by it
+        known = sum(count[word] > 1 for word in vectors.words)  # words are sorted by count
         features = WordFeatures(vectors.words[:known], UNKNOWN_WORDS)
         model = CLC(labels, features, size, rounded(vectors.matrix[:known]))
         losses = _train_start(model, len(features.words), utterances, more, epochs, key_from_seed(seed), progress)
@@ -168,13 +168,13 @@ def pretrain_start(
 
 
 def _some(utterances: Sequence[Utterance], seed: int) -> list[Utterance]:
-    """Enough to say how what the heads read varies."""
+    """Sample of utterances, large enough to estimate the whitening covariance."""
     chosen = stream(key_from_seed(seed), Purpose.SHUFFLE, WHITENED_BY).permutation(len(utterances))[:WHITENED_BY]
     return [utterances[k] for k in sorted(chosen)]
 
 
 def _described(corpora: Mapping[str, Corpus], how: str = "") -> list[str]:
-    """A line for each: name, utterances, licence if it is in the catalogue."""
+    """One line per corpus: name, number of utterances, and licence if it is in the catalogue."""
     licences = {row.name: f", {row.licence}" for row in list_corpora()}
     return [
         f"{name}: {len(corpus.utterances):,} utterances{how}{licences.get(name, '')}"
@@ -183,31 +183,31 @@ def _described(corpora: Mapping[str, Corpus], how: str = "") -> list[str]:
 
 
 def _bare(utterance: Utterance, intent: str) -> Utterance:
-    """With labels that nobody reads."""
+    """The utterance's tokens with placeholder labels, which are not used."""
     return Utterance(utterance.tokens, ("O",) * len(utterance.tokens), intent)
 
 
 def _prefixed(utterance: Utterance, corpus: str) -> Utterance:
     if utterance.tags is None:
-        raise UsageError(f"corpus {corpus!r} has no slots: a start is made of corpora that have")
+        raise UsageError(f"corpus {corpus!r} has no slots: give only corpora with slots")
     tags = tuple(tag if tag == "O" else f"{tag[:2]}{corpus}/{tag[2:]}" for tag in utterance.tags)
     return Utterance(utterance.tokens, tags, f"{corpus}/{utterance.intent}")
 
 
 class Neighbours(nn.Module):
-    """What a CLC reads without labels: from a sentence up to a word the LSTM guesses the next one, backwards the one
-    before, among those that are common. It is cast away afterwards.
+    """Bidirectional language-model head for unlabelled text: it predicts the next and the previous word from the
+    CLC's LSTM states, among the common words. It is discarded after pretraining.
     """
 
     def __init__(self, model: CLC) -> None:
         super().__init__()
         self.ways = nn.ModuleList(nn.Linear(model.size.hidden, model.size.word) for _ in range(2))
-        self.common = model.words.weight[:GUESSED].detach()  # words are sorted by how often they occur
+        self.common = model.words.weight[:GUESSED].detach()  # words are sorted by frequency
 
     def forward(self, read: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
-        """Nats of all guesses: read (R, 2 hidden) of words (R), numbers, in sentences of these lengths."""
+        """Summed loss in nats; `read`: states (R, 2 hidden) of `words` (R, indices) in sentences of these lengths."""
         follows = torch.ones(len(words), dtype=torch.bool)
-        follows[lengths.cumsum(0) - 1] = False  # the last of each
+        follows[lengths.cumsum(0) - 1] = False  # the last word of each sentence
         here = follows.nonzero()[:, 0]
         total = torch.zeros(())
         for way, half, at, other in zip(self.ways, read.chunk(2, 1), (here, here + 1), (here + 1, here), strict=True):
@@ -226,8 +226,8 @@ def _train_start(
     key: int,
     progress: Callable[[PretrainingEpoch], None],
 ) -> list[float]:
-    """`unknown`: the number by which the model knows a word that it does not know; `more`: without labels."""
-    neighbours, text = Neighbours(model), [model.dataset(some) for some in (labelled, more) if some]
+    """Train the start; return each epoch's mean loss. `unknown`: index of the unknown word; `more`: unlabelled text."""
+    neighbours, text = Neighbours(model), [model.dataset(group) for group in (labelled, more) if group]
     learnt = [*(p for p in model.parameters() if p.requires_grad), *neighbours.parameters()]
     optimizer = torch.optim.Adam(learnt)
     steps, step = epochs * sum(math.ceil(len(data) / BATCH) for data in text), 0
@@ -293,7 +293,7 @@ def _train(
 
 
 def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """What BERT is shown (P), and which of it it must guess (P, booleans), never [CLS] or [SEP]."""
+    """BERT's masked input (P), and which positions it must predict (P, booleans), never [CLS] or [SEP]."""
     ordinary = (truth != SPECIAL.index("[CLS]")) & (truth != SPECIAL.index("[SEP]"))
     chosen = ordinary & torch.from_numpy(random.random(len(truth)) < MASKED)
     fate = torch.from_numpy(random.random(len(truth)))
@@ -303,7 +303,7 @@ def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> 
 
 
 def _batches(lengths: np.ndarray, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """One shuffled pass; within each pool of batches, sentences of similar length go together, for speed."""
+    """Batches of one shuffled pass; within each pool, sentences of similar length are batched together, for speed."""
     order = random.permutation(len(lengths))
     pools = [order[start : start + POOL * BATCH] for start in range(0, len(order), POOL * BATCH)]
     grouped = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])

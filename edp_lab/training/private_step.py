@@ -1,15 +1,15 @@
-"""eDP-SGD's step under Accelerate, for any module: what `edp_lab.training.dp_step` defines, on this rank's share.
+"""eDP-SGD's step under Accelerate, for any module: the step of `edp_lab.training.dp_step` on this rank's micro-batches.
 
-`PrivateStep` is what you use in a training loop of your own. It refuses modules that keep something of the examples
-in a buffer, such as BatchNorm's running statistics.
+Use `PrivateStep` in your own training loop. It refuses modules that store information about the examples in a buffer,
+such as BatchNorm's running statistics.
 
-**Layer scales** alpha_k, by which eDP-SGD divides each layer before it clips, come from
+**Layer scales** alpha_k, by which eDP-SGD divides each layer before clipping, come from
 
-    public    gradients on public text, in a training loop of your own: cost nothing
-    private   the first private gradient, as in the paper (`mean_scales`): no guarantee is left
+    public    gradients on public text, in your own training loop: they cost no epsilon
+    private   the first private gradient, as in the paper (`mean_scales`): the run has no guarantee
 
-The paper only says "proportional to the norm of gradient calculated on the first iteration". The constant is not
-another parameter: step(s alpha, C, z) = step(alpha, s C, z / s). So the largest scale is 1 here.
+The paper only says "proportional to the norm of gradient calculated on the first iteration". The constant is not a
+further parameter, because step(s alpha, C, z) = step(alpha, s C, z / s). So we set the largest scale to 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from edp_lab.training.gradients import (
 from edp_lab.training.ledger import fingerprint
 from edp_lab.training.noise import ExactNoise, FloatNoise, NoiseSource
 
-THREADS = 4  # for exact noise: more share too little work
+THREADS = 4  # for exact noise: with more, each would have too little work
 T = TypeVar("T")
 
 
@@ -52,17 +52,17 @@ class PrivateStep(FlatGradient):
 
     Args:
         model: its parameters with ``requires_grad`` are trained.
-        epochs: how many are accounted for; a step of a later one is refused.
+        epochs: number of epochs accounted for; steps of later epochs are refused.
         key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
-        noise: "per-device" draws as many float noises as there are devices, "aggregate" one.
-        micro_batches: fixed number over which the mean is taken, in all processes together; None: one per device.
+        noise: "per-device" makes one float noise draw per device, "aggregate" a single draw.
+        micro_batches: fixed number by which the sum is divided, over all processes; None: one per device.
 
     Attributes:
-        alpha: (K) layer scales, see the head of this file, or None for all 1. From private gradients they are
-            set by the first step; public ones are to be set before it.
+        alpha: (K) layer scales, see the top of this file, or None for all 1. Private scales are set by the first
+            step; you must set public ones before it.
 
-    Guarantee: that of the mechanism, for what all processes together release, if each utterance is in one micro-batch
-    of one process (with disjoint batches: once an epoch), and `step` numbers never repeat under one key.
+    Guarantee: the mechanism's, for the releases of all processes together, if each utterance is in one micro-batch of
+    one process (with disjoint batches: once per epoch), and `step` numbers never repeat under one key.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class PrivateStep(FlatGradient):
         if noise not in NOISES:
             raise UsageError(f"unknown noise {noise!r}: choose {' or '.join(NOISES)}")
         if any(p.grad is not None for p in model.parameters() if not p.requires_grad):
-            raise UsageError("a frozen parameter holds a gradient, which an optimizer would use: set its .grad to None")
+            raise UsageError("a frozen parameter has a gradient, which an optimizer would use: set its .grad to None")
         self.model, self.mechanism, self.epochs = model, mechanism, epochs
         self.alpha: Tensor | None = None
-        self._steps: Counter[int] = Counter()  # by epoch, of this process
-        self._clipped: Clipped | None = None  # what `release` may release, once
+        self._steps: Counter[int] = Counter()  # steps of this process per epoch
+        self._clipped: Clipped | None = None  # the sum that `release` may release, once
         self._kept = copies(not_trained(model))
         self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
         self.divisor = micro_batches or mechanism.num_devices
         self.devices = shard(mechanism.num_devices, self.rank, self.world)
         if mechanism.exact_noise and noise == "per-device":
             raise UsageError(
-                "noise of each device is a float, and this mechanism promises exact noise: drop one of them"
+                "per-device noise is floating-point, but this mechanism promises exact noise: drop one of them"
             )
         self.noise: NoiseSource
         if mechanism.exact_noise:
@@ -103,19 +103,19 @@ class PrivateStep(FlatGradient):
             self.noise = FloatNoise(key, mechanism.num_devices if noise == "per-device" else 0)
 
     def clip(self, gradients: Sequence[MicroGradients]) -> Clipped:
-        """Clip and average this process's gradients; the first ones of a run may first give the layer scales.
+        """Clip and average this process's gradients; in a run's first step, set private layer scales beforehand.
 
-        No ``.grad`` is left: it would be a view of the memory in which the sum now forms, without noise.
+        Every ``.grad`` is set to None: it would be a view of the memory in which the sum forms, still without noise.
         """
         if tuple(name for name, _ in trainable(self.model)) != self.layout.names:
             raise UsageError(
-                "parameters were frozen or unfrozen after the step was built, so its noise misses some: build a new "
-                "step, with a new key"
+                "parameters were frozen or unfrozen after the step was built, so some get no noise: build a new step, "
+                "with a new key"
             )
         for p in self.parameters:
             p.grad = None
             if p.dtype != (built := self.gradient.dtype):
-                raise UsageError(f"the step was built for {built} and the model is {p.dtype} now: convert it before")
+                raise UsageError(f"the step was built for {built}, but the model is now {p.dtype}: convert it before")
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = mean_scales(self, self.divisor, gradients)
         self._clipped = clip(
@@ -124,9 +124,9 @@ class PrivateStep(FlatGradient):
         return self._clipped
 
     def release(self, clipped: Clipped, epoch: int, step: int) -> Released:
-        """Sum up over processes, add the noise, and leave the result in every ``.grad``; it lasts until the next step.
+        """Sum over processes, add noise, and store the result in every ``.grad``, valid until the next step.
 
-        UsageError: `clipped` is not what this step's `clip` returned last, so it is not what the processes sum up.
+        UsageError if `clipped` is not what `clip` returned last, because then it is not what the processes sum.
         """
         if clipped is not self._clipped:
             raise UsageError(
@@ -139,23 +139,23 @@ class PrivateStep(FlatGradient):
         return released
 
     def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
-        """One whole step of any module, in a loop over this process's micro-batches; then the optimizer may step.
+        """Take one full step for any module, looping over this process's micro-batches; then call the optimizer.
 
-        `losses`: for each micro-batch, what computes the losses of its examples, one number each.
+        `losses`: for each micro-batch, a function that returns its examples' losses, one number per example.
 
         Raises:
             UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; micro-batches
-                of several under Poisson sampling; a buffer has changed; as `clip`.
+                of several examples under Poisson sampling; a buffer has changed; or as for `clip`.
         """
         self._count(epoch)
         declared, most = self.mechanism, math.ceil(self.divisor / self.mechanism.num_devices) * len(self.devices)
         if declared.sampling_rate is not None:
             if declared.micro_batch_size > 1:
                 raise UsageError(
-                    f"Poisson sampling with micro_batch_size={declared.micro_batch_size}: one example more would move "
+                    f"Poisson sampling with micro_batch_size={declared.micro_batch_size}: one more example would move "
                     "others to other micro-batches, which no epsilon covers; declare micro_batch_size=1"
                 )
-            most = most_micro_batches(most)  # as many as are drawn
+            most = most_micro_batches(most)  # the number drawn varies
         if len(losses) > most:
             raise UsageError(
                 f"this process got {len(losses)} micro-batches: of {self.divisor} in a step on {declared.num_devices} "
@@ -168,7 +168,7 @@ class PrivateStep(FlatGradient):
         return self.release(clipped, epoch, step)
 
     def _count(self, epoch: int) -> None:
-        """UsageError for a step that is not among those accounted for."""
+        """Count a step of `epoch`; UsageError if it is not accounted for."""
         check_whole("epoch", epoch, max(self._steps, default=0))
         self._steps[epoch] += 1
         if epoch >= self.epochs:
@@ -179,7 +179,7 @@ class PrivateStep(FlatGradient):
             raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: {most} steps of an epoch are accounted for")
 
     def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
-        """The losses of a micro-batch, if they are of as many examples as the mechanism declares."""
+        """The losses of a micro-batch, one per example; UsageError if there are more than the mechanism declares."""
         if not callable(compute):
             raise UsageError("losses of a micro-batch are given as numbers: give a function, such as lambda: loss(...)")
         losses, most = compute(), self.mechanism.micro_batch_size
@@ -198,33 +198,33 @@ class PrivateStep(FlatGradient):
         return losses
 
     def _check_kept(self, before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-        """UsageError if a tensor of the model is no longer what it was: the change would get no noise."""
+        """Raise UsageError if a tensor of the model has changed, because the change would get no noise."""
         for name, tensor in now.items():
             kept = before.get(name)
             if kept is None or kept.shape != tensor.shape or not torch.equal(kept.nan_to_num(), tensor.nan_to_num()):
                 raise UsageError(
-                    f"the losses change {name!r}: what a layer keeps of the examples is not covered by any noise; put "
-                    "the layer into eval mode, or use one that keeps nothing, such as GroupNorm or LayerNorm"
+                    f"the losses change {name!r}: no noise covers what a layer stores about the examples; put the "
+                    "layer into eval mode, or use one that stores nothing, such as GroupNorm or LayerNorm"
                 )
 
     def noise_stds(self, epoch: int) -> list[float]:
-        """Standard deviation of the noise on the released gradient, for each parameter."""
+        """Standard deviation of the noise on the released gradient, per parameter tensor."""
         return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.parameters))
 
     def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
-        """The micro-batches of this process, out of all that a step has: equally many for each device, or nearly so."""
+        """This process's share of a step's micro-batches, which are spread evenly over the devices."""
         devices, count = self.devices, len(micro_batches)
         start, stop = (place * count // self.mechanism.num_devices for place in (devices.start, devices.stop))
         return micro_batches[start:stop]
 
     def _agree(self, *settings: object) -> None:
-        """UsageError on every rank, if these are not the same on all: each would release noise of its own."""
+        """Raise UsageError on every rank if the settings differ, because the ranks would then add different noise."""
         if self.world > 1 and any(other != settings for other in gather_object([settings])):
             raise UsageError("the processes have different keys, mechanisms or models: give all of them the same")
 
 
 def not_trained(model: nn.Module) -> dict[str, Tensor]:
-    """Part of a model that no noise covers: buffers, frozen parameters and tensors in attributes, by name."""
+    """Tensors of a model that no noise covers: buffers, frozen parameters and tensors in attributes, by name."""
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     return {
         name: tensor.detach()
@@ -242,7 +242,7 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
-    """alpha_k (K): norm of the devices' mean gradient (P) per layer, largest 1; a layer without gradient gets 1."""
+    """alpha_k (K): norm of the devices' mean gradient (P) per layer, scaled to maximum 1; zero gradients get 1."""
     norms = layer_norms(gradient[None], layout)
     check_finite(norms, layout)
     if norms.max() == 0:
@@ -252,9 +252,9 @@ def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
 
 
 def mean_scales(flat: FlatGradient, divisor: int, gradients: Sequence[MicroGradients]) -> Tensor:
-    """alpha (K) from the mean of these gradients of all ranks, without clipping or noise.
+    """alpha (K) from the mean of all ranks' gradients, without clipping or noise.
 
-    `divisor`: the fixed number of micro-batches over which the mean is taken.
+    `divisor`: the fixed number of micro-batches by which the sum is divided.
     """
     flat.gradient.zero_()
     for some in gradients:

@@ -1,6 +1,6 @@
-"""The recipe: how to train for an epsilon so that the model works. One line of it for each setting, with its reason.
+"""The recipe: settings that train a usable model at a given epsilon. Each line is one setting with its reason.
 
-`plan` turns a corpus and an epsilon into the settings of a run, and says what they are made of before a step is made.
+`plan` turns a corpus and an epsilon into the settings of a run, and explains them before training starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edp_lab.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class Line:
-    """One setting, and why it is so."""
+    """One setting, and the reason for its value."""
 
     setting: str
     value: Any
@@ -30,17 +30,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is ready to begin.
+    """A run that is ready to start.
 
     Attributes:
-        config: of the run; its noise keeps `epsilon` at `delta`.
-        protected: how many utterances.
-        steps: that will be made.
-        public: what the model starts from, a line each.
+        config: configuration of the run; its noise guarantees `epsilon` at `delta`.
+        protected: number of protected utterances.
+        steps: number of steps that the run will take.
+        public: public data that the model starts from, one line per source.
         lines: the recipe.
-        copies: how often the most frequent text occurs in the training set.
-        copies_epsilon: of all its copies together, at `delta`; None if there is none.
-        warnings: about the corpus.
+        copies: number of occurrences of the most frequent text in the training set.
+        copies_epsilon: epsilon of all these copies together, at `delta`; None if no such epsilon is guaranteed.
+        warnings: warnings about the corpus.
     """
 
     config: TrainConfig
@@ -56,9 +56,9 @@ class Plan:
 
 
 def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
-    """The settings for n utterances; `start` is a public start that has not seen them.
+    """Settings for n utterances; `start` is a public start that was not trained on them.
 
-    Some depend on others, which may be `given` instead: "model", "frozen", "batch_size". Epsilon sets the noise alone.
+    Some depend on "model", "frozen" or "batch_size", which may be `given` instead. Epsilon determines only the noise.
     docs/results.md has the measurements behind each line.
     """
     model = given.get("model", "clc")
@@ -106,39 +106,37 @@ STEPS, LARGE, HEADS_ALONE = 320, 20_000, 100_000
 
 
 def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
-    """The run that keeps `epsilon`, by the recipe; `given`, fields of `TrainConfig`, stand in for its lines.
+    """A run that guarantees `epsilon`, by the recipe; `given`: fields of `TrainConfig` that override its lines.
 
-    The noise is the least that does, by privacy loss distributions under Poisson sampling, in nine digits rounded up.
+    The noise is the smallest that suffices, by privacy loss distributions under Poisson sampling, in nine digits.
 
     Raises:
-        UsageError: as `TrainConfig`; a corpus too small for epsilon; settings that no noise makes private.
+        UsageError: as for `TrainConfig`; the corpus is too small for epsilon; no noise makes the settings private.
     """
     asked = TrainConfig(corpus, **{"method": "dp-sgd", "private_seed": True, **given})
     whole = load_corpus(corpus, asked.tokens)
     if asked.method == "sgd":
         raise UsageError("sgd adds no noise: drop --epsilon, or choose another --method")
     if not asked.private_seed:
-        raise UsageError("with a published seed no epsilon holds: drop --no-private-seed, or drop --epsilon")
+        raise UsageError("with a published seed no epsilon is guaranteed: drop --no-private-seed or --epsilon")
     if asked.noise == "per-device":
-        raise UsageError(
-            "the noise of each device is a float, whose last bits may reveal the data: drop --noise per-device"
-        )
+        raise UsageError("per-device noise is floating-point, and its last bits may leak: drop --noise per-device")
     data = split(whole, asked.seed, **asked.split)
     n = len(data.train)
     delta = max(n, 2) ** -1.1 if asked.delta is None else asked.delta
     budget = Budget(epsilon, delta)
     if delta > 1 / n:
-        raise UsageError(f"delta {delta:g} would allow to publish one of {n} whole: give less than {1 / n:.2g}")
+        raise UsageError(f"delta {delta:g} would permit publishing one of {n}: give less than {1 / n:.2g}")
     if epsilon > MOST_EPSILON:
         raise UsageError(f"epsilon {epsilon:g} promises nothing: give at most {MOST_EPSILON:g}")
     if n * epsilon < LEAST_SIGNAL:
         units = f"{n} training utterances (of {len(whole.utterances):,} utterances in all)"
         raise UsageError(
-            f"{units} are too few for epsilon {epsilon:g}: the noise would drown them; it takes some "
-            f"{math.ceil(LEAST_SIGNAL / epsilon):,} to train on, or an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
+            f"{units} are too few for epsilon {epsilon:g}: the noise would drown the signal; train on about "
+            f"{math.ceil(LEAST_SIGNAL / epsilon):,}, or allow an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
         )
     start = asked.pretrained
-    if start is None and asked.model == "clc":  # a BERT's weights are the user's to name
+    if start is None and asked.model == "clc":  # for BERT the user names the weights
         start = start_for(whole.name)
     if start is not None:
         check_unseen(start, (utterance.text for utterance in data.train))
@@ -162,4 +160,4 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
 
 
 MOST_EPSILON = 1000.0
-LEAST_SIGNAL = 500.0  # n epsilon, below which models are hardly better than guessing (580: SER .96, 2,160: .61)
+LEAST_SIGNAL = 500.0  # n epsilon; below it, models are hardly better than guessing (at 580 SER is .96, at 2,160 .61)

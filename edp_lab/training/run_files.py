@@ -1,14 +1,14 @@
-"""A run's folder: the record, one JSON file from which every figure can be traced, and the files around it.
+"""Files in a run's folder: the record, a JSON file from which every figure can be traced, and the others.
 
-DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256" is of all the rest
+DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256": checksum of the others
 DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
-DIR/secret.key      the key of a run with a private seed, while it lasts
-DIR/state.safetensors   where to resume the run, while it lasts
-DIR/certificate.json, .html   what the run promises (see `edp_lab.training.certificate`), where something holds
+DIR/secret.key      the key of a run with a private seed; deleted when the run finishes
+DIR/state.safetensors   the checkpoint from which to resume; deleted when the run finishes
+DIR/certificate.json, .html   the privacy certificate (see `edp_lab.training.certificate`), if there is a guarantee
 DIR/model/          the model (see `edp_lab.models.factory`)
 
-While it runs, it reports `StepDone` and `EpochDone` to a listener. A reader finds an old file or a new one, never a
-part; what is damaged or cannot be written is a UsageError.
+A run reports `StepDone` and `EpochDone` events to a listener. Files are replaced atomically: a reader sees an old
+version or a new one, never part of one. UsageError if a file is damaged or cannot be written.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NOT_PRIVATE = (
 
 @dataclass(frozen=True)
 class StepDone:
-    """After each step: `step` of `steps` in this epoch, mean loss of its batch (not private)."""
+    """Event after each step: `step` of `steps` in this epoch, and the mean loss of its batch (not private)."""
 
     epoch: int
     epochs: int
@@ -69,7 +69,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """After each epoch: its row of the run record, and the status of the guarantee so far."""
+    """Event after each epoch: its row of the run record, and the status of the guarantee so far."""
 
     epoch: int
     epochs: int
@@ -85,11 +85,11 @@ Listener = Callable[[Event], None]
 
 
 def new_run_folder(out: str | Path) -> Path:
-    """The folder for a new run, not yet created."""
+    """Path of the folder for a new run, not yet created; UsageError if the folder cannot be used."""
     folder = Path(out)
     parent = next(p for p in (*folder.absolute().parents, folder.absolute()) if p.exists())  # / has no parents
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(f"output folder {folder} cannot be made in {parent}: choose another --out")
+        raise UsageError(f"output folder {folder} cannot be created in {parent}: choose another --out")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"output folder {folder} is a file: choose another --out")
     if folder.exists() and not may_begin(folder):
@@ -100,28 +100,28 @@ def new_run_folder(out: str | Path) -> Path:
 
 
 def may_begin(folder: Path) -> bool:
-    """Whether the folder is empty but for what a run leaves that is killed before its record, and so its first step."""
+    """Whether the folder has nothing but the files of a run killed before its record, and so before its first step."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(PARTIAL)}
-    entries = (folder / LEDGER).read_bytes().count(b"\n") if LEDGER in names else 0  # the first names the mechanism
+    entries = (folder / LEDGER).read_bytes().count(b"\n") if LEDGER in names else 0  # the first line is the mechanism
     return not names or (LOCK in names and names <= BEFORE_A_RECORD and entries <= 1)
 
 
 def go_on(folder: Path) -> str:
-    """The hint where a run cannot be written that has a record."""
+    """Hint for a run that has a record, if one of its files cannot be written."""
     return f"make room, then run edp-lab train --resume {folder}"
 
 
 @contextmanager
 def open_folder(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
-    """A new run that fails before its first state leaves nothing in the folder.
+    """Lock a run's folder; if a new run fails before its first checkpoint, empty the folder.
 
-    Unless its ledger bills a release before the step that failed, which the failure tells of; or there is a record, and
-    it was cut off from a rank or the disk was full: then it can be taken up.
+    The files stay if the ledger counts a release before the step that failed, because the failure reveals something
+    about it. They also stay if a run with a record lost a rank or filled the disk, because it can be resumed.
     """
     with locked(folder):
         if not resuming:
             if not may_begin(folder):
-                raise UsageError(f"another process was faster to begin a run in {folder}: choose another --out")
+                raise UsageError(f"another process has just started a run in {folder}: choose another --out")
             tidy(folder, LEDGER)
         try:
             yield
@@ -135,7 +135,7 @@ def open_folder(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
 
 
 def _has_released(folder: Path) -> bool:
-    """Whether a step under a secret key was ended there: each is billed before it begins."""
+    """Whether a step under a secret key was completed; each step enters the ledger before it begins."""
     with suppress(UsageError):
         return (folder / SECRET).exists() and len(PrivacyLedger.open(folder / LEDGER).releases) > 1
     return False
@@ -143,9 +143,9 @@ def _has_released(folder: Path) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one process may work in the folder, which is made if need be and does not stay if nothing is in it."""
+    """Exclusive lock on the folder for one process; create the folder if needed, and remove it if it stays empty."""
     lock = FileLock(folder / LOCK)
-    with writing(folder, "make room there and change its permissions, or begin a run in another folder"):
+    with writing(folder, "free disk space, fix its permissions, or start the run in another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
@@ -163,7 +163,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def tidy(folder: Path, *more: str) -> None:
-    """Remove what a finished run needs no more, and half-written files."""
+    """Remove files that a finished run no longer needs, and half-written files."""
     half = [path for path in folder.rglob(f"{PARTIAL}*") if not path.is_dir()]
     for path in (*(folder / name for name in (SECRET, STATE, *more)), *half):
         path.unlink(missing_ok=True)
@@ -177,13 +177,13 @@ def versions() -> dict[str, str]:
 
 
 def settled(config: TrainConfig, delta: float) -> dict[str, Any]:
-    """The configuration as it is recorded: defaults filled in, paths absolute."""
+    """The configuration as recorded: with defaults filled in and absolute paths."""
     settings = {**asdict(config), "delta": delta, "lr": config.learning_rate}
     return settings | {"corpus": _absolute(config.corpus), "pretrained": _absolute(config.pretrained)}
 
 
 def _absolute(given: str | None) -> str | None:
-    """An absolute path; the name of a corpus, or on a hub, stays as it is."""
+    """Make a path absolute; leave the name of a corpus or of a hub model unchanged."""
     if given is None or (given in {corpus.name for corpus in list_corpora()} and not hides_published(given)):
         return given
     path, _ = cut_columns(given)
@@ -193,7 +193,7 @@ def _absolute(given: str | None) -> str | None:
 def initial_record(
     config: TrainConfig, settings: dict[str, Any], corpus: Corpus, data: Split, world: int
 ) -> dict[str, Any]:
-    """Initial record fields, but for what only the trainer knows; `world`: how many ranks there are."""
+    """Initial record fields, except those that only the trainer knows; `world`: number of ranks."""
     devices = config.num_devices
     shared = f"{world} process" + ("es" if world > 1 else "")  # "8 devices: 2 processes, 6 simulated"
     if config.method != "sgd":
@@ -218,7 +218,7 @@ def initial_record(
 
 
 def check_same_split(folder: str | Path, record: Mapping[str, Any], data: Split) -> None:
-    """UsageError if the corpus was split otherwise when the run was made: its training set would count as test set."""
+    """Raise UsageError if the run's split differs from `data`, because training utterances could be tested on."""
     kept = record["corpus"]
     if kept["splits"] != data.counts or kept.get("train_sha256", digest_of(data)) != digest_of(data):
         raise UsageError(f"the run in {folder} was split by another version of edp_lab: use that one, or train again")
@@ -232,7 +232,7 @@ def digest_of(data: Split) -> str:
 def not_private(
     config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None, delta: float
 ) -> list[str]:
-    """Parts of the record and the model that reveal the corpus without noise."""
+    """Parts of the record and the model that reveal information about the corpus without noise."""
     flags = [*NOT_PRIVATE]
     if not corpus.labels_declared:
         flags.append("label sets (taken from the corpus; public if listed in intents.txt and slots.txt)")
@@ -244,7 +244,7 @@ def not_private(
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """``record.json``, with a checksum; the folder is made if need be."""
+    """Write ``record.json``, with a checksum; create the folder if needed."""
     content = json.loads(json.dumps(record, allow_nan=False))
     path, text = folder / RECORD, json.dumps(sealed(content), indent=2)
     hint = go_on(folder) if path.exists() else "make room there, or choose another --out"
@@ -252,7 +252,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
-    """The record of a finished, interrupted or running run."""
+    """Read the record of a finished, interrupted or running run; UsageError if it is missing or damaged."""
     path = Path(folder) / RECORD
     if not path.is_file():
         raise UsageError(f"{folder} contains no run ({RECORD} is missing): give the --out folder of edp-lab train")
@@ -265,13 +265,13 @@ def read_record(folder: str | Path) -> dict[str, Any]:
 
 
 def run_ledger(run: str | Path) -> PrivacyLedger:
-    """The ledger of a run, checked against its record, and against its state if it is not finished."""
+    """The ledger of a run, checked against its record and, if the run is unfinished, its checkpoint."""
     record, state = read_record(run), Path(run) / STATE
     if record.get("ledger") is None:
         raise UsageError(f"{run} has no ledger, as it was trained without noise: train with --epsilon, say, 8")
     position: dict[str, Any] = {}
     with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError), safe_open(state, framework="np") as file:
-        position = json.loads(file.metadata()["progress"])  # a damaged one is refused where the run goes on
+        position = json.loads(file.metadata()["progress"])  # a damaged one is refused on resuming
     return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), position.get("chain"))
 
 
@@ -281,9 +281,9 @@ def record_guarantee(
     ledger: PrivacyLedger | None,
     epochs: int,
 ) -> dict[str, float | None]:
-    """Judge what the ledger holds, or without one `epochs` epochs, and put the verdict into the record.
+    """Judge the releases in the ledger, or without one those of `epochs` epochs, and record the guarantee.
 
-    Returns epsilons, and the noise of the last of `epochs` epochs.
+    Returns the epsilons, and the noise of the last of `epochs` epochs.
     """
     config, releases = record["config"], epochs if ledger is None else ledger.releases_by_epoch()
     published = config["private_seed"] is not True
@@ -300,12 +300,12 @@ def record_guarantee(
 
 
 def write_secret(folder: Path, key: int, hint: str) -> None:
-    """The noise key, readable by its owner alone; it never goes into the record and is deleted when the run ends."""
+    """Save the noise key, readable only by its owner; it is never in the record and is deleted when the run ends."""
     write_whole(folder / SECRET, f"{key:032x}\n".encode(), hint, 0o600)
 
 
 def read_secret(folder: Path) -> int | None:
-    """The noise key of a run that can be taken up again; None if it is lost. UsageError: it is there, but no key."""
+    """The noise key of a resumable run; None if the file is missing. UsageError if it contains no key."""
     path = folder / SECRET
     if not os.path.lexists(path):
         return None

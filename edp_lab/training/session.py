@@ -1,4 +1,4 @@
-"""Start a training run, or resume one: in this process or on several, with its files kept safe meanwhile.
+"""Start or resume a training run, in this process or on several, and keep its files consistent.
 
 edp-lab train --corpus smart-home --out runs/first
 """
@@ -42,16 +42,16 @@ from edp_lab.training.trainer import Trainer
 def train(
     config: TrainConfig, out: str | Path, listener: Listener = lambda event: None, stop: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Train one model and return its run record, which also lies in ``out/record.json``.
+    """Train one model and return its run record, which is also saved as ``out/record.json``.
 
     With ``config.processes`` above 1, torchrun starts the ranks, unless a launcher has already started this process as
-    one of them. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a usable model and record, status
+    one of them. Setting `stop`, or a KeyboardInterrupt, ends the run early with a usable model and record, status
     "interrupted"; `resume` continues it.
 
     Raises:
-        UsageError: bad configuration or corpus, `out` already holds a run (nothing is written then), parameters (or,
-            where nothing is promised, gradients) that are not finite, a full disk, a process that died (what was learnt
-            so far stays).
+        UsageError: bad configuration or corpus, `out` already contains a run (then nothing is written), non-finite
+            parameters (or gradients, if the run has no guarantee), a full disk, or a process that died (progress so
+            far is saved).
     """
     folder = run_files.new_run_folder(out) if rank() == 0 else Path(out)
     return _start(config, folder, listener, stop or threading.Event(), resuming=False)
@@ -60,18 +60,18 @@ def train(
 def resume(
     folder: str | Path, listener: Listener = lambda event: None, stop: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Take up a run that was killed, interrupted or failed, and return its record.
+    """Resume a run that was killed, interrupted or failed, and return its record.
 
-    On the same machine and number of processes the result is, bit for bit, that of a run that was never broken off.
+    On the same machine and number of processes the result is, bit for bit, that of an uninterrupted run.
 
     Raises:
-        UsageError: no run there, its corpus or files have changed, another process is at it, or as `train`.
+        UsageError: no run in `folder`, its corpus or files have changed, in use by another process, or as for `train`.
     """
     record, folder = run_files.read_record(folder), Path(folder)
     if record["status"] == "finished":
         if "guaranteed_epsilon" not in record["final"]:
             raise UsageError(f"{folder} was trained by another version of edp_lab, and has finished: train again")
-        load_model(folder / run_files.MODEL)  # refused where it is damaged
+        load_model(folder / run_files.MODEL)  # a UsageError if it is damaged
         _complete(folder, record)
         run_files.tidy(folder, run_files.LOCK)
         return record
@@ -81,13 +81,13 @@ def resume(
 def train_here(
     config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
 ) -> dict[str, Any]:
-    """This process's part of a run; UsageError as `train`, and for another number of processes than `config` says."""
+    """Run this process's part of the training; UsageError as for `train`, or if the number of processes is wrong."""
     accelerator = start_accelerator(config.processes)
     with run_files.open_folder(folder, resuming, config.processes) if accelerator.is_main_process else nullcontext():
         corpus = load_corpus(config.corpus, config.tokens)
         earlier = run_files.read_record(folder) if resuming else None
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
-            raise UsageError(f"corpus {config.corpus!r} is not the one of {folder}: its content has changed since")
+            raise UsageError(f"corpus {config.corpus!r} has changed since {folder} was started: restore it")
         data = split(corpus, config.seed, **config.split)
         if earlier is not None:
             run_files.check_same_split(folder, earlier, data)
@@ -101,7 +101,7 @@ def train_here(
             if trainer.mechanism is not None:
                 trainer.ledger = _ledger(folder, trainer.mechanism, trainer.progress.chain, earlier)
             if config.private_seed and trainer.key != run_files.read_secret(folder):
-                # Nothing can be refused any more, and the record does not say yet that it is in use.
+                # All checks have passed, and the record does not mention the key yet.
                 hint = "remove what is there, and resume again" if resuming else "choose another --out"
                 run_files.write_secret(folder, trainer.key, hint)
             trainer.record_guarantee()
@@ -113,7 +113,7 @@ def train_here(
 
 
 def _resume_from_state(trainer: Trainer, folder: Path) -> None:
-    """Resume from the last state saved in `folder`, if there is one."""
+    """Continue from the last checkpoint in `folder`, if there is one."""
     steps = trainer.batches.steps_per_epoch
     earlier = checkpoint.load_state(folder, trainer.parameters, trainer.optimizer, steps)
     if earlier is not None:
@@ -124,7 +124,7 @@ def _resume_from_state(trainer: Trainer, folder: Path) -> None:
 
 
 def _finish(trainer: Trainer) -> None:
-    """Score the model as it is on the test split, beside the guarantee of everything that was released."""
+    """Record the model's scores on the test split and the guarantee for all releases."""
     rows = trainer.progress.rows
     training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
     scores = evaluate_model(trainer.model, trainer.test, trainer.accelerator)
@@ -132,7 +132,7 @@ def _finish(trainer: Trainer) -> None:
 
 
 def _complete(folder: Path, record: dict[str, Any]) -> None:
-    """Write the certificate of a finished run, if something is promised, and remove key and state."""
+    """Write the certificate of a finished run, if it has a guarantee, and remove key and checkpoint."""
     splits, held = record["corpus"]["splits"], record["guarantee"]
     promised = held["status"] == HOLDS and meaningful(held["delta"], splits["train"])
     if promised and not (folder / CERTIFICATE).exists():
@@ -141,17 +141,17 @@ def _complete(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict[str, Any] | None) -> PrivacyLedger:
-    """A new one, or the earlier one; UsageError if that lacks what record or state remember, or is of other noise."""
+    """A new ledger, or the earlier one; UsageError if that lacks entries or belongs to another mechanism."""
     if earlier is None:
         return PrivacyLedger(folder / LEDGER, mechanism)
     ledger = PrivacyLedger.open(folder / LEDGER, earlier["ledger"], chain)
     if ledger.mechanism != mechanism:
-        raise UsageError(f"the ledger in {folder} is of another mechanism than its record: restore both from a copy")
+        raise UsageError(f"the ledger in {folder} has another mechanism than its record: restore both from a copy")
     return ledger
 
 
 def _agree(accelerator: Accelerator, value: Any, what: str) -> None:
-    """UsageError on every rank, if they do not tell the same."""
+    """Raise UsageError on every rank if `value` differs between them."""
     if accelerator.num_processes > 1 and any(other != value for other in gather_object([value])):
         raise UsageError(f"the processes have different {what}")
 
@@ -166,7 +166,7 @@ def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.E
             raise
         trainer.record_guarantee()
         trainer.record["status"] = "interrupted"
-        # The last state stays, so that a resumed run goes on from a whole step.
+        # The last checkpoint stays, so that a resumed run continues from a complete step.
         run_files.write_record(folder, trainer.record)
         _finish(trainer)
         trainer.save_model(folder, "interrupted")
@@ -178,7 +178,7 @@ def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.E
 
 def _write_failed(folder: Path, record: dict[str, Any], epsilons: dict[str, float | None], error: UsageError) -> None:
     unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
-    with suppress(UsageError):  # on a full disk the earlier record stays, and what matters is the first error
+    with suppress(UsageError):  # on a full disk the earlier record stays; the first error is the one to report
         run_files.write_record(
             folder, {**record, "final": {**unknown, **epsilons}, "status": "failed", "error": str(error)}
         )
@@ -193,11 +193,11 @@ def _start(
     if "WORLD_SIZE" in os.environ or config.processes == 1:
         try:
             return train_here(config, folder, listener, stop, resuming)
-        except (RuntimeError, ConnectionError) as error:  # torch's, if another rank is gone
+        except (RuntimeError, ConnectionError) as error:  # torch raises these if another rank is gone
             message = lost(error) if config.processes > 1 else None
             if message is None:
                 raise
-            leave_group()  # else torch aborts at exit
+            leave_group()  # otherwise torch aborts at exit
             raise UsageError(f"{message}: {hint}") from None
     return _start_ranks(config, folder, listener, stop, resuming, hint)
 
@@ -205,7 +205,7 @@ def _start(
 def _start_ranks(
     config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool, hint: str
 ) -> dict[str, Any]:
-    """Start the ranks by torchrun, relay what they report, and return the run's record."""
+    """Start the ranks with torchrun, relay their reports, and return the run's record."""
     job = json.dumps({"config": asdict(config), "folder": str(folder), "resuming": resuming})
     record = folder / run_files.RECORD
     before = record.stat().st_mtime_ns if record.exists() else None
@@ -225,14 +225,14 @@ def _start_ranks(
     except UsageError as error:
         if not record.exists():
             raise UsageError(str(error).removesuffix(f": {hint}")) from None  # there is nothing to resume
-        if record.stat().st_mtime_ns != before:  # else the ranks were refused before they began
+        if record.stat().st_mtime_ns != before:  # otherwise the ranks stopped before they began
             _record_failed(folder, error)
         raise
     return run_files.read_record(folder)
 
 
 def _record_failed(folder: Path, error: UsageError) -> None:
-    """For ranks that died and could not do so themselves; the ledger knows all that they released."""
+    """Mark the run as failed on behalf of ranks that died; the ledger has all their releases."""
     with suppress(UsageError), run_files.locked(folder):
         record = run_files.read_record(folder)
         if record["status"] == "running":
@@ -243,16 +243,16 @@ def _record_failed(folder: Path, error: UsageError) -> None:
 
 
 def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
-    """Accelerate's, on the CPU where there is no GPU; UsageError if not as many processes take part as asked for."""
+    """Start an Accelerator, on the CPU if there is no GPU; UsageError if the number of processes is not `processes`."""
 
     def check(started: int) -> None:
         if started != processes:
             raise UsageError(
-                f"processes that take part: {started}, asked for: {processes}; start as many as --processes says, or "
-                "let edp-lab start them"
+                f"{started} processes take part, but --processes asks for {processes}: start that many, or let edp-lab "
+                "start them"
             )
 
-    check(launched()[1])  # before they wait for others that never come
+    check(launched()[1])  # before they wait for ranks that do not exist
     patience = InitProcessGroupKwargs(timeout=timedelta(seconds=PATIENCE))
     cpu = device == "cpu" or not torch.cuda.is_available()
     try:
@@ -260,7 +260,7 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
         torch.empty(0, device=accelerator.device)
     except Exception as error:
         set_here = ", ".join(name for name in os.environ if name.startswith("ACCELERATE_"))
-        if processes > 1 or not set_here:  # several may have lost one another
+        if processes > 1 or not set_here:  # several processes may have lost contact
             raise
         why = str(error).partition("\n")[0]
         raise UsageError(f"Accelerate cannot start ({why}): unset or fix {set_here}") from error
@@ -271,11 +271,11 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
 def _key(
     config: TrainConfig, folder: Path, earlier: dict[str, Any] | None, accelerator: Accelerator, inputs: str
 ) -> tuple[int, int]:
-    """The key of order, dropout and noise, the same on all ranks, and how many keys the run has had before it.
+    """The key for order, dropout and noise, the same on all ranks, and the number of keys the run used before it.
 
-    A run that is taken up elsewhere may redo steps with other last bits, and the same noise on two of them could be
-    subtracted. So it gets a fresh key, and the ledger bills what is redone as further releases. So does one whose key
-    is lost, and one on a GPU, where sums have no fixed order.
+    A run resumed on another machine may repeat steps with different last bits; the same noise on both could be
+    subtracted. So it gets a fresh key, and the ledger counts repeated steps as further releases. The same applies if
+    the key is lost, and on a GPU, where sums have no fixed order.
     """
     here = checkpoint.surroundings(accelerator, inputs)
     _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
@@ -285,7 +285,7 @@ def _key(
         same = earlier is not None and earlier.get("surroundings") == here and here["device"] == "cpu"
         same = same and (
             keys == 0 or (folder / run_files.STATE).exists()
-        )  # a later key did not begin at the first step
+        )  # a later key was not used from the first step on
         if config.private_seed:
             key = run_files.read_secret(folder) if same else None
         elif earlier is None or same:
@@ -302,7 +302,7 @@ def _published_key(seed: int, number: int) -> int:
 
 
 def main(job: str, stop: threading.Event) -> None:
-    """Be one of several ranks, started by `train`; rank 0 prints events as JSON, one a line."""
+    """Run as one of several ranks started by `train`; rank 0 prints events as JSON, one per line."""
     given = json.loads(job)
 
     def report(event: Event) -> None:

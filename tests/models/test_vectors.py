@@ -73,11 +73,11 @@ def test_repeated_words_line_ends_and_lower_case(tmp_path):
 
 
 BAD_TEXT = {
-    "the 0.1 0.2\nof 0.1\n": "is no whole .vec file",
+    "the 0.1 0.2\nof 0.1\n": "is not a complete .vec file",
     "2 2\nthe 0.1 0.2\nof 0.1 zwei\n": "'zwei'",
     "2 2\nthe 0.1 0.2\nof nan 0.3\n": "the vector of 'of' is not finite",
     "5 2\nthe 0.1 0.2\n": "unexpected end",
-    "": "is no whole .vec file",
+    "": "is not a complete .vec file",
     "0 2\n": "0 words",
 }
 

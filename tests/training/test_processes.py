@@ -128,7 +128,7 @@ def test_another_number_of_processes_than_asked_for_is_refused_in_one_sentence(f
     """At once, before they wait for others that never come."""
     for name, value in {"WORLD_SIZE": started, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(UsageError, match=f"take part: {started}, asked for: {asked}; start as many"):
+    with pytest.raises(UsageError, match=f"{started} processes take part, but --processes asks for {asked}: start"):
         train(config(folder, asked), folder / "run")
     assert not (folder / "run").exists()
 

@@ -211,11 +211,9 @@ def test_a_published_seed_gets_no_certificate(run, tmp_path):
 
 
 def test_what_cannot_be_private_is_refused_before_work(corpus):
-    with pytest.raises(UsageError, match=r"too few for epsilon 0\.01.*it takes some"):
+    with pytest.raises(UsageError, match=r"too few for epsilon 0\.01.*train on about"):
         plan(corpus, 0.01)
-    with pytest.raises(
-        UsageError, match=r"delta 0\.01 would allow to publish one of 3\d\d whole: give less than 0\.002"
-    ):
+    with pytest.raises(UsageError, match=r"delta 0\.01 would permit publishing one of 3\d\d: give less than 0\.002"):
         plan(corpus, 3.0, delta=0.01)
-    with pytest.raises(UsageError, match="with a published seed no epsilon holds"):
+    with pytest.raises(UsageError, match="with a published seed no epsilon is guaranteed"):
         plan(corpus, 3.0, private_seed=False)

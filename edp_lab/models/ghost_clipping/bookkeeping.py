@@ -1,17 +1,17 @@
-"""Gradients of many micro-batches from one backward pass, without storing one gradient for each of many.
+"""Gradients of many micro-batches from one backward pass, without storing one gradient per micro-batch.
 
-The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: what came in, x, and
-the gradient of what went out, d. With the factors one can form
+The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: the input x and
+the gradient d of the output. From the factors one can compute
 
     the norm of a micro-batch's gradient   ||sum_t d_t x_t^T||^2 = sum_t,s (d_t . d_s)(x_t . x_s)
     any weighted sum over micro-batches     sum_t (c_t d_t) x_t^T
 
 with c_t the clip factor of the row's micro-batch (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
 A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-SGD), or the whole batch (plain SGD).
-The gradients of a few long micro-batches are formed all the same: their norms take no more work then, nor does the sum.
+If there are only a few long micro-batches, their gradients are materialised: norms and sum then take no more work.
 
-The terms of the first sum cancel, and a norm that comes out too small clips too loosely, so Gram matrices are float64.
-If the sum itself is formed, it is rounded as the released one is: by 1e-7 of the terms that cancel within it.
+The terms of the first sum cancel, and an underestimated norm clips too loosely, so Gram matrices are float64.
+A materialised gradient has the same rounding error as the released sum: 1e-7 of the terms that cancel within it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SIMILAR = 1.25  # micro-batches whose row counts differ by more are not padded together
-LARGEST = 2**22  # numbers in a padded block
-LONG = 32  # rows of a micro-batch, on average, that are summed by themselves
-ROOM = 3 * 2**25  # numbers in materialised gradients: 16 micro-batches of the CLC at the paper's size
-BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
-Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
+SIMILAR = 1.25  # largest ratio of row counts of micro-batches that are padded together
+LARGEST = 2**22  # largest number of entries in a padded block
+LONG = 32  # average rows per micro-batch from which each micro-batch is summed separately
+ROOM = 3 * 2**25  # largest number of entries in materialised gradients: 16 micro-batches of the CLC at the paper's size
+BLOCK = 1024  # numbers per float32 sum: over millions of numbers the sum, and so the clip, can be off by a percent
+Target = Callable[[Tensor], Tensor | None]  # buffer for a parameter's gradient; None if it is frozen
 
 
 class Block(NamedTuple):
-    """Micro-batches of similar row counts: their numbers (u), and their rows padded (u, T).
+    """Micro-batches of similar row counts: their indices (u), and their row indices, padded (u, T).
 
-    Padding points one beyond the last row, where `padding_row` puts zeros. A factor x with more or fewer rows than all
-    micro-batches hold, those of other blocks included (`total`), raises ValueError.
+    Padding points one past the last row, where `padding_row` puts zeros. ValueError if a factor x does not have `total`
+    rows, the number of rows in the micro-batches of all blocks.
     """
 
     numbers: Tensor
@@ -46,17 +46,17 @@ class Block(NamedTuple):
     total: int
 
     def gather(self, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """(R, D) -> (u, T, D)."""
+        """Gather rows of x: (R, D) -> (u, T, D)."""
         self._check(x)
         return padding_row(x, dtype)[self.rows]
 
     def gram(self, x: Tensor, part: int = 0) -> Tensor:
-        """Products of a micro-batch's rows with one another: x (R, D), or a part of (R, K, D) -> (u, T, T), float64."""
+        """Gram matrix of each micro-batch's rows: x (R, D), or one part of (R, K, D) -> (u, T, T), float64."""
         self._check(x)
         if x.device.type != "cpu":
             gathered = self.gather(x if x.dim() == 2 else x[:, part])
             return gathered @ gathered.mT
-        from edp_lab.compiled import gram  # its compiler takes a third of a second to load
+        from edp_lab.compiled import gram  # slow to load: its compiler takes a third of a second
 
         out = torch.zeros(*self.rows.shape, self.rows.shape[1], dtype=torch.float64)
         gram(_parts(x), part, self.rows.contiguous().numpy(), out.numpy())
@@ -65,7 +65,7 @@ class Block(NamedTuple):
     def squares_of_sums(self, x: Tensor) -> Tensor:
         """||sum_t x_t||^2 of each micro-batch: (R, D) -> (u), float64.
 
-        Not from Gram matrices: where rows cancel, their sum would lose the square of what this one loses.
+        Gram matrices are not used: if rows cancel, their sum would lose twice as many digits.
         """
         self._check(x)
         if x.device.type != "cpu":
@@ -77,22 +77,22 @@ class Block(NamedTuple):
         return out
 
     def squares_of_products(self, d: Tensor, x: Tensor) -> Tensor:
-        """||sum_t d_t x_t^T||^2 of each micro-batch, the product materialised: d (R, O), x (R, D) -> (u), float64."""
+        """||sum_t d_t x_t^T||^2 of each micro-batch, by materialising it: d (R, O), x (R, D) -> (u), float64."""
         return row_norms((self.gather(d, d.dtype).mT @ self.gather(x, x.dtype)).flatten(1)).square()
 
     def gram_is_cheaper(self, inputs: int, outputs: int) -> bool:
-        """Whether Gram matrices are less work than gradients (outputs, inputs), on two cores: half, in float64."""
+        """Whether Gram matrices are faster than gradients (outputs, inputs) on two cores; float64 is half as fast."""
         return self.rows.shape[1] * (inputs + outputs) < inputs * outputs
 
     def _check(self, x: Tensor) -> None:
-        if len(x) != self.total:  # a compiled loop would read on beyond the last one
+        if len(x) != self.total:  # a compiled loop would read past the end
             raise ValueError(f"the micro-batches hold {self.total} rows, but {len(x)} are given")
 
 
 class MicroBatches:
     """A batch cut into M micro-batches of consecutive examples, some of which may be empty; ``sizes`` (M).
 
-    A gradient's rows are flat, example after example; ``rows`` (B) says how many each example has, None one each.
+    A gradient's rows are flat, example after example; ``rows`` (B): number of rows per example, None for one each.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device, memory: Memory | None = None) -> None:
@@ -101,7 +101,7 @@ class MicroBatches:
         self._blocks: dict[int, tuple[Tensor | None, list[Block]]] = {}
 
     def row_counts(self, rows: Tensor | None) -> Tensor:
-        """Rows of each micro-batch: (M).
+        """Number of rows of each micro-batch: (M).
 
         Raises:
             ValueError: the batch has more or fewer examples than the micro-batches.
@@ -111,14 +111,14 @@ class MicroBatches:
         ends = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
         bounds = torch.cat([rows.new_zeros(1), self.sizes.cumsum(0)])
         if int(bounds[-1]) != len(rows):
-            raise ValueError(f"the micro-batches hold {int(bounds[-1])} examples, the batch has {len(rows)}")
+            raise ValueError(f"the micro-batches have {int(bounds[-1])} examples, but the batch has {len(rows)}")
         return ends[bounds].diff()
 
     def materialised(self, rows: Tensor | None, *pairs: tuple[Tensor, Tensor]) -> list[Tensor] | None:
-        """Gradients sum_t d_t x_t^T of each d (R, O) and x (R, D), for each micro-batch: (M, O * D).
+        """Gradients sum_t d_t x_t^T of each micro-batch, for each pair of d (R, O) and x (R, D): (M, O * D).
 
-        None if there is no room for them, or if the micro-batches are so short that other ways are faster: of one, T
-        rows take T^2 (O + D) / 2 products in float64, a gradient three passes through O * D numbers in memory.
+        None if they need too much memory, or if the micro-batches are so short that Gram matrices are faster: these
+        take T^2 (O + D) / 2 products in float64 for T rows, a gradient three passes over O * D numbers in memory.
         """
         shapes = [(d.shape[1], x.shape[1]) for d, x in pairs]
         length = len(pairs[0][0]) / len(self.sizes)
@@ -140,26 +140,26 @@ class MicroBatches:
         return torch.stack([d[selection].sum(0) for selection in self.slices(rows)])
 
     def slices(self, rows: Tensor | None) -> list[slice]:
-        """The rows of each micro-batch."""
+        """Slice of rows of each micro-batch."""
         ends = [0, *self.row_counts(rows).cumsum(0).tolist()]
         return [slice(start, end) for start, end in pairwise(ends)]
 
     def spread(self, values: Tensor, rows: Tensor | None) -> Tensor:
-        """One value per micro-batch -> one per row: (M) -> (R)."""
+        """Repeat one value per micro-batch for each of its rows: (M) -> (R)."""
         return values.repeat_interleave(self.row_counts(rows))
 
     def weighted(self, d: Tensor, factors: Tensor | None, rows: Tensor | None) -> Tensor:
-        """d (R, ...), each row times its micro-batch's factor (M); as it is where there are no factors."""
+        """d (R, ...) with each row times its micro-batch's factor (M); unchanged if `factors` is None."""
         if factors is None:
             return d
         return d * self.spread(factors, rows).to(d.dtype).view(-1, *[1] * (d.dim() - 1))
 
     def numbers(self, rows: Tensor | None) -> Tensor:
-        """The micro-batch of each row: (R)."""
+        """Index of each row's micro-batch: (R)."""
         return self.spread(torch.arange(len(self.sizes), device=self.sizes.device), rows)
 
     def blocks(self, rows: Tensor | None, width: int) -> list[Block]:
-        """All micro-batches that are not empty, in blocks for rows of `width` numbers."""
+        """Blocks of all non-empty micro-batches, for rows of `width` numbers."""
         known = self._blocks.get(id(rows))
         if known is None:
             known = self._blocks[id(rows)] = rows, self._cut(self.row_counts(rows))
@@ -188,18 +188,18 @@ class MicroBatches:
 
 
 class Memory:
-    """Room for gradients that is used again in the next pass: fresh pages would cost more time than the numbers."""
+    """Gradient buffers reused by the next pass: allocating fresh pages would take longer than the arithmetic."""
 
     def __init__(self) -> None:
         self._pieces: list[Tensor] = []
         self.restart()
 
     def restart(self) -> None:
-        """All of it is free again."""
+        """Release all buffers."""
         self._next, self._left = 0, ROOM
 
     def take(self, like: Tensor, rows: int, columns: int) -> Tensor | None:
-        """(rows, columns) of any content; None if there is no room left."""
+        """An uninitialised buffer (rows, columns); None if there is not enough memory left."""
         size = rows * columns
         if size > self._left:
             return None
@@ -219,9 +219,9 @@ def _parts(x: Tensor) -> np.ndarray:
 
 
 class LayerRecord(Protocol):
-    """One use of `parameters` in the forward pass, complete once the backward pass has been there.
+    """Record of one use of `parameters` in the forward pass, completed by the backward pass.
 
-    Gradients of micro-batches that were formed for their norms are kept for the sum: `materialised`, each (M, n).
+    Gradients that were materialised for the norms are kept for the sum: `materialised`, each (M, n).
     """
 
     parameters: tuple[Tensor, ...]
@@ -237,7 +237,7 @@ class LayerRecord(Protocol):
 
 @dataclass
 class LinearRecord:
-    """y = x W^T + b: the weight and perhaps a bias, x (R, D), d (R, O)."""
+    """Record of y = x W^T + b: the weight and optionally a bias, x (R, D), d (R, O)."""
 
     parameters: tuple[Tensor, ...]
     x: Tensor
@@ -275,14 +275,14 @@ class LinearRecord:
 
 @dataclass
 class LSTMRecord:
-    """Both directions of a layer: w_ih, w_hh and bias; x (R, D), h (R, 2, H) before each token, gates' d (R, 2, 4H)."""
+    """Record of a bidirectional LSTM layer; x (R, D), h (R, 2, H) before each token, d (R, 2, 4H) of the gates."""
 
     parameters: tuple[Tensor, ...]
     x: Tensor
     h: Tensor
     d: Tensor
     rows: Tensor
-    materialised: list[Tensor] | None = None  # of w_ih, of w_hh in both directions and of the bias
+    materialised: list[Tensor] | None = None  # for w_ih, w_hh in both directions, and the bias
 
     def squared_norms(self, partition: MicroBatches) -> tuple[Tensor, ...]:
         flat = self.d.flatten(1)
@@ -320,7 +320,7 @@ class LSTMRecord:
 
 @dataclass
 class LookupRecord:
-    """y = table[ids]: ids (R, ...), d (R, ..., D). Rows of the table that were not read have no gradient."""
+    """Record of y = table[ids]: ids (R, ...), d (R, ..., D). Unread rows of the table have gradient zero."""
 
     parameters: tuple[Tensor, ...]
     ids: Tensor
@@ -341,15 +341,15 @@ class LookupRecord:
 
 
 def summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids (n), and the sum of the rows of each: ids (R), rows (R, D) -> (n, D)."""
+    """Distinct ids (n), and the sum of each one's rows: ids (R), rows (R, D) -> (n), (n, D)."""
     distinct, place = torch.unique(ids, return_inverse=True)
-    # Of the ways to add rows up, this one is by far the fastest on a CPU.
+    # This is by far the fastest way to add up rows on a CPU.
     return distinct, torch.ops.aten.embedding_dense_backward(rows, place, len(distinct), -1, False)
 
 
 @dataclass
 class SumRecord:
-    """A parameter whose gradient is a sum of rows: d (R, *shape); of LayerNorm's scale and shift, of CRF scores."""
+    """Record of a parameter whose gradient is a sum of rows d (R, *shape): LayerNorm's scale and shift, CRF scores."""
 
     parameters: tuple[Tensor, ...]
     d: Tensor
@@ -370,11 +370,11 @@ class SumRecord:
 
 @dataclass
 class TransitionRecord:
-    """CRF transitions: exp(transitions - highest) * (A^T Q) - counts, rows of A and Q weighted by the loss's gradient.
+    """Record of CRF transitions. Gradient: exp(transitions - highest) * (A^T Q) - counts, rows weighted by `weight`.
 
     Attributes:
         before, after: (R, K) A and Q, one row per step from a token to the next.
-        path: (R) number 'from * K + to' of the gold transition.
+        path: (R) index 'from * K + to' of the gold transition.
         weight: (R) gradient of the loss of the row's example.
         weights: (K, K) exp(transitions - highest).
     """
@@ -406,21 +406,21 @@ class TransitionRecord:
 
 
 def add_weighted(outs: Sequence[Tensor | None], materialised: Sequence[Tensor], factors: Tensor) -> None:
-    """out += sum_m factors_m gradient_m, of each out that is there: any shape of n numbers, (M, n), (M)."""
+    """out += sum_m factors_m gradient_m, for each out that is not None: n numbers in any shape, (M, n), (M)."""
     for out, gradients in zip(outs, materialised, strict=True):
         if out is not None:
             out.view(-1).addmv_(gradients.T, factors.to(gradients.dtype))
 
 
 def padding_row(x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """x with a row of zeros after the last: (R, ...) -> (R + 1, ...)."""
+    """x with a row of zeros appended: (R, ...) -> (R + 1, ...)."""
     out = x.new_zeros(len(x) + 1, *x.shape[1:], dtype=dtype)
     out[:-1] = x
     return out
 
 
 def row_norms(x: Tensor) -> Tensor:
-    """L2 norm of each row: (N, n) -> (N), float64; squares are summed in float32 within a block, in float64 beyond."""
+    """L2 norm of each row: (N, n) -> (N), float64; squares are summed in float32 within blocks, then in float64."""
     blocks = x.shape[1] // BLOCK
     if blocks == 0:
         return torch.linalg.vector_norm(x, dim=1).double()

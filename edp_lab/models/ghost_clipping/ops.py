@@ -1,10 +1,10 @@
-"""The ways in which our models use a parameter: by plain autograd, or with the gradient's factors kept.
+"""Parameterised operations of our models: with plain autograd, or recording the factors of the gradients.
 
-With `MicroBatchOps` the backward pass computes only what flows back to the activations. What a parameter's gradient is
-made of is kept (`edp_lab.models.ghost_clipping.bookkeeping`), and summed up once the clip factors are known.
+With `MicroBatchOps` the backward pass computes only the gradients of activations. The factors of a parameter's
+gradient are recorded (`edp_lab.models.ghost_clipping.bookkeeping`) and summed once the clip factors are known.
 
-Rows: activations are flat, one row per example or per token, examples in order, so the rows of a micro-batch are one
-slice. ``rows`` (B) says how many rows each example has; None: one each.
+Rows: activations are flat, one row per example or per token, examples in order, so a micro-batch's rows form one
+slice. ``rows`` (B): number of rows per example; None: one each.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class PlainOps:
     def crf(self, emissions: Tensor, tags: Tensor, mask: Tensor, crf: CRF) -> Tensor:
         """-log p(tags | emissions) of each example: (B, T, K), (B, T), (B, T) -> (B), float64.
 
-        The mask is true for the first tokens of each example, one at least. What stands outside counts for nothing.
+        The mask is true for a prefix of each example, at least one token. Values outside it are ignored.
         """
         return _CRF.apply(emissions, tags, mask, None, crf.start, crf.transitions, crf.end)  # type: ignore[no-any-return]
 
 
 class SparseOps(PlainOps):
-    """The same, but gradients of embedding tables are sparse."""
+    """Ordinary autograd, but with sparse gradients of embedding tables."""
 
     def embedding(self, ids: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor:
         return F.embedding(ids, table, sparse=True)
@@ -57,13 +57,13 @@ PLAIN, SPARSE = PlainOps(), SparseOps()
 
 
 class MicroBatchOps(PlainOps):
-    """Keeps what the gradients of M micro-batches are made of; after the backward pass, gives norms and any sum.
+    """Record the factors of the gradients of M micro-batches; after the backward pass, compute norms and any sum.
 
     Args:
-        parameters: the trainable parameters. Others are used as they are.
-        sizes: examples of each micro-batch; micro-batch i owns the next ``sizes[i]`` examples of the batch. May
+        parameters: the trainable parameters. Others are treated as constants.
+        sizes: number of examples per micro-batch; micro-batch i has the next ``sizes[i]`` examples of the batch. May
             contain zeros.
-        memory: what earlier passes used, which are over.
+        memory: buffers reused from earlier, completed passes.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], sizes: Sequence[int], memory: Memory | None = None) -> None:
@@ -74,20 +74,20 @@ class MicroBatchOps(PlainOps):
         self._columns = column_slices(parameters)
 
     def keep(self, use: LayerRecord) -> None:
-        """For the backward pass of an operation; what only frozen parameters were used in is dropped.
+        """Store the record of an operation, called from its backward pass; ignored if all its parameters are frozen.
 
         Raises:
-            ValueError: a parameter is used a second time; squared norms of two uses do not add up.
+            ValueError: a parameter is used a second time; the squared norms of two uses cannot be added.
         """
         trained = {id(p) for p in use.parameters} & self._place.keys()
         if not trained:
             return
         if trained & {id(p) for known in self._uses for p in known.parameters}:
-            raise ValueError("a parameter is used twice in one pass, for which no norm is kept: use micro-batch loops")
+            raise ValueError("a parameter is used twice in one pass, so its norm is unknown: use micro-batch loops")
         self._uses.append(use)
 
     def norms(self) -> Tensor:
-        """L2 norm of every micro-batch's gradient in every parameter: (M, K), float64."""
+        """L2 norm of every micro-batch's gradient, per parameter: (M, K), float64."""
         self.partition.memory.restart()
         shape = len(self.parameters), len(self.partition.sizes)
         all_squares = torch.zeros(shape, dtype=torch.float64, device=self.partition.sizes.device)
@@ -98,7 +98,7 @@ class MicroBatchOps(PlainOps):
         return all_squares.sqrt_().T
 
     def add_weighted_sum(self, out: Tensor, factors: Tensor | None = None) -> None:
-        """out (P) += sum_m factors_m gradient_m, parameters end to end; factors (M), None: all 1."""
+        """out (P) += sum_m factors_m gradient_m, with concatenated parameters; factors (M), None: all 1."""
 
         def target(parameter: Tensor) -> Tensor | None:
             place = self._place.get(id(parameter))
@@ -155,15 +155,15 @@ def column_slices(parameters: Sequence[Tensor]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
-# mypy cannot type the untyped interface of torch.autograd.Function.
+# mypy cannot type the interface of torch.autograd.Function.
 
 
 class Kept(torch.autograd.Function):
-    """An operation on x and parameters.
+    """Operation on x and parameters that records the factors of the parameters' gradients.
 
-    `run` returns its output, and what `back` needs: autograd frees that in time, and refuses what was changed in place.
-    `back(d, wanted, *needed)` keeps what the parameters' gradients are made of, and returns the gradient of x, None
-    where that is not wanted.
+    `run` returns the output and the tensors that `back` needs, which autograd frees and checks for in-place changes.
+    `back(d, wanted, *needed)` records the factors of the parameters' gradients and returns the gradient of x, or None
+    if that is not wanted.
     """
 
     @staticmethod
@@ -182,7 +182,7 @@ class Kept(torch.autograd.Function):
 class _CRF(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, emissions: Tensor, tags: Tensor, mask: Tensor, keep: Any, *scores: Tensor) -> Tensor:
-        """`scores`: of the start, of transitions and of the end."""
+        """`scores`: start, transition and end scores of the CRF."""
         tags = tags.masked_fill(~mask, 0)
         ctx.recursion = recursion = forward_backward(emissions, mask, *scores)
         ctx.save_for_backward(tags, mask, scores[1])
