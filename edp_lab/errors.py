@@ -38,7 +38,7 @@ def check_whole(name: str, value: int, least: float, most: float | None = None) 
 
 
 def check_types(settings: Any) -> None:
-    """UsageError unless each field of a dataclass holds what it declares: text is no boolean, a boolean no number.
+    """Raise UsageError unless each field of a dataclass has its declared type; a boolean is not a number.
 
     Fields are booleans, numbers or text, or None where they declare it; others are not looked at. Bounds of numbers are
     checked elsewhere.

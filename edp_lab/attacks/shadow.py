@@ -160,7 +160,7 @@ def settled(config: TrainConfig, seed: int) -> TrainConfig:
 
 
 def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]) -> IntentSlotModel:
-    """Train the model that `edp_lab.training.train` makes of these utterances and settings, without a folder.
+    """Train a model as `edp_lab.training.train` does on these utterances and settings, without a folder.
 
     `corpus` brings the label sets; the seed of `config` shuffles `train`.
     """

@@ -151,7 +151,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
 
 
 def true_fpr(allowed: int, non_members: int, confidence: float = CONFIDENCE) -> Rate:
-    """The false-positive rate at a threshold that lets `allowed` of the non-members pass, and no more.
+    """The false-positive rate at a threshold that accuses at most `allowed` of the non-members.
 
     With continuous scores it follows Beta(allowed + 1, non_members - allowed), whatever the scores: its mean, and its
     quantiles as the interval. It is also the TPR that useless scores have there.
@@ -188,7 +188,7 @@ def rate_of(hits: NDArray[np.bool_], confidence: float = CONFIDENCE) -> Rate:
 
 
 def dp_bound(epsilon: float, delta: float) -> Bound:
-    """The most that (epsilon, delta)-DP lets any membership attack reach; all 1 at epsilon inf.
+    """The highest rates of any membership attack under (epsilon, delta)-DP; all 1 at epsilon inf.
 
     TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)) (Kairouz, Oh and Viswanath 2015, theorem 2.1); the area
     under that is 1 - (1 - delta)^2 / (1 + e^eps), its distance from the diagonal (e^eps - 1 + 2 delta) / (e^eps + 1).
@@ -216,7 +216,7 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
 
 
 def gaussian_bound(mu: float) -> Bound:
-    """The most that mu-GDP, as of one Gaussian release, lets any membership attack reach.
+    """The highest rates of any membership attack under mu-GDP, that is on one Gaussian release.
 
     TPR <= Phi(Phi^-1(FPR) + mu), AUC <= Phi(mu / sqrt 2), advantage <= 2 Phi(mu / 2) - 1 (Dong, Roth and Su 2022,
     definition 4). Tighter than `dp_bound` at any (epsilon, delta) of that mu; the same assumptions.

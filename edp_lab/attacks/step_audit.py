@@ -206,7 +206,7 @@ def audit_draws(
 
 
 class StepAudit(NamedTuple):
-    """One step of the first epoch, drawn many times without a canary and as often with it."""
+    """One step of the first epoch, drawn equally often without a canary and with it."""
 
     seed: int
     audit: MechanismAudit

@@ -75,7 +75,7 @@ def _notes(runs: Sequence[Row]) -> list[str]:
     everything = [{**run["settings"], **run} for run in runs]
     notes = [note for name, note in DOUBTS.items() if len({run[name] for run in everything} - {None}) > 1]
     if running := ", ".join(run["name"] for run in runs if run["status"] == "running"):
-        notes.insert(0, f"not ended, so its epsilon is for the steps in its ledger so far: {running}; see train --resume")
+        notes.insert(0, f"not ended, so its epsilon is for the steps in its ledger: {running}; see train --resume")
     return notes
 
 

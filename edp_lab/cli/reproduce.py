@@ -116,7 +116,7 @@ NOTE1 = (
     "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
     "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
     "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
-    "has), found in the stated number of trials, which no epsilon covers. docs/results.md says what this table does not show."
+    "has), found by trials, which no epsilon covers. docs/results.md has the limits of this table."
 )
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
@@ -279,15 +279,18 @@ def thesis(
     ] = None,
     quick: Annotated[bool, "Digits and short training: minutes on one core."] = False,
     data: Annotated[str | None, "digits or mnist. (default: mnist if downloaded; digits if --quick)"] = None,
-    repeats: Annotated[int | None, "Number of repeats of each network trained on images (default: 3; 1 if --quick).", COUNT] = None,
+    repeats: Annotated[
+        int | None, "Repeats of each network trained on images (default: 3; 1 if --quick).", COUNT
+    ] = None,
     out: Annotated[Path, "Folder of finished networks."] = Path("runs/reproduce-thesis"),
     seed: Annotated[int, "Seed of the first repeat; published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Retrain the networks of the thesis' tables: our scores beside the printed ones, and the guaranteed epsilon.
 
-    On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks are
-    kept in the folder: after a kill, the same command resumes. JSON also has confusion matrices and loss curves.
+    On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks
+    are stored in the folder: if the command is killed, run it again to resume. JSON also has confusion matrices and
+    loss curves.
     """
     from edp_lab.reproduce.thesis import TABLES
 
@@ -410,7 +413,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
 
 
 def _cost(record: ThreePhaseRecord) -> str:
-    """What the released labels cost, one and all together."""
+    """Epsilon of one released label, and of all together."""
     account = record.privacy
     if account is None or not account.composed:
         return "no guarantee, as the vote has no noise"

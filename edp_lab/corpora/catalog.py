@@ -35,7 +35,7 @@ PIECE = 1 << 16  # bytes read at a time
 
 
 class Source(NamedTuple):
-    """One file that `edp-lab data fetch` brings."""
+    """One file that `edp-lab data fetch` downloads."""
 
     path: str  # below a data folder, with forward slashes
     size: int  # bytes
@@ -159,7 +159,7 @@ def data_folders() -> list[Path]:
 
 
 def sources(name: str) -> tuple[Source, ...]:
-    """The files that `fetch` brings of a corpus; UsageError if the name is of no corpus that can be fetched."""
+    """The files of a corpus that `fetch` downloads; UsageError if no corpus of this name can be fetched."""
     if name not in _sources():
         if name in _EMBEDDED:
             raise UsageError(f"{name} comes with edp_lab: there is nothing to fetch")

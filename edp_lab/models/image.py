@@ -46,7 +46,7 @@ class Stage:
     pool_stride: int = 2
 
     def after(self, size: Sequence[int]) -> tuple[int, int, int]:
-        """(C, H, W) of what comes out for a `size` (C, H, W) of what goes in."""
+        """Output shape (C, H, W) for an input of shape `size` (C, H, W)."""
         height, width = ((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in size[1:])
         if self.pool:
             height, width = ((n - self.pool) // self.pool_stride + 1 for n in (height, width))

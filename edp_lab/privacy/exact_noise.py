@@ -61,7 +61,7 @@ FURTHER = 2**40  # blocks of a stream from here on are further bits: one for eac
 
 
 class Piece(NamedTuple):
-    """Some numbers (n) of a sum, as they lie in memory, float32 or float64: they mean `scale` times themselves."""
+    """Some numbers (n) of a sum as stored, in float32 or float64; their values are `scale` times these."""
 
     numbers: np.ndarray
     scale: float
@@ -74,7 +74,7 @@ def grid(std: float) -> float:
 
 
 def add_exactly(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> None:
-    """The numbers of all pieces become what is released of them; the noise is a function of key, purpose and path.
+    """Replace the numbers of all pieces by their release; the noise is a function of key, purpose and path.
 
     Numbers without noise, or with less than `SMALLEST_STD`, are scaled and promise nothing; neither does a sum beyond
     2^48 g, which is not rounded (of 10^6 clipped gradients none is, if the noise multiplier is at least 2^-20).

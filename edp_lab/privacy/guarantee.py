@@ -60,7 +60,7 @@ class Guarantee:
 
     @property
     def guaranteed_epsilon(self) -> float | None:
-        """The epsilon that holds for what ran; None if it takes a condition that is not met."""
+        """The guaranteed epsilon of what ran; None if it needs a condition that is not met."""
         return self.conditional_epsilon if self.status == HOLDS else None
 
     @property
@@ -166,7 +166,7 @@ def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: st
 
 
 def representable(epsilon: float, mechanism: Mechanism, releases: Mapping[int, int]) -> float:
-    """The epsilon, unless numbers on a real machine cannot carry it."""
+    """The epsilon, unless floating-point numbers cannot represent it."""
     last = max(releases, default=0)
     if mechanism.clip_norm < SMALLEST_CLIP:
         raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")

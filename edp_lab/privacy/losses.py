@@ -357,7 +357,7 @@ class _Rough:
         self._at: dict[int, tuple[float, Moments]] = {}
 
     def at(self, level: int) -> tuple[float, Moments]:
-        """The smallest tilt of a ladder that moves the sum as far, and what it makes of it."""
+        """The smallest tilt of a fixed series that moves the sum that far, and the tilted sum."""
         if level not in self._at:
             weights, aim = self._weights(level), _divergence(level)
             place = bisect_left(TILTS, True, key=lambda tilt: self._moved(weights, 2 ** (tilt / STEPS)) >= aim)

@@ -72,7 +72,7 @@ class Adjacency(StrEnum):
 
 
 class NoGuarantee(Exception):  # noqa: N818 - an answer rather than a fault
-    """Asked for a number that does not exist; the message says why."""
+    """Raised if a requested number does not exist; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Mechanism:
         return ""
 
     def with_public_alpha(self) -> Mechanism:
-        """The same, as if its layer scales came from public text; without private ones it stays as it is."""
+        """The same with public layer scales; unchanged if no scale is private."""
         return replace(self, alpha=Alpha.PUBLIC) if self.alpha is Alpha.PRIVATE else self
 
 

@@ -89,7 +89,7 @@ Result = dict[str, Any]  # one run's scores; `do` gives its keys
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained."""
+    """Amounts of training."""
 
     size: str  # of the models, see `TrainConfig`
     layers: int  # of the published encoder, from which BERT starts

@@ -116,7 +116,7 @@ def statistics(images: Floats) -> Statistics:
 
 @dataclass(frozen=True)
 class ImageGuarantee:
-    """What noise of `sigma` per pixel promises about one image replaced by any other, at `delta`."""
+    """The guarantee of noise of `sigma` per pixel for one image replaced by any other, at `delta`."""
 
     sigma: float
     delta: float

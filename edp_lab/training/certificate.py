@@ -132,7 +132,7 @@ def _same(name: str, stated: Any, value: Any) -> bool:
 
 
 def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
-    """What the guarantee takes for public, as far as the run has it."""
+    """Data of the run that the guarantee assumes to be public."""
     absent = [] if mechanism.alpha is Alpha.PUBLIC else ["the text behind a public alpha"]
     if any(flag.startswith("label sets") for flag in record["not_private"]):
         absent.append("the label sets")

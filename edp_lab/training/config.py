@@ -251,7 +251,7 @@ class TrainConfig:
         return Alpha(self.alpha)
 
     def model_size(self) -> dict[str, float]:
-        """The sizes to build the model with; a pretrained BERT brings its own."""
+        """The sizes to build the model with; a pretrained BERT has its own."""
         brings_own = self.model == "bert" and self.pretrained is not None
         return {**({} if brings_own else SIZES[self.size][self.model]), "dropout": self.dropout}
 

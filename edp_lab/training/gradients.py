@@ -378,7 +378,7 @@ def stacked_gradients(
 
 
 def headroom(micro_batches: int, ranks: int = 1) -> float:
-    """By how much of C the sound clip is shorter, see above. `micro_batches`: a step's fixed number, of all ranks."""
+    """Fraction of C by which the sound clip is shorter. `micro_batches`: a step's fixed number, of all ranks."""
     room = max(HEADROOM, (515 + 2 * ranks * most_micro_batches(micro_batches)) * U)
     if room > MOST_ROOM:
         raise UsageError(
@@ -389,7 +389,7 @@ def headroom(micro_batches: int, ranks: int = 1) -> float:
 
 
 def most_micro_batches(divisor: int) -> int:
-    """How many micro-batches a step may have, see above, where the mean is taken over `divisor`."""
+    """The largest number of micro-batches of a step whose mean is over `divisor`, see above."""
     return 2 * divisor + 100
 
 

@@ -133,7 +133,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             self._torchrun.wait()
 
     def _sentence(self, hint: str | None) -> str:
-        """What a rank said about its failure, or what torchrun reports of a rank that could say nothing."""
+        """A rank's own report of its failure, or torchrun's report of a rank that left none."""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - TAIL))
         text = self._errors.read().decode(errors="replace")
         if refusal := REFUSAL.search(text):
@@ -208,7 +208,7 @@ def watch_launcher(stop: threading.Event | None = None) -> None:
 
 
 def lost(error: BaseException) -> str | None:
-    """What became of the other ranks, if this error means that they do not answer."""
+    """The fate of the other ranks, if this error means that they do not answer."""
     if not isinstance(error, (RuntimeError, ConnectionError)):
         return None
     if isinstance(error, ConnectionError) or CUT_OFF.search(str(error)):
@@ -244,8 +244,8 @@ def launched() -> tuple[int, int]:
             return numbers["RANK"], numbers["WORLD_SIZE"]
     settings = ", ".join(f"{name} is {value}" for name, value in given.items())
     raise UsageError(
-        f"{settings}, but RANK must be a whole number, at least 0 and below WORLD_SIZE: unset them, or let torchrun set "
-        "them"
+        f"{settings}, but RANK must be a whole number, at least 0 and below WORLD_SIZE: unset them, or let torchrun "
+        "set them"
     )
 
 

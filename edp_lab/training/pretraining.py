@@ -168,7 +168,7 @@ def pretrain_start(
 
 
 def _some(utterances: Sequence[Utterance], seed: int) -> list[Utterance]:
-    """Enough to say how what the heads read varies."""
+    """Sample size for the whitening covariance of the heads' inputs."""
     chosen = stream(key_from_seed(seed), Purpose.SHUFFLE, WHITENED_BY).permutation(len(utterances))[:WHITENED_BY]
     return [utterances[k] for k in sorted(chosen)]
 
@@ -183,7 +183,7 @@ def _described(corpora: Mapping[str, Corpus], how: str = "") -> list[str]:
 
 
 def _bare(utterance: Utterance, intent: str) -> Utterance:
-    """With labels that nobody reads."""
+    """Utterances with placeholder labels."""
     return Utterance(utterance.tokens, ("O",) * len(utterance.tokens), intent)
 
 
@@ -293,7 +293,7 @@ def _train(
 
 
 def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """What BERT is shown (P), and which of it it must guess (P, booleans), never [CLS] or [SEP]."""
+    """BERT's input (P), and which pieces it must guess (P, booleans), never [CLS] or [SEP]."""
     ordinary = (truth != SPECIAL.index("[CLS]")) & (truth != SPECIAL.index("[SEP]"))
     chosen = ordinary & torch.from_numpy(random.random(len(truth)) < MASKED)
     fate = torch.from_numpy(random.random(len(truth)))

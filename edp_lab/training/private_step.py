@@ -198,7 +198,7 @@ class PrivateStep(FlatGradient):
         return losses
 
     def _check_kept(self, before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-        """UsageError if a tensor of the model is no longer what it was: the change would get no noise."""
+        """Raise UsageError if a tensor of the model has changed: the change would get no noise."""
         for name, tensor in now.items():
             kept = before.get(name)
             if kept is None or kept.shape != tensor.shape or not torch.equal(kept.nan_to_num(), tensor.nan_to_num()):

@@ -21,7 +21,7 @@ from edp_lab.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class Line:
-    """One setting, and why it is so."""
+    """One setting, and its reason."""
 
     setting: str
     value: Any
@@ -120,7 +120,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     if not asked.private_seed:
         raise UsageError("with a published seed no epsilon holds: drop --no-private-seed, or drop --epsilon")
     if asked.noise == "per-device":
-        raise UsageError("the noise of each device is a float, whose last bits may reveal the data: drop --noise per-device")
+        raise UsageError("noise of each device is a float, whose last bits may reveal data: drop --noise per-device")
     data = split(whole, asked.seed, **asked.split)
     n = len(data.train)
     delta = max(n, 2) ** -1.1 if asked.delta is None else asked.delta

@@ -183,7 +183,7 @@ def settled(config: TrainConfig, delta: float) -> dict[str, Any]:
 
 
 def _absolute(given: str | None) -> str | None:
-    """An absolute path; the name of a corpus, or on a hub, stays as it is."""
+    """An absolute path; the name of a corpus, or on a hub, is unchanged."""
     if given is None or (given in {corpus.name for corpus in list_corpora()} and not hides_published(given)):
         return given
     path, *columns = (given,) if Path(given).exists() else given.partition("[")

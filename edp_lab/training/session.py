@@ -42,7 +42,7 @@ from edp_lab.training.trainer import Trainer
 def train(
     config: TrainConfig, out: str | Path, listener: Listener = lambda event: None, stop: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Train one model and return its run record, which also lies in ``out/record.json``.
+    """Train one model and return its run record, which is also written to ``out/record.json``.
 
     With ``config.processes`` above 1, torchrun starts the ranks, unless a launcher has already started this process as
     one of them. A `stop` that is set, or a KeyboardInterrupt, ends the run early with a usable model and record, status
@@ -124,7 +124,7 @@ def _resume_from_state(trainer: Trainer, folder: Path) -> None:
 
 
 def _finish(trainer: Trainer) -> None:
-    """Score the model as it is on the test split, beside the guarantee of everything that was released."""
+    """Score the current model on the test split, with the guarantee of everything that was released."""
     rows = trainer.progress.rows
     training = {"loss": rows[-1]["loss"] if rows else None, "seconds": sum(row["seconds"] for row in rows)}
     scores = evaluate_model(trainer.model, trainer.test, trainer.accelerator)

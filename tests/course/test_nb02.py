@@ -246,7 +246,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "the first ones": Wrong(lambda n, q, rng: np.arange(rng.binomial(n, q)), "of the batches"),
     },
     "step": {
-        "divides by those drawn": Wrong(stepping(lambda g, y, B: (g.sum(0) + y) / max(len(g), 1)), "reveals who is there"),
+        "divides by those drawn": Wrong(stepping(lambda g, y, B: (g.sum(0) + y) / max(len(g), 1)), "reveals who"),
         "noise for every example": Wrong(stepping(lambda g, y, B: (g + y).sum(0) / B), "once for each example"),
         "noise on the mean": Wrong(stepping(lambda g, y, B: g.sum(0) / B + y), "before the division"),
         "never divides": Wrong(stepping(lambda g, y, B: g.sum(0) + y), "never divides"),

@@ -167,7 +167,7 @@ def require(holds: object, sentence: str) -> None:
 
 
 def check_share(name: str, share: float) -> None:
-    """UsageError unless a share lies in [0, 1]."""
+    """Raise UsageError unless a share is in [0, 1]."""
     require(0 <= share <= 1, f"the share of {name} is {share}: it must be between 0 and 1")
 
 

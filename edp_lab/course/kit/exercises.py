@@ -195,7 +195,7 @@ def close(
 
 
 def given(got: Any) -> Any:
-    """What a student's function has returned; NotImplementedError where that is nothing."""
+    """The value that a student's function returned; NotImplementedError if it is None."""
     if got is None:
         raise NotImplementedError(NOTHING)
     return got

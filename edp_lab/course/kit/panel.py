@@ -163,7 +163,7 @@ class Panel(Frame):
                     setattr(widget, name, value)
 
     def _said(self, result: Any, values: Mapping[str, Any]) -> dict[widgets.Widget, dict[str, Any]]:
-        """What each part of the panel, but the figures, shows of a result."""
+        """Contents of each part of the panel, except the figures, for a result."""
         first, second, line = self._tiles(result)
         idle = self._idle(result)
         return {

@@ -123,7 +123,7 @@ def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int 
 
 
 def tell_coin(result: Poll) -> tuple[Tile, Tile, str]:
-    """What a yes says about one person, and what all answers say about everyone."""
+    """What one yes reveals about its person, and the estimate from all answers."""
     share, (estimate, error) = 100 * result.share, (100 * result.estimate[-1], 100 * result.standard_error[-1])
     after = f"{d(share)} % → {percent(float(belief(result.share, result.epsilon)))}"
     person = Tile("one who says yes", after, "belief before and after")

@@ -82,9 +82,7 @@ def _bill(answer: Any, cases: np.random.Generator) -> Differences:
         because = [what for what, account in known.items() if math.isclose(got, account.epsilon(delta), rel_tol=1e-3)]
         yours = f"yours is ε = {float(got):.4g}, Gaussian DP says {exact:.4g}{''.join(because[:1])}"
         verdicts.append(f"noise {noise}, C = {clip}, {epochs} epochs: {yours}.")
-    yield first_wrong(
-        verdicts, untouched, "it still bills shuffled batches as a sample, and uses C as the sensitivity"
-    )
+    yield first_wrong(verdicts, untouched, "it still bills shuffled batches as a sample, and uses C as the sensitivity")
 
 
 EXERCISES = exercises_of(__file__, noise=_noise, bill=_bill)

@@ -357,7 +357,7 @@ def draw_sampled(result: Sampled) -> Figure:
 
 
 class Behind(NamedTuple):
-    """Settings that may lie behind one epsilon that Table 1 prints for training without decay."""
+    """Settings that may explain one epsilon that Table 1 prints for training without decay."""
 
     row: Table1Row
     epochs: int  # T
@@ -385,7 +385,7 @@ def behind(model: str, corpus: str, epochs: int) -> Behind:
 
 @panel("03")
 def table1(epochs: int = 30) -> Panel:
-    """Settings that may lie behind the printed epsilons: `result` is a `Behind`."""
+    """Settings that may explain the printed epsilons: `result` is a `Behind`."""
     models, corpora = (list(dict.fromkeys(getattr(row, what) for row in TABLE_1)) for what in ("model", "corpus"))
     return Panel(
         "Table 1, decoded",
@@ -407,7 +407,7 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     fits = f"z = {digits(z0)} gives it" if result.fits else "no z from {} to {} gives it".format(*map(digits, Z0_RANGE))
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
-        Tile("factor e^ε", f"about {short(result.digits)} digits", "the limit on an outcome's probability ratio", "printed"),
+        Tile("factor e^ε", f"about {short(result.digits)} digits", "the limit of a probability ratio", "printed"),
         f"At T = {result.epochs}, {fits}.",
     )
 

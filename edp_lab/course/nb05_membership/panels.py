@@ -173,7 +173,7 @@ def show_roc(
     num_devices: int = 1,
     epochs: int = 1,
 ) -> Shown:
-    """One of the attacks on the first `people` members and non-members, beside the bounds of a mechanism.
+    """One of the attacks on the first `people` members and non-members, with the bounds of a mechanism.
 
     Args:
         attacks: by name, all on one target.
@@ -375,7 +375,7 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
 
 @panel("05")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
-    """What models have stored of canaries; `result` is a `Remembered`."""
+    """What models remember of canaries; `result` is a `Remembered`."""
     return Panel(
         "What does it remember?",
         "How far up a hidden number ranks among ten thousand others.",

@@ -219,7 +219,7 @@ def _parts(x: Tensor) -> np.ndarray:
 
 
 class LayerRecord(Protocol):
-    """One use of `parameters` in the forward pass, complete once the backward pass has been there.
+    """One use of `parameters` in the forward pass, completed by the backward pass.
 
     Gradients of micro-batches that were formed for their norms are kept for the sum: `materialised`, each (M, n).
     """
