@@ -105,7 +105,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def given_path(path: str | Path) -> Path:
-    """A path that somebody gave, where ~ is their home; UsageError where it is of a user who is not known here."""
+    """A path that somebody gave, where ~ is their home; UsageError if it is of a user who is not known here."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -113,14 +113,14 @@ def given_path(path: str | Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """The path itself; UsageError where it is a pipe or a device, which might never end, or a folder."""
+    """The path itself; UsageError if it is a pipe or a device, which might never end, or a folder."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}: give a file")
     return path
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked where its name ends in ``.gz``; UsageError where it cannot be read."""
+    """The content of a file, unpacked where its name ends in ``.gz``; UsageError if it cannot be read."""
     try:
         content = regular(path).read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
@@ -131,7 +131,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; UsageError where it cannot be read, is no JSON, or gives a name twice."""
+    """A JSON file; UsageError if it cannot be read, is no JSON, or gives a name twice."""
     content = read_bytes(path)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
 
 
 def unsealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
-    """Without the checksum that `sealed` put there; ValueError where there is none, or it differs."""
+    """Without the checksum that `sealed` put there; ValueError if there is none, or it differs."""
     if not isinstance(content, Mapping):
         raise ValueError("it holds no fields")
     content_alone = {name: value for name, value in content.items() if name != key}

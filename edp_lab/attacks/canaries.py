@@ -234,7 +234,7 @@ def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
 
 
 def _protected(row: Memorisation, run: Trainer) -> Memorisation:
-    """The row with the guarantee for all copies of a canary together: a person with so many utterances."""
+    """The row with the guarantee for all copies of a canary together: a person with that many utterances."""
     mechanism = run.mechanism
     judged = judge(mechanism, run.config.epochs, run.delta, utterances_per_person=row.repetitions)
     return replace(

@@ -244,7 +244,7 @@ def mechanism(
     seed: Annotated[int, "Seed of the noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Draw one step with and without a canary: a lower bound on epsilon beside the claimed epsilon.
+    """Draw one step with and without a canary: a lower bound on epsilon, and the claimed epsilon.
 
     No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the guaranteed epsilon.
     """
@@ -286,7 +286,7 @@ def one_run(
     seed: Annotated[int, "Seed of split, weights, order, canaries and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train once with many canaries: a lower bound on the run's epsilon beside the claimed epsilon.
+    """Train once with many canaries: a lower bound on the run's epsilon, and the claimed epsilon.
 
     A coin decides whether each canary is in or out. An attacker who sees the run's releases guesses; more right
     guesses than the claimed epsilon allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.

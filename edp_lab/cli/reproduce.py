@@ -1,4 +1,4 @@
-"""``edp-lab reproduce``: the sources' tables measured again, ours beside theirs; ``edp-lab three-phase``."""
+"""``edp-lab reproduce``: the sources' tables re-measured and compared with theirs; ``edp-lab three-phase``."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def table2(
     device: Annotated[str | None, "cpu or cuda (default: cuda if there is one)."] = None,
     as_json: Json = False,
 ) -> None:
-    """Table 2: seconds of a training step under each method, as a ratio to SGD's, beside the paper's.
+    """Table 2: seconds of a training step under each method, as a ratio to SGD's, with the paper's.
 
     Do not run anything else on the machine at the same time.
     """
@@ -286,7 +286,7 @@ def thesis(
     seed: Annotated[int, "Seed of the first repeat; published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Retrain the networks of the thesis' tables: our scores beside the printed ones, and the guaranteed epsilon.
+    """Retrain the networks of the thesis' tables: our scores, the printed ones, and the guaranteed epsilon.
 
     On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks
     are stored in the folder: if the command is killed, run it again to resume. JSON also has confusion matrices and
@@ -361,9 +361,9 @@ def three_phase(
     as_json: Json = False,
     **_: Any,
 ) -> None:
-    """Run the thesis' three phases: accuracy of every part beside the printed one, and its guaranteed epsilon.
+    """Run the thesis' three phases: accuracy of every part, the printed one, and its guaranteed epsilon.
 
-    A plain model, trained without noise on the same data, stands beside them.
+    For comparison, it also trains a model without noise on the same data.
     """
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import run_three_phase

@@ -136,7 +136,7 @@ def numbers(option: str, text: str, example: str, least: float = 1, most: float 
 
 
 def commas(*texts: str) -> list[str]:
-    """The names in options that take several with commas between; UsageError where one is there twice."""
+    """The names in options that take several with commas between; UsageError if one is there twice."""
     names = [name.strip() for text in texts for name in text.split(",")]
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise UsageError(f"{twice[0]!r} is given twice: give each once")

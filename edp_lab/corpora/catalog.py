@@ -205,7 +205,7 @@ def _not_found(name: str) -> UsageError:
 
 
 def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list[str]]:
-    """A user's corpus, with declared label sets if their files are beside it, and the place of each utterance."""
+    """A user's corpus, with declared label sets if their files are next to it, and the place of each utterance."""
     if not path.exists():
         raise UsageError(f"no corpus at {name}: give a folder with seq.in, seq.out and label, or a file such as JSONL")
     reading = readers.read_seq_folder(path) if path.is_dir() and not columns else formats.read_file(path, columns)

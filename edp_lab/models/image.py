@@ -285,7 +285,7 @@ class ConvolutionRecord:
             bias += d.sum((0, 2, 3))
 
     def _form(self, sizes: Tensor, examples: slice, out: Tensor) -> None:
-        """Gradients (m, O, k * l * C) of micro-batches of so many consecutive examples."""
+        """Gradients (m, O, k * l * C) of micro-batches with this number of consecutive examples."""
         d = self.d[examples].permute(0, 2, 3, 1).flatten(1, 2)  # (B, T, O)
         (height, width), (down, right) = self.padding, self.stride
         windows = F.pad(self.x[examples], (width, width, height, height))

@@ -227,7 +227,7 @@ def _rarity(words: Sequence[str], names: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def likeness(first: Tensor, second: Tensor) -> Tensor:
-    """Likeness of words with these vectors, (n, D) and (m, D) -> (n, m): 0 where a word has none."""
+    """Likeness of words with these vectors, (n, D) and (m, D) -> (n, m): 0 if a word has none."""
     cosines = F.normalize(first) @ F.normalize(second).T
     return OTHER_WORD * cosines.clamp_min(0) ** SHARPNESS
 
@@ -250,7 +250,7 @@ class LabelNameFeatures(nn.Module):
     names: Tensor
     shares: Tensor
     LENGTH = 7.5  # about that of what else a head reads
-    COMMON = 10  # so many words count half or less
+    COMMON = 10  # words above this rank count half or less
     WORD_WEIGHTS = (5.0, 3.0, 3.0)  # of a word, the one before, the one behind
     INTENT_WEIGHT = 5.0  # of an intent's probability
 

@@ -27,7 +27,7 @@ SMALLEST_TAIL = 1e-290  # of a probability: smaller floats lose digits
 
 
 class Verdict(NamedTuple):
-    """Verdict on a claim; `measured` is 0 where no attack is known here."""
+    """Verdict on a claim; `measured` is 0 if no attack is known here."""
 
     status: str  # "holds", "not proven" (`guaranteed` is larger, or None) or "false" (`measured` exceeds the claim)
     claimed: float

@@ -58,7 +58,7 @@ class Accountant(ABC):
         return Bound(self.epsilon(delta), self.method)
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon it can vouch for at `delta`; 0 for an empty schedule, inf where there is no bound.
+        """The smallest epsilon it can vouch for at `delta`; 0 for an empty schedule, inf if there is no bound.
 
         Found by bisection of `log_delta` and rounded up, unless an accountant has a formula.
         """

@@ -34,7 +34,7 @@ class Schedule:
         noise_multipliers: (K) z > 0, rising.
         counts: (K) whole numbers, at least 1.
         sampling_rate: q in (0, 1], the chance with which an utterance takes part in a release, independently (Poisson);
-            1 where it takes part in every one of them, as with one release per epoch of disjoint batches.
+            1 if it takes part in every one of them, as with one release per epoch of disjoint batches.
     """
 
     noise_multipliers: np.ndarray

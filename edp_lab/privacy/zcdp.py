@@ -41,7 +41,7 @@ class ReshufflingZCDP:
     def __init__(self, schedule: Schedule) -> None:
         check_everyone(schedule, "zCDP under random reshuffling")
         self.schedule = schedule
-        self.rho = schedule.mu * schedule.mu / 2  # inf where it overflows
+        self.rho = schedule.mu * schedule.mu / 2  # inf if it overflows
 
     def epsilon(self, delta: float) -> float:
         return zcdp_epsilon(self.rho, delta)

@@ -1,4 +1,4 @@
-"""Tables of the thesis trained again: our scores and the guaranteed epsilon beside what it prints.
+"""Tables of the thesis retrained: our scores, the printed ones, and the guaranteed epsilon.
 
     lab = Lab(Path("runs/reproduce-thesis"), QUICK)
     for row in reproduce(lab, ["4.4"]):

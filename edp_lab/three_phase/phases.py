@@ -166,7 +166,7 @@ def disjoint_parts(images: Images, instructors: int, key: int) -> list[Images]:
 def run_three_phase(
     settings: ThreePhaseSettings, images: Images, listener: Listener = lambda event: None
 ) -> ThreePhaseRecord:
-    """Run the phases on `images`, with a plain model beside them, and account for what the understudy learnt.
+    """Run the phases on `images`, with a non-private model for comparison, and account for the understudy.
 
     Formal guarantee: `privacy` of the record, for the understudy and all that is computed from it and public images.
     Neighbours: one training example replaced. Which instructor gets it depends on its place alone. In real numbers,

@@ -176,7 +176,7 @@ def query_epsilon(aggregator: Aggregator, delta: float) -> float:
 
 
 def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dict[str, float]:
-    """Epsilon of so many queries at `delta` by each way of adding up, whatever the votes are; each is a bound.
+    """Epsilon of `queries` votes at `delta` by each way of adding up; each is a bound for any votes.
 
     A vote without noise has none.
 

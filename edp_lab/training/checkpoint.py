@@ -120,7 +120,7 @@ def load_state(
 
 
 def _position(fields: Any, steps: int) -> RunPosition:
-    """ValueError, TypeError or the like where no run of so many steps in an epoch can have come there."""
+    """ValueError, TypeError or the like if no run of so many steps in an epoch can have come there."""
     position = RunPosition(**fields)
     if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
         raise ValueError("another number of steps")
@@ -132,7 +132,7 @@ def _position(fields: Any, steps: int) -> RunPosition:
 def _moments(
     tensors: Mapping[str, Tensor], parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
 ) -> dict[int, dict[str, Tensor]]:
-    """The optimizer's tensors by parameter; ValueError or KeyError where they or the parameters have other shapes."""
+    """The optimizer's tensors by parameter; ValueError or KeyError if they or the parameters have other shapes."""
     moments: dict[int, dict[str, Tensor]] = {}
     named = {f"parameter/{name}": p for name, p in parameters}
     for name in tensors.keys() - named.keys():

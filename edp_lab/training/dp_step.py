@@ -14,7 +14,7 @@
 
 Scaling and scaling back cancel but for the clip factor, so a micro-batch contributes its gradient times one number.
 
-That floats round and the sensitivity holds all the same is shown in `edp_lab.training.gradients`.
+The bound on the sensitivity holds although floats round, as shown in `edp_lab.training.gradients`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scores and predictions: a model's scores on annotated utterances, and, going back to a run, its answer to a sentence.
 
-UsageError where there is no run, or its model, corpus or ledger is damaged or has changed since.
+UsageError if there is no run, or its model, corpus or ledger is damaged or has changed since.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 Each of them computes norms, and then any weighted sum: `edp_lab.training.dp_step.clip` chooses the weights. A step has
 a list of them, which it adds up in a `FlatGradient`. `plain_gradient` is what training without clipping uses.
 
-**Floats round, and the sensitivity holds all the same.** The sound step clips to B = (1 - h) C, where h is `headroom`:
+**Floats round, but the bound on the sensitivity holds.** The sound step clips to B = (1 - h) C, where h is `headroom`:
 2^-11, and more where many micro-batches are summed. With u = 2^-24, all to first order:
 
 1. A norm is short by at most 513u of itself: at most 1,024 squares are summed in float32 in whatever order, then a root

@@ -106,7 +106,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         self._errors.close()
 
     def _read(self, seconds: float) -> list[str] | None:
-        """The whole lines in what has arrived; None if nothing arrives in so many seconds, or ever."""
+        """The whole lines in what has arrived; None if nothing arrives in this number of seconds, or ever."""
         assert self._torchrun.stdout
         pipe = self._torchrun.stdout.fileno()
         if not select.select([pipe], [], [], seconds)[0] or not (content := os.read(pipe, 2**20)):

@@ -36,7 +36,7 @@ class Plan:
         config: of the run; its noise keeps `epsilon` at `delta`.
         protected: how many utterances.
         steps: that will be made.
-        public: what the model starts from, a line each.
+        public: what the model starts from, one per line.
         lines: the recipe.
         copies: how often the most frequent text occurs in the training set.
         copies_epsilon: of all its copies together, at `delta`; None if there is none.
@@ -99,7 +99,7 @@ def _batch_size(n: int, model: str, frozen: bool) -> Line:
     if n >= LARGE:
         return Line("batch_size", round(12.5 * math.sqrt(n)), "grows with the root of the corpus: larger is too slow")
     rounds = 8 if model == "bert" else 2 if frozen else 4
-    return Line("batch_size", math.ceil(n / rounds), "beside its signal, a large step has less noise")
+    return Line("batch_size", math.ceil(n / rounds), "a larger step has less noise relative to its signal")
 
 
 STEPS, LARGE, HEADS_ALONE = 320, 20_000, 100_000

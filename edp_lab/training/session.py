@@ -302,7 +302,7 @@ def _published_key(seed: int, number: int) -> int:
 
 
 def main(job: str, stop: threading.Event) -> None:
-    """Be one of several ranks, started by `train`; rank 0 prints events as JSON, one a line."""
+    """Be one of several ranks, started by `train`; rank 0 prints events as JSON, one per line."""
     given = json.loads(job)
 
     def report(event: Event) -> None:

@@ -172,7 +172,7 @@ def check_share(name: str, share: float) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """UsageError where a seed is negative."""
+    """UsageError if a seed is negative."""
     require(seed >= 0, f"seed is {seed}: it must be 0 or more")
 
 

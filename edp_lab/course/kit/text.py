@@ -120,7 +120,7 @@ SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(share: float, decimals: int | None = None) -> str:
-    """A share of 1, in percent: "12.5 %" with three digits, or "12.50 %" with so many decimals."""
+    """A share of 1, in percent: "12.5 %" with three digits, or "12.50 %" with `decimals` decimals."""
     return f"{digits(100 * share) if decimals is None else f'{100 * share:.{decimals}f}'} %"
 
 

@@ -68,7 +68,7 @@ class RunBill(NamedTuple):
     mechanism: Mechanism
     target: float  # epsilon
     after: list[int]  # numbers of epochs; the last is that of the whole run
-    verdicts: list[Guarantee]  # after so many
+    verdicts: list[Guarantee]  # after each number of epochs
     claimed_z: float  # noise multiplier that meets the target by zCDP
     needed_z: float  # noise multiplier that meets it by Gaussian DP
 

@@ -82,7 +82,7 @@ class Promise(NamedTuple):
     printed: Mechanism  # Algorithm 1
     sound: Mechanism
     multiplier: Mapping[str, float]  # by name, noise divided by the sensitivity of what one step releases
-    epsilon: Mapping[str, float | None]  # by name; None where it overflows
+    epsilon: Mapping[str, float | None]  # by name; None if it overflows
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
     pull: Array  # over `MANY` devices, how far one sentence can move the mean (C is 1)
     noise: Array  # and the standard deviation of the printed noise on it

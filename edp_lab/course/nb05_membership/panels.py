@@ -340,7 +340,7 @@ def roc_command(result: Shown, attacked: Attacked) -> str:
 
 
 def attacks_table(attacks: Attacks) -> str:
-    """Attacks side by side in plain text, one a line, under a heading; shares in percent, 95 % intervals."""
+    """Attacks side by side in plain text, one per line, under a heading; shares in percent, 95 % intervals."""
     rows: list[Sequence[str]] = [("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR")]
     for name, attacked in attacks.items():
         result = attacked.result
@@ -455,7 +455,7 @@ RUNS = (("as printed", True, PRINTED, "square", "bottom left"), ("sound", False,
 
 
 def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
-    """LiRA's AUC on runs with noise by their error rate; beside each its guaranteed epsilon, if alpha is public."""
+    """LiRA's AUC on runs with noise by their error rate, labelled with the guaranteed epsilon if alpha is public."""
     plain, *noised = runs
     traces: list[Trace] = []
     for name, as_printed, color, symbol, side in RUNS:

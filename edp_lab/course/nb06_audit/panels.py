@@ -113,7 +113,7 @@ def draw_scale(result: StepAudit) -> Figure:
 
 
 def table(results: Mapping[str, StepAudit]) -> str:
-    """Audits of steps side by side in plain text, one a line, under a heading."""
+    """Audits of steps side by side in plain text, one per line, under a heading."""
     rows: list[tuple[str, ...]] = [("", "claimed", "guaranteed", "measured", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free

@@ -8,7 +8,7 @@ the gradient of what went out, d. With the factors one can form
 
 with c_t the clip factor of the row's micro-batch (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
 A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-SGD), or the whole batch (plain SGD).
-The gradients of a few long micro-batches are formed all the same: their norms take no more work then, nor does the sum.
+The gradients of a few long micro-batches are computed anyway: their norms take no more work then, nor does the sum.
 
 The terms of the first sum cancel, and a norm that comes out too small clips too loosely, so Gram matrices are float64.
 If the sum itself is formed, it is rounded as the released one is: by 1e-7 of the terms that cancel within it.
@@ -31,7 +31,7 @@ LARGEST = 2**22  # numbers in a padded block
 LONG = 32  # rows of a micro-batch, on average, that are summed by themselves
 ROOM = 3 * 2**25  # numbers in materialised gradients: 16 micro-batches of the CLC at the paper's size
 BLOCK = 1024  # numbers summed in float32: over millions of them the sum can be off by a percent, and the clip with it
-Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None where it is frozen
+Target = Callable[[Tensor], Tensor | None]  # where the gradient of a parameter goes; None if it is frozen
 
 
 class Block(NamedTuple):
