@@ -38,9 +38,9 @@ def check_whole(name: str, value: int, least: float, most: float | None = None) 
 
 
 def check_types(settings: Any) -> None:
-    """UsageError unless each field of a dataclass holds what it declares: text is no boolean, a boolean no number.
+    """Raise UsageError unless each field of a dataclass has its declared type; a boolean is not a number.
 
-    Fields are booleans, numbers or text, or None where they declare it; others are not looked at. Bounds of numbers are
+    Fields are booleans, numbers or text, or None if they declare it; others are not looked at. Bounds of numbers are
     checked elsewhere.
     """
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "nothing"}
@@ -84,7 +84,7 @@ def sentence(error: BaseException) -> str | None:
 
 
 def why(error: BaseException) -> str | None:
-    """The machine's reason for an error, such as "No space left on device"; None where it is none of the machine's."""
+    """The machine's reason for an error, such as "No space left on device"; None if it is none of the machine's."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     match = RUST.search(str(error))

@@ -106,7 +106,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def given_path(path: str | Path) -> Path:
-    """A path that somebody gave, where ~ is their home; UsageError where it is of a user who is not known here."""
+    """A path that somebody gave, where ~ is their home; UsageError if it is of a user who is not known here."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -114,7 +114,7 @@ def given_path(path: str | Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """The path itself; UsageError where it is a pipe or a device, which might never end, or a folder."""
+    """The path itself; UsageError if it is a pipe or a device, which might never end, or a folder."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}: give a file")
     return path
@@ -141,7 +141,7 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; UsageError where it cannot be read, is no JSON, or gives a name twice."""
+    """A JSON file; UsageError if it cannot be read, is no JSON, or gives a name twice."""
     content = read_bytes(path)
     try:
         return json.loads(content, object_pairs_hook=once)
@@ -170,7 +170,7 @@ def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
 
 
 def unsealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
-    """Without the checksum that `sealed` put there; ValueError where there is none, or it differs."""
+    """Without the checksum that `sealed` put there; ValueError if there is none, or it differs."""
     if not isinstance(content, Mapping):
         raise ValueError("it holds no fields")
     content_alone = {name: value for name, value in content.items() if name != key}

@@ -67,7 +67,7 @@ def _digest(content: Any, **how: Any) -> str:
 
 
 def content_of(pretrained: str) -> str:
-    """Digest of a file or folder, wherever it lies; the name itself if it is a name on a hub."""
+    """Digest of the content of a file or folder; the name itself if it is a name on a hub."""
     path = given_path(pretrained)
     if not path.exists():
         return pretrained
@@ -109,7 +109,7 @@ def kept_results(
     done: Callable[[int], None] = lambda count: None,
     hint: str = "the same command resumes from here",
 ) -> list[dict[str, Any]]:
-    """The result of each job, by its key; missing ones are computed now, and each is kept as soon as it is there.
+    """The result of each job, by its key; missing ones are computed now, and each is stored as soon as it is complete.
 
     `done` is called with the number of results, at first and after each; an error that it raises ends the work. `hint`:
     see `parallel`.
@@ -141,7 +141,7 @@ def read_kept(path: Path, *parts: str) -> Any:
 
 
 def machine(device: str = "cpu") -> str:
-    """What a reader needs to judge times by; no name that would give the machine away."""
+    """Facts about the machine needed to judge times, without a name that would identify it."""
     import torch
 
     if device.startswith("cuda"):

@@ -190,7 +190,7 @@ ASSUMED = (
 
 
 def name_of(mechanism: Mechanism) -> str:
-    """What people call the mechanism."""
+    """The mechanism's name on screen."""
     if mechanism.variant == "as-printed":
         return "Algorithm 1 as printed"
     return "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"

@@ -79,7 +79,8 @@ def canaries(
 ) -> None:
     """Hide utterances with a personal number in the training set, and ask each trained model for the number.
 
-    Exposure in bits is the rank of the true number's loss among other numbers. A canary that is inserted k times has the epsilon of k utterances together.
+    Exposure in bits is the rank of the true number's loss among other numbers. A canary that is inserted k times has
+    the epsilon of k utterances together.
     """
     from edp_lab.attacks.canaries import measure_memorisation
 
@@ -113,7 +114,7 @@ def canaries(
 
 
 def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
-    """What stands below the table."""
+    """Text below the table."""
     scores = {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
     facts = [
         ("exposure", f"mean bits; about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
@@ -243,7 +244,7 @@ def mechanism(
     seed: Annotated[int, "Seed of the noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Draw one step with and without a canary: a lower bound on epsilon beside the claimed epsilon.
+    """Draw one step with and without a canary: a lower bound on epsilon, and the claimed epsilon.
 
     No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the guaranteed epsilon.
     """
@@ -285,9 +286,10 @@ def one_run(
     seed: Annotated[int, "Seed of split, weights, order, canaries and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train once with many canaries: a lower bound on the run's epsilon beside the claimed epsilon.
+    """Train once with many canaries: a lower bound on the run's epsilon, and the claimed epsilon.
 
-    A coin decides whether each canary is in or out. An attacker who sees the run's releases guesses; more right guesses than the claimed epsilon allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
+    A coin decides whether each canary is in or out. An attacker who sees the run's releases guesses; more right
+    guesses than the claimed epsilon allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
 
     Try: edp-lab audit one-run --model linear --as-printed --z0 4
     """

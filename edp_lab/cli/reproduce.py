@@ -1,4 +1,4 @@
-"""``edp-lab reproduce``: the sources' tables measured again, ours beside theirs; ``edp-lab three-phase``."""
+"""``edp-lab reproduce``: the sources' tables re-measured and compared with theirs; ``edp-lab three-phase``."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ NOTE1 = (
     "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
     "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
     "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
-    "has), found in the stated number of trials, which no epsilon covers. docs/results.md says what this table does not show."
+    "has), found by trials, which no epsilon covers. docs/results.md has the limits of this table."
 )
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
@@ -185,7 +185,7 @@ def table2(
     device: Annotated[str | None, "cpu or cuda (default: cuda if there is one)."] = None,
     as_json: Json = False,
 ) -> None:
-    """Table 2: seconds of a training step under each method, as a ratio to SGD's, beside the paper's.
+    """Table 2: seconds of a training step under each method, as a ratio to SGD's, with the paper's.
 
     Do not run anything else on the machine at the same time.
     """
@@ -281,10 +281,11 @@ def thesis(
     seed: Annotated[int, "Seed of the first repeat; published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Retrain the networks of the thesis' tables: our scores beside the printed ones, and the guaranteed epsilon.
+    """Retrain the networks of the thesis' tables: our scores, the printed ones, and the guaranteed epsilon.
 
-    On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks are
-    kept in the folder: after a kill, the same command resumes. JSON also has confusion matrices and loss curves.
+    On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks
+    are stored in the folder: if the command is killed, run it again to resume. JSON also has confusion matrices and
+    loss curves.
     """
     from edp_lab.reproduce.thesis import TABLES
 
@@ -340,9 +341,9 @@ def three_phase(
     as_json: Json = False,
     **_: Any,
 ) -> None:
-    """Run the thesis' three phases: accuracy of every part beside the printed one, and its guaranteed epsilon.
+    """Run the thesis' three phases: accuracy of every part, the printed one, and its guaranteed epsilon.
 
-    A plain model, trained without noise on the same data, stands beside them.
+    For comparison, it also trains a model without noise on the same data.
     """
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import run_three_phase
@@ -392,7 +393,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
 
 
 def _cost(record: ThreePhaseRecord) -> str:
-    """What the released labels cost, one and all together."""
+    """Epsilon of one released label, and of all together."""
     account = record.privacy
     if account is None or not account.composed:
         return "no guarantee, as the vote has no noise"

@@ -136,7 +136,7 @@ def numbers(option: str, text: str, example: str, least: float = 1, most: float 
 
 
 def commas(*texts: str) -> list[str]:
-    """The names in options that take several with commas between; UsageError where one is there twice."""
+    """The names in options that take several with commas between; UsageError if one is there twice."""
     names = [name.strip() for text in texts for name in text.split(",")]
     check_once(names)
     return names
@@ -161,7 +161,7 @@ UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def shown(text: str) -> str:
-    """A text from a corpus, a record or a file as a terminal may have it: what would command it is an escape."""
+    """A text from a corpus, a record or a file, safe for a terminal: control characters become escapes."""
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -215,7 +215,7 @@ def answer(as_json: bool, result: Any, report: Report) -> None:
 
 
 class Screen(Console):
-    """A terminal or a file, at most `width` columns of it; what would command a terminal is escaped."""
+    """A terminal or a file, at most `width` columns of it; control characters are escaped."""
 
     def __init__(self, width: int = WIDTH, markup: bool = False, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=markup, emoji=False, stderr=stderr)

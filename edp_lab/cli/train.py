@@ -212,7 +212,7 @@ def train(
 
 
 def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
-    """What the recipe makes of the options that are given."""
+    """The recipe's plan for the given options."""
     from edp_lab.training.recipe import plan
 
     named, names = given(ctx), {field.name: option_name(field.name) for field in fields(TrainConfig)}
@@ -326,7 +326,7 @@ def _tell_of_secret(folder: Path) -> None:
 
 
 def _plan_to_read(made: Plan) -> Report:
-    """What ``edp-lab train --epsilon`` is about to do."""
+    """The plan of ``edp-lab train --epsilon``."""
     config = made.config
     unit, together = f"each of n = {made.protected:,} utterances", f"epsilon {up(made.copies_epsilon, 4)} together"
     facts = [

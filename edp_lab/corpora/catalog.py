@@ -38,7 +38,7 @@ PIECE = 1 << 16  # bytes read at a time
 
 
 class Source(NamedTuple):
-    """One file that `edp-lab data fetch` brings."""
+    """One file that `edp-lab data fetch` downloads."""
 
     path: str  # below a data folder, with forward slashes
     size: int  # bytes
@@ -168,7 +168,7 @@ def data_folders() -> list[Path]:
 
 
 def sources(name: str) -> tuple[Source, ...]:
-    """The files that `fetch` brings of a corpus; UsageError if the name is of no corpus that can be fetched."""
+    """The files of a corpus that `fetch` downloads; UsageError if no corpus of this name can be fetched."""
     if name not in _sources():
         if name in _EMBEDDED:
             raise UsageError(f"{name} comes with edp_lab: there is nothing to fetch")
@@ -214,7 +214,7 @@ def _not_found(name: str) -> UsageError:
 
 
 def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list[str]]:
-    """A user's corpus, with declared label sets if their files are beside it, and the place of each utterance."""
+    """A user's corpus, with declared label sets if their files are next to it, and the place of each utterance."""
     if not path.exists():
         raise UsageError(f"no corpus at {name}: give a folder with seq.in, or a file: own.jsonl, own.csv[TEXT,INTENT]")
     reading = readers.read_seq_folder(path) if path.is_dir() and not columns else formats.read_file(path, columns)

@@ -54,8 +54,8 @@ class Corpus:
     utterances: Sequence[Utterance]  # either all have tags or none has
     intents: tuple[str, ...]  # sorted
     slots: tuple[str, ...]  # sorted, without their B-/I- prefix; none without tags
-    # Label sets are public knowledge (a published corpus, a declared list) rather than taken from the utterances, which a
-    # private run must flag.
+    # Label sets are public knowledge (a published corpus, a declared list) rather than taken from the utterances, which
+    # a private run must flag.
     labels_declared: bool = True
     warnings: tuple[str, ...] = ()
 

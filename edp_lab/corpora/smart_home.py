@@ -299,7 +299,7 @@ def _slot(item: str) -> _Slot | None:
 
 
 def _weighted(lines: Iterable[str]) -> list[str]:
-    """Each line as often as its weight says."""
+    """Repeat each line by its weight."""
     matches = [match for line in lines if (match := _WEIGHT.fullmatch(line))]
     return [text for match in matches for text in [match[2].strip()] * int(match[1] or 1)]
 

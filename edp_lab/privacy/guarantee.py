@@ -41,7 +41,7 @@ class Guarantee:
         epochs: how many were counted, a partial one in full.
         mu: Gaussian-DP parameter where the account is exact, else None.
         conditional_epsilon: the epsilon at `delta` under the `condition`; None if there is no guarantee.
-        claimed_epsilon: what the paper's accounting says for the same z_t; None where it says nothing.
+        claimed_epsilon: what the paper's accounting says for the same z_t; None if it says nothing.
         epsilon_if_alpha_public: as `conditional_epsilon`, with a private alpha taken to be public.
     """
 

@@ -251,7 +251,7 @@ class Mechanism:
         return self.noise_std(epoch) / self.sensitivity(adjacency)
 
     def why_no_guarantee(self) -> str:
-        """Why this mechanism guarantees nothing, whatever the number of epochs; empty where it does."""
+        """Why this mechanism guarantees nothing, whatever the number of epochs; empty if it does."""
         if self.z0 == 0:
             return "z0 is 0: no noise is added, so epsilon is infinite"
         if self.alpha is Alpha.PRIVATE:

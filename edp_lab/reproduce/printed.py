@@ -121,7 +121,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ExplainedEpsilon:
-    """One printed value of log10 epsilon, and what may lie behind it."""
+    """One printed value of log10 epsilon, and settings that may explain it."""
 
     corpus: str
     model: str

@@ -12,7 +12,7 @@ intervals are Student's t over the seeds: they cover the split and the training,
 another sample would change, as the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is
 trained by SGD for as many epochs as the target (section 4.2 has one), separately for each seed.
 
-    data/results/table1_cells.jsonl    results that come with a checkout, a line each
+    data/results/table1_cells.jsonl    results that come with a checkout, one per line
     OUT/cells.jsonl                    results computed here, written as soon as each is done
     OUT/runs, shadows, public          runs, shadow models of the attacks, starting weights
 
@@ -89,7 +89,7 @@ Result = dict[str, Any]  # one run's scores; `do` gives its keys
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is trained."""
+    """Amounts of training."""
 
     size: str  # of the models, see `TrainConfig`
     layers: int  # of the published encoder, from which BERT starts

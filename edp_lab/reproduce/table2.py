@@ -1,4 +1,4 @@
-"""Table 2 re-measured: the time of a training step under each method as a ratio to SGD's, beside the paper's.
+"""Table 2 re-measured: the time of a training step under each method as a ratio to SGD's, with the paper's.
 
 Every method starts from the same weights and reads the same batches, in one process. A round gives one step to each
 method in turn, and just before or after it one to SGD; ratios compare such neighbours, because other load on the

@@ -1,4 +1,4 @@
-"""Tables of the thesis trained again: our scores and the guaranteed epsilon beside what it prints.
+"""Tables of the thesis retrained: our scores, the printed ones, and the guaranteed epsilon.
 
     lab = Lab(Path("runs/reproduce-thesis"), QUICK)
     for row in reproduce(lab, ["4.4"]):
@@ -125,7 +125,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: ours beside the print."""
+    """One row of a table: our value and the printed one."""
 
     table: str
     name: str
@@ -397,7 +397,7 @@ def without_privacy(table: str, lab: Lab) -> Iterator[Row]:
 
 
 def phase_one(table: str, lab: Lab) -> Iterator[Row]:
-    """A vote of ten, which all models are by section 4.2."""
+    """A vote of ten models; by section 4.2 every model is such a vote."""
     for name, model in MODELS.items():
         ten = lab.ensembles(f"{name}, adam", model=model)
         note = f"hard vote of {lab.scale.instructors} instructors; labels are bare"
@@ -458,6 +458,6 @@ MAKE: dict[str, Callable[[str, Lab], Iterator[Row]]] = {
 
 
 def reproduce(lab: Lab, tables: Sequence[str] = tuple(TABLES)) -> Iterator[Row]:
-    """Rows of these tables, each as soon as it is there."""
+    """Rows of these tables, each as soon as it is complete."""
     for table in tables:
         yield from MAKE[table](table, lab)

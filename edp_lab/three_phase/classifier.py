@@ -42,7 +42,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """What `train_classifier` gives back."""
+    """The result of `train_classifier`."""
 
     model: ImageClassifier
     # Of each epoch "epoch" (from 1), "loss" (mean over the training examples that took part; not private), "test_loss",
@@ -85,7 +85,7 @@ def train_classifier(
 
 @lru_cache(maxsize=64)
 def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilon: float, delta: float) -> float:
-    """The noise multiplier with which so many epochs of Poisson sampling cost just below epsilon."""
+    """The noise multiplier with which these epochs of Poisson sampling cost just below epsilon."""
     mechanism = Mechanism.sound(clip_norm, 1.0, 1, 1, sampling_rate=sampling_rate)
     return calibrate_z0(mechanism, epochs, Budget(epsilon, delta))
 
@@ -225,7 +225,7 @@ def as_printed(gradients: Tensor, threshold: float) -> Tensor:
 
 
 class Rule(NamedTuple):
-    """A way to bound gradients, and what it bounds.
+    """A way to bound gradients, and its sensitivity.
 
     Guarantee: the sensitivity is the L2 distance by which adding or removing one example moves the sum of the rows, for
     all finite gradients, up to the rounding of one product. Gradients that are not finite, and a threshold that is not

@@ -46,7 +46,7 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
 
 
 def check_sigma(sigma: float) -> None:
-    """Raises UsageError unless sigma is from 0 to a million, where a pixel between 0 and 1 is long lost."""
+    """Raise UsageError unless sigma is from 0 to a million, where a pixel between 0 and 1 is long lost."""
     if not 0 <= sigma <= 1e6:
         raise UsageError(f"sigma is {sigma}: the noise on a pixel must have a standard deviation from 0 to 1,000,000")
 
@@ -68,7 +68,7 @@ class Perturbation:
     after: Statistics
     covariance: float  # between a pixel before and after, over all pixels; equations 2.29 and 2.30
     correlation: float
-    # The mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125"); None where no image
+    # The mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125"); None if no image
     # has any contrast.
     image_correlation: float | None
     signal_noise_ratio: float  # variance of the pixels over that of the noise drawn, equation 2.32; inf without
@@ -101,7 +101,7 @@ def compare(before: Floats, after: Floats) -> Perturbation:
 
 
 def image_correlations(before: Floats, after: Floats) -> NDArray[np.float64]:
-    """Equation 3.4, of each image with its like: (n, ...) twice -> (n); NaN where one of the two is of one shade."""
+    """Equation 3.4, of each image with its like: (n, ...) twice -> (n); NaN if one of the two is of one shade."""
     a, b = (images.reshape(len(images), -1) for images in (before, after))
     a, b = (flat - flat.mean(axis=1, keepdims=True, dtype=np.float64) for flat in (a, b))
     with np.errstate(invalid="ignore"):
@@ -116,7 +116,7 @@ def statistics(images: Floats) -> Statistics:
 
 @dataclass(frozen=True)
 class ImageGuarantee:
-    """What noise of `sigma` per pixel promises about one image replaced by any other, at `delta`."""
+    """The guarantee of noise of `sigma` per pixel for one image replaced by any other, at `delta`."""
 
     sigma: float
     delta: float

@@ -65,7 +65,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Labels:
-    """What the vote said about the public images."""
+    """The labels that the vote gave the public images."""
 
     queries: int
     right: float  # share of the labels that are true
@@ -142,7 +142,7 @@ class Job:
 
 
 def usable_workers(examples: int) -> int:
-    """Number of processes for networks on so many examples in total: 1, or one per core."""
+    """Number of processes for networks with this total number of examples: 1, or one per core."""
     return usable_cores() if examples >= PARALLEL_FROM else 1
 
 
@@ -166,7 +166,7 @@ def disjoint_parts(images: Images, instructors: int, key: int) -> list[Images]:
 def run_three_phase(
     settings: ThreePhaseSettings, images: Images, listener: Listener = lambda event: None
 ) -> ThreePhaseRecord:
-    """Run the phases on `images`, with a plain model beside them, and account for what the understudy learnt.
+    """Run the phases on `images`, with a non-private model for comparison, and account for the understudy.
 
     Formal guarantee: `privacy` of the record, for the understudy and all that is computed from it and public images.
     Neighbours: one training example replaced. Which instructor gets it depends on its place alone. In real numbers,
@@ -189,7 +189,7 @@ def run_three_phase(
 
 
 class _Run:
-    """What the phases hand on to one another, and the record that they fill. `images` are noised from phase I on."""
+    """Data that the phases pass on, and the record that they fill. `images` are noised from phase I on."""
 
     def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
         self.public = int(PUBLIC_SHARE * len(images.test))
@@ -213,7 +213,7 @@ class _Run:
         self.voters = [trained.model]
 
     def phase_one(self) -> None:
-        """Noise on all images; one instructor on all of them shows what it costs."""
+        """Add noise to all images; one instructor on all of them shows the loss of accuracy."""
         before, sigma = self.images, self.settings.sigma
         after = self.images = noised(before, sigma, self.key)
         self.record.pixels = {part: compare(getattr(before, part), getattr(after, part)) for part in ("train", "test")}

@@ -140,7 +140,7 @@ class ThreePhaseSettings:
         return Aggregator.for_epsilon(self.vote, self.vote_epsilon, self.delta)
 
     def training(self, method: str, examples: int, classes: int, name: str) -> ClassifierSettings:
-        """How the network of that name is trained on so many examples."""
+        """Training settings of the network of that name for this number of examples."""
         from edp_lab.privacy.csprng import key_from_seed
 
         seed = key_from_seed(f"three phases {self.seed}: {name}") % 2**32

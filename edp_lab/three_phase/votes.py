@@ -115,7 +115,7 @@ def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
 
 
 def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np.float64]:
-    """With what probability a noisy vote gives each label: (K) -> (K), correct to 1e-12.
+    """Probability of each label under a noisy vote: (K) -> (K), correct to 1e-12.
 
     P[j] is the integral of noise density at x - count_j times the product of the noise distribution at x - count_i.
     Ten voters who agree, ten classes, Laplace: 0.26 at scale 10, 0.50 at scale 5.
@@ -175,7 +175,7 @@ def query_epsilon(aggregator: Aggregator, delta: float) -> float:
 
 
 def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dict[str, float]:
-    """Epsilon of so many queries at `delta` by each way of adding up, whatever the votes are; each is a bound.
+    """Epsilon of `queries` votes at `delta` by each way of adding up; each is a bound for any votes.
 
     A vote without noise has none.
 

@@ -244,8 +244,8 @@ def launched() -> tuple[int, int]:
             return numbers["RANK"], numbers["WORLD_SIZE"]
     settings = ", ".join(f"{name} is {value}" for name, value in given.items())
     raise UsageError(
-        f"{settings}, but RANK must be a whole number, at least 0 and below WORLD_SIZE: unset them, or let torchrun set "
-        "them"
+        f"{settings}, but RANK must be a whole number, at least 0 and below WORLD_SIZE: unset them, or let torchrun "
+        "set them"
     )
 
 

@@ -99,7 +99,7 @@ def _batch_size(n: int, model: str, frozen: bool) -> Line:
     if n >= LARGE:
         return Line("batch_size", round(12.5 * math.sqrt(n)), "grows with the root of the corpus: larger is too slow")
     rounds = 8 if model == "bert" else 2 if frozen else 4
-    return Line("batch_size", math.ceil(n / rounds), "beside its signal, a large step has less noise")
+    return Line("batch_size", math.ceil(n / rounds), "a larger step has less noise relative to its signal")
 
 
 STEPS, LARGE, HEADS_ALONE = 320, 20_000, 100_000

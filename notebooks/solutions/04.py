@@ -13,5 +13,5 @@ prediction = {"claimed ε": "stays", "ε if α were public": "rises"}
 
 # EXERCISE accountant
 def multiplier(z, N, alpha):
-    """Noise over sensitivity of Algorithm 1; alpha: a list of layer scales, micro-batches of several sentences."""
+    """Noise divided by sensitivity; alpha: a list of layer scales; micro-batches have several sentences."""
     return z / (2 * math.sqrt(N) * max(alpha))

@@ -33,7 +33,7 @@ def trial(audit: Audit, what: str) -> Tile:
 
 
 def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
-    """What is claimed, or holds, and what the draws prove, and how many guesses were wrong."""
+    """The claimed or guaranteed epsilon, the measured one, and the number of wrong guesses."""
     audit = result.audit
     wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
     tested = f"ε = {on_trial(audit)}"

@@ -167,12 +167,12 @@ def require(holds: object, sentence: str) -> None:
 
 
 def check_share(name: str, share: float) -> None:
-    """UsageError unless a share lies in [0, 1]."""
+    """Raise UsageError unless a share is in [0, 1]."""
     require(0 <= share <= 1, f"the share of {name} is {share}: it must be between 0 and 1")
 
 
 def check_seed(seed: int) -> None:
-    """UsageError where a seed is negative."""
+    """UsageError if a seed is negative."""
     require(seed >= 0, f"seed is {seed}: it must be 0 or more")
 
 

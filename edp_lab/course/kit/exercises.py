@@ -175,7 +175,7 @@ def close(
     atol: float = 1e-9,
     slips: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """None where two arrays or numbers agree; else a sentence that says where they first differ.
+    """None if two arrays or numbers agree; else a sentence that says where they first differ.
 
     If `got` is what a known slip gives (by what is to be said of it), that sentence instead. NotImplementedError:
     there is nothing to compare yet, `got` is None.
@@ -195,7 +195,7 @@ def close(
 
 
 def given(got: Any) -> Any:
-    """What a student's function has returned; NotImplementedError where that is nothing."""
+    """The value that a student's function returned; NotImplementedError if it is None."""
     if got is None:
         raise NotImplementedError(NOTHING)
     return got
@@ -220,7 +220,7 @@ def moved(before: float, after: float) -> str:
 
 
 def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what: str) -> str | None:
-    """None where every "rises", "falls" or "stays" is right; else one that is not, with the numbers.
+    """None if every "rises", "falls" or "stays" is right; else one that is not, with the numbers.
 
     Args:
         prediction: the student's words, by question.
@@ -239,7 +239,7 @@ def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what
 def chosen(
     prediction: Any, right: Mapping[str, tuple[str, str]], options: Collection[str], otherwise: str
 ) -> str | None:
-    """None where every question has the right one of the options; else a sentence on the first that has not.
+    """None if every question has the right one of the options; else a sentence on the first that has not.
 
     Args:
         right: by question, the answer, and what is said to another, which stands where it has ``{}``.

@@ -124,7 +124,7 @@ class Runs(Frame):
 
     @abstractmethod
     def prepare(self) -> Any:
-        """What is to be done, from the widgets as they stand. UsageError: it makes no sense."""
+        """The work to do, from the current values of the widgets. UsageError: it makes no sense."""
 
     @abstractmethod
     def work(self, task: Any) -> None:

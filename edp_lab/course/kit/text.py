@@ -120,17 +120,17 @@ SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(share: float, decimals: int | None = None) -> str:
-    """A share of 1, in percent: "12.5 %" with three digits, or "12.50 %" with so many decimals."""
+    """A share of 1, in percent: "12.5 %" with three digits, or "12.50 %" with `decimals` decimals."""
     return f"{digits(100 * share) if decimals is None else f'{100 * share:.{decimals}f}'} %"
 
 
 def duration(seconds: float) -> str:
-    """So much time, with three digits: "12.3 ms", "4 s"."""
+    """A duration, with three digits: "12.3 ms", "4 s"."""
     return f"{digits(1000 * seconds)} ms" if seconds < 1 else f"{digits(seconds)} s"
 
 
 def count(number: int, what: str, many: str | None = None) -> str:
-    """So many of something: "1 device", "1,000 devices"."""
+    """A number with its noun: "1 device", "1,000 devices"."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
@@ -249,12 +249,12 @@ class Tile(NamedTuple):
 
 
 def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
-    """The tile of what a source says."""
+    """The tile of a source's claim."""
     return Tile(label, value, unit, "claimed")
 
 
 def holds(value: str, unit: str = "", label: str = "guaranteed") -> Tile:
-    """The tile of what is guaranteed."""
+    """The tile of a guaranteed number."""
     return Tile(label, value, unit, "holds")
 
 
@@ -284,7 +284,7 @@ class Tiles(anywidget.AnyWidget):
 
 
 class Fold(anywidget.AnyWidget):
-    """What is one click away: text or `Html`, or a command with a button that copies it. It stays open once opened."""
+    """A fold with text or `Html`, or a command with a button that copies it. It stays open once opened."""
 
     _esm = Path(__file__).with_name("fold.js")
     summary = traitlets.Unicode().tag(sync=True)

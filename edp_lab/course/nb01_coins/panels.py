@@ -49,7 +49,8 @@ FORMS = basic.generalise_code(5), basic.generalise_number(5, 10, 20), (str, basi
 def linked(k: int, seed: int) -> tuple[float, float]:
     """Shares of 600 made-up patients who are singled out in their k-anonymous table; with `k` = 1 it is the original.
 
-    The first is by a list of 3000 voters, the second by someone who knows their data and the month of the visit.
+    The first is by a list of 3000 voters, the second by an attacker
+    who knows their data and the month of the visit.
     """
     rng = rng_of(seed, 0)
     columns = rng.integers(42000, 42020, 3000), rng.integers(18, 91, 3000), rng.choice(["f", "m"], 3000)
@@ -123,7 +124,7 @@ def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int 
 
 
 def tell_coin(result: Poll) -> tuple[Tile, Tile, str]:
-    """What a yes says about one person, and what all answers say about everyone."""
+    """What one yes reveals about its person, and the estimate from all answers."""
     share, (estimate, error) = 100 * result.share, (100 * result.estimate[-1], 100 * result.standard_error[-1])
     after = f"{d(share)} % → {percent(float(belief(result.share, result.epsilon)))}"
     person = Tile("one who says yes", after, "belief before and after")
@@ -255,7 +256,7 @@ def tell_delta(result: GaussianCount) -> tuple[Tile, Tile, str]:
 
 
 def _account(noise_multiplier: float, releases: int, delta: float) -> str:
-    """The command whose "what holds" is the epsilon of so many Gaussian releases; "" for a delta it refuses."""
+    """The command that prints the epsilon of these Gaussian releases; "" for a delta it refuses."""
     options = {"z0": noise_multiplier, "epochs": releases, "delta": delta}
     return command("account", options) if 0 < delta < 1 else ""
 

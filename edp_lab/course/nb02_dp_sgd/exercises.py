@@ -41,7 +41,7 @@ def _clip(answer: Callable[..., Tensor], rng: np.random.Generator) -> Difference
 
 
 def _clipped_wrong(mine: Array, long: Array, c: float) -> str | None:
-    """What is wrong with gradients that should have been clipped."""
+    """The error in gradients that should have been clipped."""
     rows = list(enumerate(zip(np.linalg.norm(long, axis=1), np.linalg.norm(mine, axis=1), strict=True)))
     at = f"With C = {c:.2f}, row"
     for row, (old, new) in rows:

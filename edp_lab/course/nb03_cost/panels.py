@@ -68,7 +68,7 @@ class RunBill(NamedTuple):
     mechanism: Mechanism
     target: float  # epsilon
     after: list[int]  # numbers of epochs; the last is that of the whole run
-    verdicts: list[Guarantee]  # after so many
+    verdicts: list[Guarantee]  # after each number of epochs
     claimed_z: float  # noise multiplier that meets the target by zCDP
     needed_z: float  # noise multiplier that meets it by Gaussian DP
 
@@ -357,7 +357,7 @@ def draw_sampled(result: Sampled) -> Figure:
 
 
 class Behind(NamedTuple):
-    """Settings that may lie behind one epsilon that Table 1 prints for training without decay."""
+    """Settings that may explain one epsilon that Table 1 prints for training without decay."""
 
     row: Table1Row
     epochs: int  # T
@@ -385,7 +385,7 @@ def behind(model: str, corpus: str, epochs: int) -> Behind:
 
 @panel("03")
 def table1(epochs: int = 30) -> Panel:
-    """Settings that may lie behind the printed epsilons: `result` is a `Behind`."""
+    """Settings that may explain the printed epsilons: `result` is a `Behind`."""
     models, corpora = (list(dict.fromkeys(getattr(row, what) for row in TABLE_1)) for what in ("model", "corpus"))
     return Panel(
         "Table 1, decoded",

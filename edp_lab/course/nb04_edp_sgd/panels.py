@@ -82,7 +82,7 @@ class Promise(NamedTuple):
     printed: Mechanism  # Algorithm 1
     sound: Mechanism
     multiplier: Mapping[str, float]  # by name, noise divided by the sensitivity of what one step releases
-    epsilon: Mapping[str, float | None]  # by name; None where it overflows
+    epsilon: Mapping[str, float | None]  # by name; None if it overflows
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
     pull: Array  # over `MANY` devices, how far one sentence can move the mean (C is 1)
     noise: Array  # and the standard deviation of the printed noise on it
@@ -143,7 +143,7 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
 
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
-    """Both epsilons, and what an attacker makes of one step."""
+    """Both epsilons, and an attacker's success on one step."""
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
     sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z0 allows {claim}."
     claim_tile, held = epsilons(result.guarantee)
@@ -151,7 +151,7 @@ def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
 
 
 def draw_bells(result: Promise) -> Figure:
-    """What comes out of one step without a sentence and with it: as the accountant takes it, and as printed."""
+    """The release of one step without a sentence and with it: as the accountant assumes, and as printed."""
     steps = np.linspace(-4, 4, 81)
     bell, half = np.exp(-(steps**2) / 2), 3.5 * max(result.multiplier.values())
     lines, titles = [], []
@@ -206,7 +206,7 @@ MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # of one sentence's g
 
 
 class Stages(NamedTuple):
-    """What each of N devices holds after each line of Algorithm 1, for a model of two layers with one weight each.
+    """The gradient of each of N devices after each line of Algorithm 1, for a model of two layers with one weight each.
 
     The clip norm is 1.
     """
@@ -330,7 +330,7 @@ SHAPE = np.array([1.5, 1.0])  # a picture is about so much wider than high
 
 
 def draw_stages(result: Stages) -> Figure:
-    """What every device holds after each line, and last what is released of it: all to scale."""
+    """Every device's gradient after each line, and last the release: all to scale."""
     layout = fig.plots(2, 3, [" "] * 6, horizontal_spacing=0.1, vertical_spacing=0.25)
     marks: list[Mark] = []
     for place, (name, held) in enumerate(result.points.items(), 1):

@@ -18,7 +18,7 @@ WELL_KNOWN = 2.0  # on top, of a text that the training set has several times
 
 
 def _tpr(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library: with and without ties, room for one and for many false accusations, no hit, hits only."""
+    """Compare with the library: with and without ties, one and many false accusations allowed, no hit, hits only."""
     for ties, size, crowd, shift in (
         (False, 20, 3_000, 0.8),
         (True, 120, 150, 0.8),

@@ -173,7 +173,7 @@ def show_roc(
     num_devices: int = 1,
     epochs: int = 1,
 ) -> Shown:
-    """One of the attacks on the first `people` members and non-members, beside the bounds of a mechanism.
+    """One of the attacks on the first `people` members and non-members, with the bounds of a mechanism.
 
     Args:
         attacks: by name, all on one target.
@@ -340,7 +340,7 @@ def roc_command(result: Shown, attacked: Attacked) -> str:
 
 
 def attacks_table(attacks: Attacks) -> str:
-    """Attacks side by side in plain text, one a line, under a heading; shares in percent, 95 % intervals."""
+    """Attacks side by side in plain text, one per line, under a heading; shares in percent, 95 % intervals."""
     rows: list[Sequence[str]] = [("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR")]
     for name, attacked in attacks.items():
         result = attacked.result
@@ -375,7 +375,7 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
 
 @panel("05")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
-    """What models have stored of canaries; `result` is a `Remembered`."""
+    """What models remember of canaries; `result` is a `Remembered`."""
     return Panel(
         "What does it remember?",
         "How far up a hidden number ranks among ten thousand others.",
@@ -456,7 +456,7 @@ RUNS = (("as printed", True, PRINTED, "square", LEFT), ("sound", False, HOLDS, "
 
 
 def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
-    """LiRA's AUC on runs with noise by their error rate; beside each its guaranteed epsilon, if alpha is public."""
+    """LiRA's AUC on runs with noise by their error rate, labelled with the guaranteed epsilon if alpha is public."""
     plain, *noised = runs
     traces: list[Trace] = []
     for name, as_printed, color, symbol, side in RUNS:

@@ -25,7 +25,7 @@ QUESTIONS = {
 
 
 def _at_least(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library: either rate the smaller one, and rates that prove nothing."""
+    """Compare with the library: either rate the smaller one, and rates that prove nothing."""
     for low, high in ((0.001, 0.05), (0.02, 0.4), (0.3, 0.95)):
         small, large = sorted(cases.uniform(low, high, 2).round(4).tolist())
         delta = 10.0 ** -int(cases.integers(2, 6))
@@ -59,7 +59,7 @@ Draws = tuple[np.ndarray, np.ndarray]  # outputs without and with the canary
 
 
 def _honest(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library on Gaussian steps. The message says how often a wrong one measures more than guaranteed."""
+    """Compare on Gaussian steps. The message says how often a wrong answer measures more than guaranteed."""
 
     def drawn(mu: float, draws: int) -> Draws:
         midpoint = cases.uniform(-2, 2)

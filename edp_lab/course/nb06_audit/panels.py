@@ -113,7 +113,7 @@ def draw_scale(result: StepAudit) -> Figure:
 
 
 def table(results: Mapping[str, StepAudit]) -> str:
-    """Audits of steps side by side in plain text, one a line, under a heading."""
+    """Audits of steps side by side in plain text, one per line, under a heading."""
     rows: list[tuple[str, ...]] = [("", "claimed", "guaranteed", "measured", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
@@ -133,7 +133,7 @@ def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, s
 
 
 def needed(audit: OneRunAudit, guesses: int) -> int | None:
-    """How many of so many guesses would have to be right for the audit to refute its claim; None: all are too few."""
+    """The number of right guesses needed to refute the claim; None if even all are too few."""
     confidence = 1 - (1 - audit.confidence) / len(audit.tallies)  # each of the tallies gets its share of the error
 
     def refutes(right: int) -> bool:
@@ -172,7 +172,7 @@ class OneRun(RunPanel):
         return [one_run_config(**settings, seed=seed) for seed in seeds], canaries
 
     def work(self, task: tuple[list[TrainConfig], int]) -> None:
-        """One audit after the other, each with a seed of its own."""
+        """Run audits one after the other, each with its own seed."""
         configs, canaries = task
         self.audits = {}
         for done, config in enumerate(configs):
@@ -194,7 +194,7 @@ class OneRun(RunPanel):
 
 
 def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
-    """What is claimed, how many audits of one setting refute it, and what is guaranteed."""
+    """The claimed epsilon, how many audits of one setting refute it, and the guaranteed epsilon."""
     last, of = audits[-1], count(len(audits), "audit")
     refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
     if last.epsilon_if_seed_secret is None:
@@ -230,7 +230,7 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
 
 
 def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
-    """What each audit measures, beside the claimed and the guaranteed epsilon; of one setting, by seed."""
+    """The measured epsilon of each audit, with the claimed and the guaranteed one; for one setting, by seed."""
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
     gaussian, free = [audit.measured_epsilon for audit in rows], [audit.bounds.distribution_free for audit in rows]

@@ -96,7 +96,7 @@ class Grid(NamedTuple):
     about: Mapping[str, Any]
 
     def after(self, epochs: int) -> list[Point]:
-        """The points of the first seed after so many epochs."""
+        """The points of the first seed after this number of epochs."""
         return [p for p in self.points if (p.config.epochs, p.config.seed) == (epochs, BASE.seed)]
 
 

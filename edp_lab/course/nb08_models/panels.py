@@ -312,7 +312,7 @@ def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float
 
 
 def draw_emissions(result: CrfView) -> Figure:
-    """What each word says of itself, the best tag of each alone, and the best path."""
+    """Each word's scores, its best tag alone, and the best path."""
     return _lattice(result, result.emissions, "{:.1f}", (-4, 4), "Score of each tag for each word alone", "%{z:.1f}")
 
 
@@ -342,7 +342,7 @@ EXTRAS = {"none": "O", "one slot invented": "B-app"}
 
 
 class Scored(NamedTuple):
-    """One utterance as predicted, and what is counted of it together with others that are all right."""
+    """One predicted utterance, and its counts together with others that are all correct."""
 
     intent: str
     predicted: tuple[str, ...]  # tags
@@ -350,7 +350,7 @@ class Scored(NamedTuple):
 
 
 def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> Scored:
-    """What errors of one prediction do to the four scores.
+    """How the errors of one prediction change the four scores.
 
     Args:
         intent: a key of `INTENTS`.

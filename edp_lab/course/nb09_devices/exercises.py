@@ -19,7 +19,7 @@ BY_CHANCE = 6  # standard errors
 
 
 def _aggregate(answer: Any, cases: np.random.Generator) -> Differences:
-    """Against the library where all devices draw alike, and in closed form where they do not."""
+    """Compare with the library if all devices have equal noise, and with the closed form if they do not."""
     for devices in (1, 2, int(cases.integers(4, 33))):
         z0 = round(float(cases.uniform(0.1, 3)), 2)
         mechanism = Mechanism.as_printed(1.0, z0, devices, 2)

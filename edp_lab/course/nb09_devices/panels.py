@@ -39,7 +39,7 @@ LITTLE = 600  # utterances of the corpus: five steps an epoch
 
 
 class LittleRun(NamedTuple):
-    """One training run on a little corpus."""
+    """One training run on a small corpus."""
 
     config: TrainConfig
     record: dict[str, Any]  # "devices" says how many processes were real and how many devices simulated

@@ -16,7 +16,7 @@ MNIST = 60_000
 
 
 def _gnmax(answer: Any, cases: np.random.Generator) -> Differences:
-    """How often each label wins, against the exact chances."""
+    """Compare how often each label wins with the exact probabilities."""
     for labels in (3, 10):
         counts, sigma = cases.integers(0, 12, labels), round(float(cases.uniform(2.5, 6)), 1)
         won = [given(answer(counts.copy(), sigma, cases)) for _ in range(DRAWS)]

@@ -154,7 +154,7 @@ def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> st
 
 
 def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> text.Html:
-    """What the vote keeps, what the labels teach and what they cost, by settings."""
+    """Accuracy of the vote and of the understudy, and the epsilon of the labels, by settings."""
     head = ("", "unanimous labels survive", "labels true", "understudy right", "ε of one label", "ε of all labels")
     table: list[tuple[str, ...]] = [head]
     for name, settings in rows.items():
@@ -181,7 +181,7 @@ class NoisedImages(NamedTuple):
 
 
 def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
-    """Phase I: Gaussian noise on every pixel, what it does to the images and what it promises."""
+    """Phase I: Gaussian noise on every pixel, the noisy images and their epsilon."""
     sigma, delta, clean = settings.sigma, settings.delta, sketch.images.train
     train, shape = sketch.noised(sigma)[0], clean.shape[1:]
     return NoisedImages(
@@ -288,7 +288,7 @@ def draw_epsilon(result: NoisedImages) -> Figure:
 
 
 class LabelBill(NamedTuple):
-    """What noisy votes cost, and what an understudy learns from their labels."""
+    """The epsilon of noisy votes, and an understudy's accuracy with their labels."""
 
     settings: ThreePhaseSettings
     unanimous: float  # chance that a label on which all N agree survives the noise
@@ -343,7 +343,7 @@ _composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)
 
 @panel("10")
 class Pipeline(Panel, Runs):
-    """What labels cost and teach, by linear models that follow the controls; Run does the same with networks.
+    """Epsilon and accuracy of labels, by linear models that follow the controls; Run does the same with networks.
 
     Attributes:
         result: a `LabelBill`.
