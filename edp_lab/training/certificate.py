@@ -110,7 +110,7 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
         if not _same(name, stated.get(name), value):
             raise UsageError(f"{path} says {name} {stated.get(name)!r}, but ledger and record say {value!r}; {again}")
     if more := sorted(stated.keys() - computed.keys() - {*MADE}):
-        raise UsageError(f"{path} has the unknown field {more[0]}: restore it from a copy")
+        raise UsageError(f"{path} has the unknown field {more[0]}; {again}")
     if (folder / PAGE).exists() and (folder / PAGE).read_bytes() != _page(stated):
         raise UsageError(f"{folder / PAGE} differs from the page of {CERTIFICATE}; {again}")
     if model_checksum(load_model(folder / MODEL)) != computed["model_sha256"]:
