@@ -128,10 +128,8 @@ def test_a_page_equals_the_kernel_or_marks_the_control(panels: dict[str, Panel],
 def test_on_a_telephone_nothing_is_cut_or_covered(page: browsing.Chrome) -> None:
     browsing.resize(page, 360, 740)
     browsing.until(lambda: page.execute_script(f"{LOOK} return panels().every(fits)"), 60, "a figure does not fit")
-    assert (
-        page.execute_script(f"{LOOK} return panels().flatMap(p => [cut, covered, stickingOut].flatMap(f => f(p)))")
-        == []
-    )
+    faults = "panels().flatMap(panel => [cut, covered, stickingOut].flatMap(find => find(panel)))"
+    assert page.execute_script(f"{LOOK} return {faults}") == []
     assert page.execute_script("return document.documentElement.scrollWidth") == 360
     browsing.resize(page, *browsing.SIZE)
 

@@ -1,6 +1,6 @@
 // plotly.js, which a page has once (`theme.bundle`), turns the figure that is drawn into the one that is wanted. In a
 // narrow place titles break into lines, plots side by side go into fewer columns, and the figure grows higher by that.
-const LINE = 1.3, LEGEND = 29;  // heights: of a line of text over its size, of a legend of one row in pixels
+const LINE = 1.3, LEGEND = 67, TITLE = 20;  // heights: of a line over its size; in pixels, of three rows of a legend, of a plot's title
 const NARROW = 150;  // pixels that each of several plots side by side has at least
 const pen = document.createElement("canvas").getContext("2d");
 const lines = text => text.split("<br>").length;
@@ -55,7 +55,8 @@ function fitted(layout, margin, width, { legend, axes, buttons }) {
         if (name[0] == "x") below = Math.max(below, more);
     }
     const under = layout.legend?.yref == "container" ? (1 - layout.legend.y) * high : 0;
-    const above = headed + (under && Math.max(0, legend - LEGEND));
+    const room = layout.margin?.autoexpand === false ? t - under - TITLE : LEGEND;  // plotly makes room for a few rows itself
+    const above = headed + (under && Math.max(0, legend - room));
     layout.width = width;
     layout.height = Math.round(high + above + plots + below);
     layout.margin = { ...layout.margin, t: t + above };
