@@ -146,8 +146,7 @@ def draw_canaries(
     if len(digits) < FEWEST:
         known_digits = ", ".join(digits) or "none"
         raise UsageError(
-            f"training set of {corpus.name} has too few digits ({known_digits}) to hide numbers among: "
-            "take smart-home"
+            f"training set of {corpus.name} has too few digits ({known_digits}) to hide numbers among: take smart-home"
         )
     generator = np.random.Generator(np.random.PCG64(key_from_seed(f"{seed}, canaries")))
     total = each * len(repetitions)

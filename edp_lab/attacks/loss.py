@@ -148,8 +148,7 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
     count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
-            f"{count} members are too few to evaluate an attack: it takes {LEAST_MEMBERS}, so train on a "
-            "larger corpus"
+            f"{count} members are too few to evaluate an attack: it takes {LEAST_MEMBERS}, so train on a larger corpus"
         )
     draw, sides = np.random.default_rng(seed), (data.train, data.test)
     members, others = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in sides)
