@@ -40,7 +40,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-# ---- Results that are kept -------------------------------------------------------------------------------------------
+# ---- Stored results --------------------------------------------------------------------------------------------------
 
 
 def content_key(areas: Sequence[str], *parts: Any) -> str:

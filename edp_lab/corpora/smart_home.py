@@ -16,8 +16,8 @@ The grammar is in `smart_home.json`. Notation of its lines:
     3 * ...        this line is three times as likely as one without a number
 
 A sentence is a template of its domain. One that does not begin with <hey> begins with <polite>; all end
-with <end>. A rule with several intents states their odds. Names under "squared" are drawn with the square of
-a uniform number, so that the first entries are frequent and most are rare. People have a common first name
+with <end>. A rule with several intents states their odds. Names under "squared" are drawn by squaring a
+uniform number, so that the first entries are frequent and most are rare. People have a common first name
 and an invented last name; telephone numbers are 555-01xx, reserved for fiction, or four-digit extensions;
 streets, shops, titles and all but a few generic medicines are invented. The file is frozen: any change to the
 draws needs a new "version".

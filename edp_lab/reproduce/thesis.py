@@ -413,7 +413,7 @@ def phase_two(table: str, lab: Lab) -> Iterator[Row]:
 
 
 def phase_three(table: str, lab: Lab) -> Iterator[Row]:
-    """The understudy; its epsilon is the smaller of its labels' and its instructors' DP-Adam's."""
+    """The understudy; its epsilon is the smaller of two: for its labels, and for its instructors' DP-Adam."""
     vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA)
     labels = account_votes(vote, lab.public, DELTA).epsilon
     for name, model in MODELS.items():

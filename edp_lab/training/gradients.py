@@ -151,7 +151,7 @@ class FlatGradient:
             p.grad = layer.view_as(p)
 
     def take(self) -> None:
-        """With several ranks, copy every ``.grad`` into `gradient` and replace it with a view of that."""
+        """With several ranks, copy every ``.grad`` into `gradient`, then make it a view of its columns there."""
         if self.world > 1:
             for p, columns in zip(self.parameters, self.layout.columns, strict=True):
                 layer = self.gradient[columns].view_as(p)
