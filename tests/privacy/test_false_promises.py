@@ -123,7 +123,7 @@ def losses_of(model: nn.Module, *sizes: int):
         (8, {}, lambda step, net: step_of(net.half()), "parameters of torch.float16: .*convert them"),
         (8, {}, lambda step, net: step_of(net.bfloat16()), "parameters of torch.bfloat16: .*convert them"),
         (8, {}, lambda step, net: step_of(nn.Sequential(net, nn.Linear(2, 2).half())), "parameters of torch.float16"),
-        (8, {}, lambda step, net: step(0, 0, losses_of(net.half(), 1)), "built for torch.float32, .* now torch.float16"),
+        (8, {}, lambda step, net: step(0, 0, losses_of(net.half(), 1)), "built for torch.float32, .*torch.float16"),
         (8, {}, lambda step, net: step(0, 0, losses_of(net.bfloat16(), 1)), "the model is now torch.bfloat16"),
         (8, {}, lambda step, net: step(0, 0, losses_of(net.double(), 1)), "is now torch.float64"),
         (
