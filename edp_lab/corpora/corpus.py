@@ -279,7 +279,7 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
         yield from _alike(kind, names)
         once = [name for name in names if count[name] == 1]
         if once and not corpus.labels_declared:
-            yield f"{_named(kind, once)} a single utterance: a slip? The model will hold that name"
+            yield f"{_named(kind, once)} a single utterance: is it a mistake? The model will contain that name"
     texts = group_ids(utterances)
     first = np.unique(texts, return_index=True)[1][texts]
     if others := [k for k, j in enumerate(first) if utterances[k].intent != utterances[j].intent]:
@@ -291,7 +291,7 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
     if 2 * len(long) > len(utterances) or 10 * script > len(utterances):
         yield (
             f"{len(long):,} of {len(utterances):,} utterances are text without spaces, which counts as one word, and "
-            "of words that it has not seen a model knows little: give --split characters"
+            "a model knows little about unseen words: give --split characters"
         )
 
 
@@ -299,7 +299,7 @@ def notes_on_split(corpus: Corpus, data: Split) -> Iterator[str]:
     """Notes on labels that the training set lacks."""
     seen = {utterance.intent for utterance in data.train}
     if unseen := [intent for intent in corpus.intents if intent not in seen]:
-        yield f"{_named('intent', unseen)} no training utterance: no model learns what occurs nowhere"
+        yield f"{_named('intent', unseen)} no training utterance, so no model can learn it: add utterances"
 
 
 def most_copies(utterances: Sequence[Utterance]) -> int:
@@ -318,7 +318,7 @@ def _alike(kind: str, names: Sequence[str]) -> Iterator[str]:
         more = f", and {len(same) - 1} more such groups" if len(same) > 1 else ""
         yield (
             f"{kind}s {' and '.join(map(show, same[0]))} differ by capitals, invisible characters or Unicode form alone"
-            f"{more}: spell them alike, or they are learnt as different ones"
+            f"{more}: spell them alike, or they count as different labels"
         )
 
 

@@ -399,7 +399,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError:
-        raise UsageError(f"{path} is damaged: restore it, or remove it and its runs are done again") from None
+        raise UsageError(f"{path} is damaged: restore it, or remove it to repeat its runs") from None
 
 
 @cache
