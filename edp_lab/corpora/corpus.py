@@ -299,7 +299,7 @@ def notes_on_split(corpus: Corpus, data: Split) -> Iterator[str]:
     """Notes on labels that the training set lacks."""
     seen = {utterance.intent for utterance in data.train}
     if unseen := [intent for intent in corpus.intents if intent not in seen]:
-        yield f"{_named('intent', unseen)} no training utterance, so no model can learn it: add utterances"
+        yield f"{_named('intent', unseen)} no training utterance, and cannot be learnt: add utterances"
 
 
 def most_copies(utterances: Sequence[Utterance]) -> int:

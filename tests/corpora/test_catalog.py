@@ -196,7 +196,7 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
 def test_intents_without_a_training_utterance_are_noted_after_the_split(tmp_path):
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\n", slots="")
     (note,) = notes_on_split(corpus, split(corpus, 0))
-    assert note == "intent 'pause' has no training utterance, so no model can learn it: add utterances"
+    assert note == "intent 'pause' has no training utterance, and cannot be learnt: add utterances"
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\nskip\n", slots="")
     assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith(
         "2 intents, such as 'pause', have no training"
