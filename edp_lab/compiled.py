@@ -1,11 +1,11 @@
-"""Loops compiled for this machine, over the numbers of a gradient and the rows of a batch.
+"""Compiled loops over the numbers of a gradient and the rows of a batch.
 
-numpy would go through memory once per operation. To import this loads a compiler, which takes a third of a second.
+numpy would pass over memory once per operation. Importing this module loads a compiler, in a third of a second.
 
-Uniform bits become normal numbers by Box and Muller's method (1958). In single precision the logarithm, the sine and
-the cosine are polynomials (of Cephes, Moshier 1989), so that the loop runs on the processor's vectors: a third of
-numpy's time, and normals within 2e-6 of their exact values. They are the same on every machine, as nothing in them is
-rounded but by single products, sums and roots (no contraction to fused products).
+Uniform bits are turned into normal numbers by Box and Muller's method (1958). In single precision, logarithm, sine and
+cosine are polynomials (from Cephes, Moshier 1989), so that the loop uses vector instructions: it takes a third of
+numpy's time, and normals are within 2e-6 of their exact values. They are identical on every machine, because only
+single products, sums and roots are rounded (there is no contraction to fused operations).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ i32, u32, f32, u64 = np.int32, np.uint32, np.float32, np.uint64
 
 ONE, HALF, QUARTER, THREE_QUARTERS = f32(1), f32(0.5), f32(0.25), f32(0.75)
 UNIT = f32(2.0**-31)
-ROOT_HALF = i32(round(2**31 * math.sqrt(0.5)))  # as a fraction of 2^31, below as a float's bits
+ROOT_HALF = i32(round(2**31 * math.sqrt(0.5)))  # as a fraction of 2^31; the next one as a float's bits
 ROOT_HALF_BITS = i32(f32(math.sqrt(0.5)).view(i32))
 MANTISSA = i32(23)  # bits
-NAN = np.uint32(2**32 - 1).view(f32)  # of all bits ones, which a processor makes in one step
+NAN = np.uint32(2**32 - 1).view(f32)  # all bits set, which a processor creates in one instruction
 LN_2 = f32(math.log(2))
-ROUNDING = 2.0**-51  # of a sum in float64, and more than that
+ROUNDING = 2.0**-51  # upper bound on the relative rounding error of a float64 sum
 LARGEST_SUM = 2.0**48  # in units of the grid
 UNIT_64 = 2.0**-64
 EIGHTH_TURN = f32(math.pi / 4)
-PAIRS = 2048  # at a time
+PAIRS = 2048  # pairs per block
 
 
 def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any]:
-    """Machine code for these types, kept for other processes where there is a place for it.
+    """Compile a loop for these types; the machine code is cached for other processes if a folder is writable.
 
-    All types are compiled at once: processes that begin together write the same files. `reassociate`: sums may be
-    formed in another order, which makes them fast and their last bits the machine's.
+    All types are compiled at once, so processes that start together write the same files. `reassociate`: allow sums in
+    another order, which is faster, but the last bits then depend on the machine.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     if reassociate:
@@ -46,7 +46,7 @@ def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any
     def decorate(loop: Any) -> Any:
         try:
             return njit(list(signatures), cache=True, **options)(loop)
-        except RuntimeError:  # neither this folder nor the user's cache can be written
+        except RuntimeError:  # neither this folder nor the user's cache is writable
             return njit(list(signatures), **options)(loop)
 
     return decorate
@@ -56,12 +56,12 @@ def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any
 def normal_single(
     radii: np.ndarray, angles: np.ndarray, middle: float, reach: float, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Two independent standard normals, float32, from 32 bits and 32 bits; all arrays are (n).
+    """Two independent standard normals, float32, from twice 32 bits; all arrays are (n).
 
-    They are NaN where -log u, half the sum of their squares, is further than `reach` from `middle`.
+    They are NaN if -log u, half the sum of their squares, is further than `reach` from `middle`.
 
-    -log u for u in (0, 1) keeps its digits at both ends: near 1 it is formed from 1 - u. The angle lies within an
-    eighth of a turn of 45 degrees, for which short polynomials do; two further bits are the signs.
+    -log u for u in (0, 1) is accurate at both ends: near 1 it is computed from 1 - u. The angle is within an eighth of
+    a turn of 45 degrees, for which short polynomials suffice; two further bits are the signs.
     """
     for i in range(len(first)):
         bits = u32(radii[i])
@@ -72,13 +72,13 @@ def normal_single(
         mantissa = np.int32(pattern - i32(power << MANTISSA)).view(np.float32)
         below = (f32(i32(i32(2**31 - 1) - whole)) + (THREE_QUARTERS - part)) * UNIT  # 1 - u
         x = -below if whole > ROOT_HALF else mantissa - ONE
-        x2 = x * x  # by pairs of powers: steps that need not wait for one another
+        x2 = x * x  # in pairs of powers, which are independent of each other
         y = f32(1.1676998740e-1) - f32(1.1514610310e-1) * x + f32(7.0376836292e-2) * x2
         y = f32(1.4249322787e-1) - f32(1.2420140846e-1) * x + y * x2
         w = f32(2.0000714765e-1) - f32(1.6668057665e-1) * x
         y = f32(3.3333331174e-1) - f32(2.4999993993e-1) * x + w * x2 + y * (x2 * x2)
         log = x + x2 * (y * x - HALF) + f32(power) * LN_2
-        radius = f32(math.sqrt(-log)) if abs(log + middle) <= reach else NAN  # over the square root of 2
+        radius = f32(math.sqrt(-log)) if abs(log + middle) <= reach else NAN  # divided by the square root of 2
         turned = u32(angles[i])
         angle = f32(i32(np.uint32(turned).view(np.int32) >> i32(2))) * (f32(2.0**-29) * EIGHTH_TURN)
         z = angle * angle
@@ -107,25 +107,25 @@ def round_sums(
     integers: float,
     marks: np.ndarray,
 ) -> None:
-    """Numbers (n) become `grid` times the whole number nearest to x = y + z, y = scale * number and z = std * noise.
+    """Round numbers (n) to `grid` times the integer nearest to x = y + z, with y = scale * number and z = std * noise.
 
-    But only where that is sure: where x is within margin - (|x| + |z|) * rounding of it. Elsewhere a number becomes y,
-    and its mark 1. `integers`: a float of this precision so large that adding it leaves whole numbers only.
+    This is done only if it is certain: if x is within margin - (|x| + |z|) * rounding of the integer. Otherwise the
+    number becomes y and its mark 1. `integers`: a float of this precision so large that adding it rounds to integers.
     """
     for i in range(len(numbers)):
         y, z = scale * numbers[i], std * noise[i]
         x = y + z
         whole = (x + integers) - integers
         sure = abs(x - whole) + (abs(x) + abs(z)) * rounding < margin
-        numbers[i] = grid * whole if sure else y  # to store the old number would take a branch
+        numbers[i] = grid * whole if sure else y  # keeping the old number would need a branch
         marks[i] = not sure
 
 
 @compiled("int64(uint8[::1], int64, int64[::1], int64)")
 def where_marked(marks: np.ndarray, start: int, places: np.ndarray, count: int) -> int:
-    """The numbers of the bytes that are not 0, counted from `start`, into `places` behind the `count` found before.
+    """Append the indices of non-zero bytes, counted from `start`, to `places` after the `count` found before.
 
-    Returns how many are found by now. Of marks (64 n) 64 are looked at together.
+    Returns the new count. Reads the marks (64 n) 64 at a time.
     """
     words = marks.view(np.uint64)
     for first in range(0, len(words), 8):
@@ -161,13 +161,13 @@ def round_pairs(
     places: np.ndarray,
     count: int,
 ) -> int:
-    """`normal_single`, then `round_sums` of both numbers of each pair: noise and marks stay in the innermost cache.
+    """`normal_single`, then `round_sums` for both numbers of each pair: noise and marks stay in the level-1 cache.
 
     Args:
-        raw: bits of `half` radii, then of as many angles. The pairs begin at `start`.
-        first, second: (n) their numbers; in the block they are start ... start + n, and `half` beyond.
+        raw: bits of `half` radii, then of `half` angles. The pairs begin at `start`.
+        first, second: (n) numbers of the pairs; their positions in the block are start ... start + n, plus `half`.
         terms: (2, 4), scale, std, grid and margin of both.
-        places: where numbers are that are not sure, `count` of them before and what is returned afterwards.
+        places: positions of uncertain numbers; the first `count` are already set. Returns the new count.
     """
     noise, other = np.empty(PAIRS, dtype=np.float32), np.empty(PAIRS, dtype=np.float32)
     marks = np.zeros(PAIRS, dtype=np.uint8)
@@ -202,14 +202,14 @@ def round_closely(
     margin: float,
     unsure: np.ndarray,
 ) -> int:
-    """Round what `round_sums` left at places (n) of a block, by 64 further bits for each radius and angle: (n, 2).
+    """Round what `round_sums` left at `places` (n) of a block, with 64 further bits per radius and angle: (n, 2).
 
-    The numbers start at place `start`; raw: the bits of all radii of the block, then of all angles. Places that remain
-    unsure go into `unsure`; returns how many there are.
+    The numbers start at position `start`; raw: the bits of all radii of the block, then of all angles. Positions that
+    remain uncertain are written to `unsure`; returns their number.
     """
     half, count, left = len(raw) // 2, len(places), 0
     words, sums = np.empty((2, count), dtype=np.uint32), np.empty(count)
-    for i in range(count):  # far apart in memory: to be waited for together
+    for i in range(count):  # far apart in memory, so load them together
         pair = places[i] % half
         words[0, i], words[1, i], sums[i] = raw[pair], raw[pair + half], numbers[places[i] - start]
     for i in range(count):
@@ -226,7 +226,7 @@ def round_closely(
         whole = np.rint(x)
         sure = 0 < k < u32(2**32 - 1) and abs(x - whole) + abs(x) * ROUNDING < margin
         if sure or abs(x) >= LARGEST_SUM:
-            numbers[places[i] - start] = grid * (whole + 0.0)  # no -0, which would tell that this way decided
+            numbers[places[i] - start] = grid * (whole + 0.0)  # never -0, which would reveal the method used
         else:
             unsure[left] = places[i]
             left += 1
@@ -243,14 +243,14 @@ LAYOUTS = [f"void({kind}[:, :, ::1], int64, int64[:, ::1], float64[:, :, ::1])" 
 def gram(x: np.ndarray, part: int, rows: np.ndarray, out: np.ndarray) -> None:
     """out[u, s, t] = x[rows[u, s], part] . x[rows[u, t], part], summed in float64; x (R, K, D), rows (u, T).
 
-    Rows meet in pairs, two by two: what is read serves twice, and out is symmetric. Faster than to copy rows,
-    padded and widened, for a library's product. If rows point beyond the last one, out stays as it is.
+    Rows are multiplied in blocks of two by two: each value read is used twice, and out is symmetric. This is faster
+    than copying rows, padded and widened, for a library's product. If rows point past the end, out is unchanged.
     """
     for u in range(len(rows)):
         valid = rows[u, : (rows[u] < len(x)).sum()]
         for s in range(0, len(valid), 2):
             for t in range(0, s + 1, 2):
-                # An odd last row meets the others twice.
+                # An odd last row is multiplied with the others twice.
                 s1, t1 = min(s + 1, len(valid) - 1), min(t + 1, len(valid) - 1)
                 a, b, c, d = valid[s], valid[s1], valid[t], valid[t1]
                 ac = ad = bc = bd = 0.0

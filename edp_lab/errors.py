@@ -1,4 +1,4 @@
-"""Bad input and faults of the machine: each is said in one sentence, which names the culprit and a hint."""
+"""Error messages for bad input and machine faults: one sentence that names the cause and gives a hint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
-# What Rust's writers of weights and tokenizers say of the machine; they raise kinds of their own.
+# Messages about machine faults from the Rust libraries for weights and tokenizers, which raise their own exceptions.
 RUST = re.compile(r"\(os error \d+\)|\bOs \{ code: \d+.*?message: \"(?P<why>[^\"]*)")
 ROOM = "make room there, then run it again"
 HINTS = {
@@ -24,23 +24,23 @@ HINTS = {
 
 
 class UsageError(ValueError):
-    """Bad input. The message is one sentence that names the culprit and a hint.
+    """Bad input. The message is one sentence that names the cause and gives a hint.
 
     The command line prints it as ``error: ...`` and exits with status 2; a panel shows it in its error box.
     """
 
 
 def check_whole(name: str, value: int, least: float, most: float | None = None) -> None:
-    """UsageError unless the value is a whole number, from `least` to `most`."""
+    """Raise UsageError unless the value is an integer from `least` to `most`."""
     if not isinstance(value, Integral) or value < least or (most is not None and value > most):
         bounds = f", at least {least}" if most is None else f" from {least} to {most:,}"
         raise UsageError(f"{name} is {value}: it must be a whole number{bounds}")
 
 
 def check_types(settings: Any) -> None:
-    """Raise UsageError unless each field of a dataclass has its declared type; a boolean is not a number.
+    """Raise UsageError unless each field of a dataclass has its declared type; a boolean does not count as a number.
 
-    Fields are booleans, numbers or text, or None if they declare it; others are not looked at. Bounds of numbers are
+    Checks fields declared as booleans, numbers or text, optionally None; others are ignored. Bounds of numbers are
     checked elsewhere.
     """
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "nothing"}
@@ -68,15 +68,15 @@ def check_once(names: Sequence[Any], what: str = "") -> None:
 
 
 def sentence(error: BaseException) -> str | None:
-    """Error message for bad input and for faults of the machine; None where the fault is the library's own."""
+    """Error message for bad input or a machine fault; None if the error is a bug in the library."""
     match error:
         case UsageError():
             return str(error)
         case OSError():
-            if error.errno is None:  # a library that cannot be loaded says so at length
+            if error.errno is None:  # a library cannot be loaded; its message is long
                 return f"{str(error).split('. ')[0]}: fix that, or allow more memory, then run it again"
             return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {hint_of(error)}"
-        case RuntimeError() if "Symlink loop" in str(error):  # pathlib's, before Python 3.13
+        case RuntimeError() if "Symlink loop" in str(error):  # from pathlib, before Python 3.13
             return f"{error}: give another path"
         case MemoryError():
             return f"out of memory{f' ({error})' if str(error) else ''}: ask for less at once, or end other programs"
@@ -84,7 +84,7 @@ def sentence(error: BaseException) -> str | None:
 
 
 def why(error: BaseException) -> str | None:
-    """The machine's reason for an error, such as "No space left on device"; None if it is none of the machine's."""
+    """The operating system's reason for an error, such as "No space left on device"; None if it gave none."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     match = RUST.search(str(error))
@@ -100,7 +100,7 @@ def writing(what: object, hint: str) -> Iterator[None]:
     """Raise a UsageError if the block's file or folder cannot be written, as on a full disk."""
     try:
         yield
-    except (UsageError, BrokenPipeError):  # the second is no fault: the reader has closed the pipe
+    except (UsageError, BrokenPipeError):  # the second is not an error: the reader has closed the pipe
         raise
     except Exception as error:
         if reason := why(error):

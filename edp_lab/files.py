@@ -1,5 +1,5 @@
-"""Files and folders that appear whole or not at all, readers that say plainly when one is damaged, and where what
-comes with edp_lab is: the folders data and notebooks."""
+"""Atomic writing of files and folders, readers with clear errors for damaged files, and the location of the folders
+that come with edp_lab: data and notebooks."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel
-PARTIAL = ".partial-"  # begins the names of files and folders that are being written
+PARTIAL = ".partial-"  # prefix of files and folders that are being written
 
 
 def comes_with(folder: str) -> Path:
-    """The folder "data" or "notebooks": inside the package if it came as a wheel, else beside it, in a checkout."""
+    """The folder "data" or "notebooks": inside the package in a wheel, next to it in a checkout."""
     return (CARRIED if CARRIED.is_dir() else CARRIED.parents[1]) / folder
 
 
 def user_cache() -> Path:
-    """``edp_lab`` in the user's cache folder ($XDG_CACHE_HOME, else ``~/.cache``)."""
+    """The folder ``edp_lab`` in the user's cache ($XDG_CACHE_HOME, otherwise ``~/.cache``)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edp_lab"
 
 
 def write_whole(
     path: Path, content: bytes, hint: str = "make room there, or give another path", mode: int = 0o666
 ) -> None:
-    """Write a file so that `path` holds its old or its new content, never a part, however the process ends.
+    """Write a file atomically: `path` has its old or its new content, never a part, however the process ends.
 
-    Meanwhile the content grows in a new file beside it, whose name begins with `PARTIAL`: neither another process that
-    writes the same nor anything that lies there gets in the way.
+    The content is first written to a new file in the same folder, whose name begins with `PARTIAL` and is unique, so
+    that neither other processes nor existing files interfere.
 
     Args:
-        path: of a folder that is made if need be.
-        mode: the permissions, less those that the umask takes.
+        path: the file; its folder is created if needed.
+        mode: permissions, before the umask is applied.
 
     Raises:
-        UsageError: it cannot be written, where the sentence ends in `hint`, or is no file.
+        UsageError: the file cannot be written (the message ends in `hint`), or `path` is not a file.
     """
     with writing(path, hint):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,20 +67,20 @@ def write_whole(
 
 
 def writable(folder: Path, hint: str) -> Path:
-    """The folder itself, which need not exist: whatever writes an output makes it, but not before there is something.
+    """Return the folder if it is writable or can be created; it is created only when something is written to it.
 
     Raises:
-        UsageError: nothing can be written there; ends in `hint`.
+        UsageError: nothing can be written there; the message ends in `hint`.
     """
     there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     with writing(there if there.is_file() else folder, hint), tempfile.TemporaryFile(dir=there):
         with suppress(FileNotFoundError):
-            folder.lstat()  # a name that is too long
+            folder.lstat()  # fails if a name is too long
         return folder
 
 
 def check_new(folder: Path) -> None:
-    """UsageError if the folder exists and is not empty, or cannot be made."""
+    """Raise UsageError if the folder exists and is not empty, or cannot be created."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already: choose another output folder, or remove it")
     writable(folder, "choose another output folder")
@@ -88,10 +88,10 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A scratch folder that becomes `folder` where the block ends well, and disappears where it does not.
+    """Context with a scratch folder that becomes `folder` if the block succeeds, and is removed if it fails.
 
     Raises:
-        UsageError: at once, see `check_new`; later, if the disk is full.
+        UsageError: at the start, as for `check_new`; later, if the disk is full.
     """
     check_new(folder)
     with writing(folder, "make room there, or choose another output folder"):
@@ -106,7 +106,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def given_path(path: str | Path) -> Path:
-    """A path that somebody gave, where ~ is their home; UsageError if it is of a user who is not known here."""
+    """Expand ~ in a path given by the user; UsageError if it names the home of an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -114,14 +114,14 @@ def given_path(path: str | Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """The path itself; UsageError if it is a pipe or a device, which might never end, or a folder."""
+    """Return the path; UsageError if it is a folder, or a pipe or device, which might never end."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}: give a file")
     return path
 
 
-def read_bytes(path: Path, most: float = math.inf) -> bytes:
-    """The content of a file, unpacked where its name ends in ``.gz``; UsageError if unreadable or over `most` bytes."""
+def read_bytes(path: Path) -> bytes:
+    """Read a file, decompressed if its name ends in ``.gz``; UsageError if it cannot be read."""
     try:
         content = path.read_bytes() if (size := regular(path).stat().st_size) <= most else b""
         content = gzip.decompress(content) if path.suffix == ".gz" else content
@@ -141,19 +141,19 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; UsageError if it cannot be read, is no JSON, or gives a name twice."""
+    """Read a JSON file; UsageError if it cannot be read, is not JSON, or has a duplicate name."""
     content = read_bytes(path)
     try:
         return json.loads(content, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # also raised for a number with thousands of digits
         raise UsageError(f"{path} is damaged: it is not JSON ({error})") from error
 
 
 def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
-    """The tensors in the bytes of a safetensors file: a JSON header and raw numbers, so that nothing in it runs.
+    """Parse a safetensors file: a JSON header and raw numbers, so that no code in it is executed.
 
     Raises:
-        UsageError: the bytes are not a whole safetensors file.
+        UsageError: the bytes are not a complete safetensors file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -165,12 +165,12 @@ def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
-    """With a checksum of it all under `key`."""
+    """A copy of `content` with a checksum of everything in it under `key`."""
     return {**content, key: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
 def unsealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
-    """Without the checksum that `sealed` put there; ValueError if there is none, or it differs."""
+    """A copy without the checksum added by `sealed`; ValueError if it is missing or does not match."""
     if not isinstance(content, Mapping):
         raise ValueError("it holds no fields")
     content_alone = {name: value for name, value in content.items() if name != key}

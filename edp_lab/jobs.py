@@ -1,10 +1,10 @@
-"""Long jobs: several workers, and results kept as JSON under a key made of their content or in `RESULTS`.
+"""Long jobs: parallel workers, and results stored as JSON under a content key or in `RESULTS`.
 
     FOLDER/<key>.json    one result, with a checksum
 
-The key is a digest of all that a result depends on: settings, the content of data and weights, and the version of the
-numerics. So killed work resumes where it stopped, and a renamed file costs nothing. Package versions are not in the
-key: they change bits, not conclusions. Entries may be deleted at any time.
+The key is a digest of everything that a result depends on: settings, the content of data and weights, and the version
+of the numerics. So killed work resumes where it stopped, and renaming a file invalidates nothing. Package versions are
+not in the key: they change bits, not conclusions. Entries may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any, TypeVar
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, given_path, read_json, write_whole
 
-RESULTS = comes_with("data") / "results"  # what long commands measured
+RESULTS = comes_with("data") / "results"  # committed results of long commands
 
-# Versions of the code that turns settings and data into results. Raise one when the same settings begin to give other
-# numbers beyond rounding, or when a default changes that is not among the settings: results under the old number then
-# count as missing. A renamed file, a faster loop, a new option that is off (None, False) are no reason.
+# Versions of the code that turns settings and data into results. Raise one if the same settings give different numbers
+# beyond rounding, or if a default changes that is not among the settings: results under the old number then count as
+# missing. Do not raise it for a renamed file, a faster loop, or a new option that is off (None, False).
 NUMERICS = {
     "training": 1,  # a run of an intent and slot model: splits, models, gradients, noise, optimizers, scores
-    "pretraining": 1,  # what runs start from: text, word vectors, the first layers of an encoder
-    "membership": 1,  # the attacks on a run that stand in a table, and shadow models
+    "pretraining": 1,  # starting points of runs: text, word vectors, the first layers of an encoder
+    "membership": 1,  # attacks on runs that are listed in a table, and shadow models
     "classifier": 1,  # networks of the thesis
 }
 Name = TypeVar("Name")
@@ -40,14 +40,14 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-# ---- Results that are kept -------------------------------------------------------------------------------------------
+# ---- Stored results --------------------------------------------------------------------------------------------------
 
 
 def content_key(areas: Sequence[str], *parts: Any) -> str:
-    """Digest of settings and data under the present numerics of these areas.
+    """Digest of settings and data under the current numerics of these areas.
 
     Args:
-        parts: JSON values, arrays, and dataclasses, of which settings that are None or False do not count.
+        parts: JSON values, arrays and dataclasses; dataclass fields that are None or False are ignored.
     """
 
     import numpy as np
@@ -67,7 +67,7 @@ def _digest(content: Any, **how: Any) -> str:
 
 
 def content_of(pretrained: str) -> str:
-    """Digest of the content of a file or folder; the name itself if it is a name on a hub."""
+    """Digest of a file's or folder's content, independent of its location; the name itself if it is a hub name."""
     path = given_path(pretrained)
     if not path.exists():
         return pretrained
@@ -84,7 +84,7 @@ def _sha256(file: Path, changed: int) -> str:
 
 
 def read_result(folder: Path, key: str) -> dict[str, Any] | None:
-    """The result under this key; None if it is missing or damaged."""
+    """Read the result under this key; None if it is missing or damaged."""
     try:
         result = read_json(folder / f"{key}.json")
         sha256 = result.pop("sha256")
@@ -94,7 +94,7 @@ def read_result(folder: Path, key: str) -> dict[str, Any] | None:
 
 
 def write_result(folder: Path, key: str, result: dict[str, Any]) -> dict[str, Any]:
-    """Keep a result, atomically; returns what `read_result` will."""
+    """Store a result atomically; return what `read_result` will return."""
     content = json.dumps({**result, "sha256": _digest([key, result])})
     write_whole(folder / f"{key}.json", content.encode())
     return dict(json.loads(json.dumps(result)))
@@ -109,9 +109,9 @@ def kept_results(
     done: Callable[[int], None] = lambda count: None,
     hint: str = "the same command resumes from here",
 ) -> list[dict[str, Any]]:
-    """The result of each job, by its key; missing ones are computed now, and each is stored as soon as it is complete.
+    """Results of the jobs, by key; missing ones are computed now, and each is stored as soon as it is available.
 
-    `done` is called with the number of results, at first and after each; an error that it raises ends the work. `hint`:
+    `done` is called with the number of results, initially and after each; an exception from it ends the work. `hint`:
     see `parallel`.
     """
     results = {key: result for key in keys if (result := read_result(folder, key)) is not None}
@@ -123,13 +123,13 @@ def kept_results(
     return [results[key] for key in keys]
 
 
-# ---- Results that come with a checkout -------------------------------------------------------------------------------
+# ---- Committed results -----------------------------------------------------------------------------------------------
 
 
 def read_kept(path: Path, *parts: str) -> Any:
-    """A JSON object with these parts, or with none named a list of rows.
+    """Read a JSON object with these parts, or, if none is named, a list of rows.
 
-    UsageError where the file is missing, damaged, or holds something else.
+    UsageError if the file is missing or damaged, or has other content.
     """
     if not path.exists():
         raise UsageError(f"{path} is missing: restore it from the repository, or measure it again")
@@ -141,7 +141,7 @@ def read_kept(path: Path, *parts: str) -> Any:
 
 
 def machine(device: str = "cpu") -> str:
-    """Facts about the machine needed to judge times, without a name that would identify it."""
+    """Description of the machine for judging times, without any name that would identify it."""
     import torch
 
     if device.startswith("cuda"):
@@ -155,16 +155,16 @@ def machine(device: str = "cpu") -> str:
 def parallel(
     function: Callable[[Job], Result], jobs: dict[Name, Job], workers: int, hint: str = "use fewer workers"
 ) -> Iterator[tuple[Name, Result]]:
-    """The name and the result of each job, as soon as it is done. The number of workers does not change results.
+    """Yield each job's name and result as soon as it is done. The number of workers does not change results.
 
-    A worker is a new Python with one thread, never a fork. However this ends, no worker is left.
+    A worker is a new Python process with one thread, never a fork. However this ends, no worker is left running.
 
     Args:
         workers: processes; 1 is this process, on one thread.
-        hint: advice at the end of the error message if a worker is killed, for instance for its memory.
+        hint: advice at the end of the error message if a worker is killed, for instance for lack of memory.
 
     Raises:
-        UsageError: as `function`, or a worker was killed.
+        UsageError: as for `function`, or a worker was killed.
     """
     workers = min(workers, len(jobs))
     if workers <= 1:
@@ -201,7 +201,7 @@ def _named(function: Callable[[Job], Result], name: Name, job: Job) -> tuple[Nam
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process, whatever it is doing, within a second of its parent's death."""
+    """End this process within a second of its parent's death, whatever it is doing."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -212,5 +212,5 @@ def end_with_parent(parent: int) -> None:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use; in a container that can be fewer than the machine has."""
+    """Number of cores available to this process; in a container, they can be fewer than the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

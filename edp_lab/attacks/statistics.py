@@ -482,8 +482,8 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
 def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     """The largest mu for which v correct of r guesses on m canaries refute mu-GDP at significance beta; 0 if none.
 
-    Let W be the number of correct guesses and p_i = P[W = i]. For any j, if guess k is right and W >= j, then guess k
-    is right and at least j - 1 others are. If canary k were flipped, guess k would be wrong and W >= j - 1 still hold.
+    Let W be the number of correct guesses and p_i = P[W = i]. For any j, if guess k is right and W >= j, then at
+    least j - 1 other guesses are right. If canary k were flipped, guess k would be wrong and W >= j - 1 still hold.
     mu-GDP bounds the first probability by F(x) = Phi(Phi^-1(x) + mu) of the second. F is concave, so averaging over the
     m canaries and everything else (an abstention is neither right nor wrong) gives
 

@@ -266,8 +266,8 @@ def draw_statistics(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Projections of the released gradient on e, minus the midpoint of the means: (draws) without and with the canary.
 
-    Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N (sound
-    with alpha, both times the alpha of the canary's layer).
+    Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N (in
+    the sound variant with alpha, multiply both by the alpha of the canary's layer).
     """
     # The step's largest alpha is 1: step(s alpha, C, z) = step(alpha, s C, z / s).
     s = mechanism.alpha_max

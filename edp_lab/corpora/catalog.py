@@ -1,10 +1,10 @@
-"""The catalogue of corpora: which files make them up, where they are, how to load one and how to fetch one.
+"""The catalogue of corpora: list, find, load and fetch them.
 
-A published corpus is in the first of `data_folders` that holds it complete. Any other corpus is a user's, given by its
-path.
+A published corpus is loaded from the first of `data_folders` that contains all of it. Any other corpus is the user's,
+given by its path.
 
-`edp-lab data fetch` brings the files of a published corpus, each checked against its pinned digest. A file grows beside
-its target as ``<name>.part`` and takes the target's name, in one step, only once its digest is right.
+`edp-lab data fetch` downloads the files of a published corpus and checks each against its pinned digest. A download is
+written to ``<name>.part`` next to its target, and renamed atomically only once its digest is correct.
 """
 
 from __future__ import annotations
@@ -31,28 +31,26 @@ from edp_lab.files import CARRIED, comes_with, given_path, read_json, user_cache
 
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
 NO_SLOTS = "every tag of the corpus is O: there is no slot to learn, and slot F1 is none"
-START = comes_with("data") / "public_start" / "public-start" / "about.json"
-SAMPLE, MOST_NEW = 5_000, 1 / 3  # utterances whose words are counted; share of new ones (jargon 0.2, Dutch 0.6)
-TIMEOUT = 30.0  # seconds without a byte
-PIECE = 1 << 16  # bytes read at a time
+TIMEOUT = 30.0  # seconds without data
+PIECE = 1 << 16  # bytes per read
 
 
 class Source(NamedTuple):
     """One file that `edp-lab data fetch` downloads."""
 
-    path: str  # below a data folder, with forward slashes
+    path: str  # relative to a data folder, with forward slashes
     size: int  # bytes
     digest: str  # sha256 of the content, hexadecimal
-    url: str  # of its publication, pinned to a commit
+    url: str  # where it is published, pinned to a commit
 
 
 class CorpusInfo(NamedTuple):
-    """Facts about a corpus that need no loading."""
+    """Facts about a corpus that are known without loading it."""
 
     name: str
     description: str
     licence: str
-    where: Path | None  # the file or folder that holds it complete
+    where: Path | None  # file or folder of the complete corpus
     utterances: int | None  # None if the number is known only after loading
 
 
@@ -60,7 +58,7 @@ class _Entry(NamedTuple):
     description: str
     licence: str
     utterances: int
-    path: str  # the reader's argument, below a data folder
+    path: str  # the reader's argument, relative to a data folder
     read: Callable[[Path], Reading]
 
 
@@ -81,22 +79,22 @@ _PUBLISHED = {
         readers.read_unislu,
     ),
 }
-_EMBEDDED: dict[str, str | None] = {  # name: its domain, None for all three
+_EMBEDDED: dict[str, str | None] = {  # name: domain, None for all three
     "smart-home": None,
     **{f"smart-home-{domain}": domain for domain in ("communication", "health", "video")},
 }
 
 
 def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
-    """Load a corpus of the catalogue by its name, or a user's own corpus by its path; `tokens`: words or characters.
+    """Load a corpus of the catalogue by name, or a user's own corpus by path; `tokens`: words or characters.
 
-    A path is anything that contains a separator, ends as a file of `formats`, or exists: a folder of ``seq.in``,
-    ``seq.out``, ``label`` (or of train/valid/test sub-folders), or a file. The columns of a table may stand behind it:
-    ``table.csv[question,topic]``. Label sets count as declared if ``intents.txt`` and ``slots.txt``, one name a line,
-    lie beside the files; without tags the first suffices.
+    An argument is a path if it contains a separator, has a suffix of `formats`, or exists. A path is a folder with
+    ``seq.in``, ``seq.out`` and ``label`` (or train/valid/test sub-folders of these), or a file. Columns of a table may
+    follow it: ``table.csv[question,topic]``. Label sets are declared by ``intents.txt`` and ``slots.txt``, one name
+    per line, in the same folder; without tags, the first suffices.
 
-    UsageError for an unknown name, a corpus that is missing or incomplete, malformed files, or an utterance whose
-    intent or slot is not declared, that shows nothing or that is too long.
+    UsageError for an unknown name, a missing or incomplete corpus, malformed files, or an utterance that has an
+    undeclared intent or slot, has no visible characters or is too long.
     """
     corpus, places = _loaded(str(name_or_path))
     if tokens == "characters":
@@ -109,7 +107,7 @@ def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
 
 
 def _loaded(name: str) -> tuple[Corpus, list[str]]:
-    """A corpus and, if it is a user's own, the places of its utterances."""
+    """A corpus and, if it is a user's own, the file and line of each utterance."""
     if hides_published(name):
         corpus, places = _user_corpus(name, given_path(name))
         note = f"the folder {name} was read, not the corpus of that name"
@@ -137,12 +135,12 @@ def cut_columns(name: str) -> tuple[str, str]:
 
 
 def hides_published(name: str) -> bool:
-    """True if a folder here is read instead of the corpus of the catalogue with its name."""
+    """Whether a folder in the working directory is read instead of the catalogue's corpus of the same name."""
     return name in (*_PUBLISHED, *_EMBEDDED) and bool(readers.seq_folders(given_path(name)))
 
 
 def list_corpora() -> list[CorpusInfo]:
-    """All corpora of the catalogue, downloaded or not."""
+    """All corpora of the catalogue, whether available or not."""
     from edp_lab.corpora import smart_home
 
     corpora = [CorpusInfo(name, e.description, e.licence, find(name), e.utterances) for name, e in _PUBLISHED.items()]
@@ -155,7 +153,7 @@ def list_corpora() -> list[CorpusInfo]:
 
 
 def find(name: str) -> Path | None:
-    """Path of a published corpus that is complete (every file there, with the right size), or None."""
+    """Path of a published corpus, or None if it is incomplete (a file is missing or has the wrong size)."""
     complete = (folder for folder in data_folders() if not _missing(folder, name))
     return next((folder / _PUBLISHED[name].path for folder in complete), None)
 
@@ -168,7 +166,7 @@ def data_folders() -> list[Path]:
 
 
 def sources(name: str) -> tuple[Source, ...]:
-    """The files of a corpus that `fetch` downloads; UsageError if no corpus of this name can be fetched."""
+    """The files that `fetch` downloads for a corpus; UsageError if no corpus of this name can be fetched."""
     if name not in _sources():
         if name in _EMBEDDED:
             raise UsageError(f"{name} comes with edp_lab: there is nothing to fetch")
@@ -177,7 +175,7 @@ def sources(name: str) -> tuple[Source, ...]:
 
 
 def unknown_name(name: str, known: Iterable[str], more: str = "") -> UsageError:
-    """The error for a name that is not among the known ones, with the closest of them if one is close."""
+    """The error for an unknown name, which suggests a similar known name if there is one."""
     close = difflib.get_close_matches(name, known := list(known), n=1)
     guess = f"did you mean {close[0]}? " if close else ""
     return UsageError(f"unknown corpus {name!r}: {guess}known are {', '.join(known)}{more}")
@@ -214,7 +212,7 @@ def _not_found(name: str) -> UsageError:
 
 
 def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list[str]]:
-    """A user's corpus, with declared label sets if their files are next to it, and the place of each utterance."""
+    """A user's corpus, with declared label sets if their files exist, and the file and line of each utterance."""
     if not path.exists():
         raise UsageError(f"no corpus at {name}: give a folder with seq.in, or a file: own.jsonl, own.csv[TEXT,INTENT]")
     reading = readers.read_seq_folder(path) if path.is_dir() and not columns else formats.read_file(path, columns)
@@ -250,7 +248,7 @@ def note_on_words(corpus: Corpus, about: Path = START) -> Iterator[str]:
 
 
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
-    """A corpus with the labels that occur."""
+    """Build a corpus with the labels that occur in it."""
     utterances, _, warnings = reading
     intents, slots = labels_of(utterances)
     if not slots:
@@ -264,16 +262,16 @@ def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
 def fetch(
     name: str, target: Path | None = None, progress: Callable[[int, int, str], None] = lambda done, size, what: None
 ) -> Path:
-    """Fetch a corpus into a data folder and return that folder. Files already there and right are left alone.
+    """Fetch a corpus into a data folder and return that folder. Existing correct files are not downloaded again.
 
     Args:
         name: a corpus of ``sources.tsv``.
-        target: the data folder; by default the first of `data_folders` that can be written.
-        progress: called with the bytes done, the file's size and which file it is: after every piece of a download, and
-            once for a file that is already there.
+        target: the data folder; by default the first writable one of `data_folders`.
+        progress: called with the bytes done, the file's size and the file, after every piece of a download, and once
+            for an existing file.
 
-    UsageError for an unknown name, no connection, a server's refusal, wrong content or a full disk; nothing is kept of
-    a file that is not whole.
+    UsageError for an unknown name, no connection, a server's refusal, wrong content or a full disk; incomplete files
+    are removed.
     """
     files = sources(name)
     folder = target or _writable_folder()
@@ -286,7 +284,7 @@ def fetch(
             raise UsageError(f"cannot fetch {source.url}: the server answered {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
             why = str(error)
-            if isinstance(error, urllib.error.URLError):  # before a server answered
+            if isinstance(error, urllib.error.URLError):  # no server answered
                 cause = getattr(error.reason, "strerror", None) or error.reason
                 why = f"{urlsplit(source.url).hostname} cannot be reached ({cause})"
             elif isinstance(error, OSError) and error.filename:
@@ -296,7 +294,7 @@ def fetch(
 
 
 def _fetched(source: Source, target: Path) -> Iterator[int]:
-    """Fetch one file; yields the number of bytes there, after every piece."""
+    """Fetch one file; after every piece, yield the number of bytes received so far."""
     if _is_right(target, source):
         yield target.stat().st_size
         return
@@ -308,7 +306,7 @@ def _fetched(source: Source, target: Path) -> Iterator[int]:
                 file.write(piece)
                 yield file.tell()
                 if file.tell() > source.size:
-                    break  # not the pinned file; its checksum will say so
+                    break  # not the pinned file, so the checksum will not match
         if not _is_right(part, source):
             raise UsageError(f"{source.url} came incomplete or changed: it does not have the pinned checksum")
         os.replace(part, target)
@@ -317,12 +315,12 @@ def _fetched(source: Source, target: Path) -> Iterator[int]:
 
 
 def _is_right(path: Path, source: Source) -> bool:
-    """True if the file is there with the pinned digest."""
+    """Whether the file exists and has the pinned digest."""
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == source.digest
 
 
 def _writable_folder() -> Path:
-    """The first of `data_folders` that can be written."""
+    """The first writable one of `data_folders`."""
     for folder in data_folders():
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if os.access(existing, os.W_OK):

@@ -1,4 +1,4 @@
-"""Utterances with one intent and, mostly, a BIO tag for each token; corpora; words as numbers; random splits."""
+"""Utterances with one intent and, usually, a BIO tag per token; corpora; integer encoding; random splits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as members
-MOST_WORDS = 1000  # of an utterance: memory grows with the longest of a batch
-# Characters that show nothing: controls, format characters, fillers, variation selectors, the empty Braille cell.
+MOST_WORDS = 1000  # per utterance: memory grows with the longest one of a batch
+# Invisible characters: controls, format characters, fillers, variation selectors, the empty Braille cell.
 INVISIBLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -32,9 +32,9 @@ class Utterance:
     """One annotated sentence, the unit of privacy."""
 
     tokens: tuple[str, ...]  # the words, at least one
-    tags: tuple[str, ...] | None  # a BIO tag for each ("O", "B-city", "I-city"), or None without slot annotation
+    tags: tuple[str, ...] | None  # a BIO tag per token ("O", "B-city", "I-city"), or None without slot annotation
     intent: str
-    written: str | None = None  # the text, where it is not the tokens with spaces between
+    written: str | None = None  # the text, if it is not the tokens joined by spaces
 
     @property
     def text(self) -> str:
@@ -42,7 +42,7 @@ class Utterance:
 
     @property
     def line(self) -> bytes:
-        """The bytes that count for a corpus' checksum."""
+        """The utterance's bytes in a corpus' checksum."""
         return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}\n".encode()
 
 
@@ -50,12 +50,12 @@ class Utterance:
 class Corpus:
     """A pooled corpus: every utterance of every official split, in file order."""
 
-    name: str  # the catalogue's, or the path the user gave
+    name: str  # name in the catalogue, or the user's path
     utterances: Sequence[Utterance]  # either all have tags or none has
     intents: tuple[str, ...]  # sorted
-    slots: tuple[str, ...]  # sorted, without their B-/I- prefix; none without tags
-    # Label sets are public knowledge (a published corpus, a declared list) rather than taken from the utterances, which
-    # a private run must flag.
+    slots: tuple[str, ...]  # sorted, without their B-/I- prefix; empty without tags
+    # Whether label sets are public knowledge (a published corpus, a declared list). Otherwise they are collected from
+    # the utterances, which a private run must flag.
     labels_declared: bool = True
     warnings: tuple[str, ...] = ()
 
@@ -78,7 +78,7 @@ class Corpus:
 
 
 def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
-    """The tag set of these slots: "O", then B- and I- of each."""
+    """The tag set of these slots: "O", then B- and I- of each slot."""
     return ("O", *(f"{prefix}-{slot}" for slot in slots for prefix in "BI"))
 
 
@@ -90,7 +90,7 @@ def labels_of(utterances: Iterable[Utterance]) -> tuple[tuple[str, ...], tuple[s
 
 
 def fold(text: str) -> str:
-    """The text as texts are compared: whatever its capitals, Unicode form, invisible characters and spacing."""
+    """Normal form for comparing texts, without differences in case, Unicode form, invisible characters and spacing."""
     if text.isascii() and text.isprintable():
         return " ".join(text.lower().split())
     plain = INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
@@ -98,7 +98,7 @@ def fold(text: str) -> str:
 
 
 def by_character(u: Utterance) -> Utterance:
-    """The utterance with each character a token, and marks with the letter that they are on; a slot stays one slot."""
+    """Split the utterance into one token per character, with combining marks attached; a slot stays one slot."""
     tokens: list[str] = []
     tags: list[str] = []
     for token, tag in zip(u.tokens, u.tags or ("O",) * len(u.tokens), strict=True):
@@ -112,7 +112,7 @@ def by_character(u: Utterance) -> Utterance:
 
 
 def check_readable(u: Utterance, place: str) -> None:
-    """UsageError if nothing of the utterance shows, or it is too long."""
+    """Raise UsageError if the utterance has no visible characters or is too long."""
     if not fold(u.text):
         raise UsageError(f"{place} has no visible character: give at least one word")
     if len(u.tokens) > MOST_WORDS:
@@ -125,11 +125,11 @@ def check_readable(u: Utterance, place: str) -> None:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of n examples end to end."""
+    """Ragged array: the rows of n examples, concatenated."""
 
-    codes: np.ndarray  # (R, ...) the rows, or with a `table` their numbers in it
-    offsets: np.ndarray  # (n + 1) where each example's rows begin, and the last one's end
-    table: np.ndarray | None = None  # (C, ...) what a number stands for
+    codes: np.ndarray  # (R, ...) the rows, or their indices in `table`
+    offsets: np.ndarray  # (n + 1) start of each example's rows, and the end of the last one's
+    table: np.ndarray | None = None  # (C, ...) the row for each index
 
     @classmethod
     def of(cls, rows: Sequence[np.ndarray]) -> Ragged:
@@ -140,16 +140,16 @@ class Ragged:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Rows of each example: (n)."""
+        """Number of rows of each example: (n)."""
         return np.diff(self.offsets)
 
     @property
     def values(self) -> np.ndarray:
-        """All rows end to end."""
+        """All rows, concatenated."""
         return self.gather(np.arange(len(self)))[0]
 
     def gather(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of some examples, end to end, and how many each has."""
+        """The concatenated rows of the given examples, and the number of rows of each."""
         start = self.offsets[examples]
         lengths = self.offsets[examples + 1] - start
         shift = np.repeat(start - (np.cumsum(lengths) - lengths), lengths)
@@ -157,19 +157,19 @@ class Ragged:
         return (codes if self.table is None else self.table[codes]), lengths
 
     def take(self, examples: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The same as `gather`, as tensors."""
+        """Like `gather`, but returns tensors."""
         import torch
 
         rows, lengths = self.gather(examples)
         return torch.from_numpy(rows), torch.from_numpy(lengths)
 
     def through(self, table: np.ndarray) -> Ragged:
-        """The same examples, each number replaced by its row of `table`."""
+        """The same examples, with each index replaced by its row of `table`."""
         return Ragged(self.codes, self.offsets, table)
 
 
 class Words(NamedTuple):
-    """The words of n utterances: distinct ones, sorted, and for each token its number among them."""
+    """The words of n utterances: the sorted distinct words, and each token's index among them."""
 
     types: Sequence[str]
     numbers: Ragged
@@ -181,7 +181,7 @@ class Words(NamedTuple):
 
 
 def numbered(rows: Sequence[Sequence[str]], names: Sequence[str]) -> Ragged:
-    """Rows of names as their numbers among `names`; -1 for any other."""
+    """Encode rows of names by their indices in `names`; -1 for any other name."""
     number = {name: k for k, name in enumerate(names)}
     codes = np.fromiter((number.get(name, -1) for row in rows for name in row), dtype=np.int64)
     return Ragged(codes, _offsets(rows))
@@ -196,29 +196,29 @@ def _offsets(rows: Sequence[Sequence[str] | np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Split:
-    """Three disjoint parts that together hold every utterance of the corpus, each in shuffled order."""
+    """Three disjoint parts that together contain every utterance of the corpus, each in shuffled order."""
 
     train: Sequence[Utterance]
     validation: Sequence[Utterance]
     test: Sequence[Utterance]
-    duplicates: Sequence[Utterance] = ()  # of test, whose text occurs in train: none if kept together
+    duplicates: Sequence[Utterance] = ()  # of test, with a text that is in train; empty if kept together
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of utterances of each part, and of duplicates in test."""
+        """Number of utterances in each part, and of duplicates in test."""
         return {part: len(utterances) for part, utterances in vars(self).items()}
 
 
 def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -> Split:
-    """Split the pooled corpus 45:5:50 at random, the same way for the same corpus, seed and option.
+    """Split the pooled corpus 45:5:50 at random, reproducibly for the same corpus, seed and option.
 
-    The official splits are not exchangeable, so a membership attack could tell them apart by style; and a text that
-    occurs in train and in test is a member and a non-member at once. Hence: pool, shuffle, and by default keep
-    utterances of the same text, as `fold` compares them, on one side.
+    The official splits are not exchangeable, so a membership attack could distinguish them by style, and a text that
+    occurs in both train and test is a member and a non-member at once. So we pool, shuffle and, by default, keep
+    utterances with the same text (compared by `fold`) on one side.
 
-    Groups of utterances with the same token string (without `keep_duplicates_together`: single utterances)
-    are shuffled by PCG64(seed) and dealt in that order, near-copies with the first of them; train, and train with
-    validation, end before the first group that exceeds their share. So each is within one group of its ratio.
+    Groups of utterances with the same token string (without `keep_duplicates_together`, single utterances)
+    are shuffled by PCG64(seed) and assigned in that order, near-copies together with the first one. Train ends before
+    the first group that exceeds its share, and so does train plus validation, so each is within one group of its ratio.
 
     Raises:
         UsageError: a part would be empty, or the seed is negative.
@@ -229,7 +229,7 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
     groups = _numbers_of(u.tokens for u in corpus.utterances) if keep_duplicates_together else np.arange(n)
     order = np.arange(groups.max() + 1 if n else 0)
     np.random.Generator(np.random.PCG64(seed)).shuffle(order)
-    turns = np.argsort(order)[groups]  # of each utterance's group
+    turns = np.argsort(order)[groups]  # position of each utterance's group
     if keep_duplicates_together:
         turns = turns[np.unique(texts, return_index=True)[1]][texts]
     shuffled = np.argsort(turns, kind="stable")
@@ -249,7 +249,7 @@ def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -
 
 
 def group_ids(utterances: Sequence[Utterance]) -> np.ndarray:
-    """Number the distinct texts, as `fold` tells them apart, from 0 in order of appearance; each utterance's: (n)."""
+    """Index of each utterance's text among the distinct texts (compared by `fold`), in order of appearance: (n)."""
     return _numbers_of(fold(u.text) for u in utterances)
 
 
@@ -259,11 +259,11 @@ def _numbers_of(texts: Iterable[Hashable]) -> np.ndarray:
 
 
 # ---- Notes for its owner ---------------------------------------------------------------------------------------------
-# What one should know of a corpus before training on it, one note for each kind of slip. They are computed from private
-# utterances without noise: a run's record, which holds them, lists them as not private. They name labels, numbers and
-# lines of the corpus, never a text of it.
+# Warnings about a corpus before training on it, one for each kind of mistake. They are computed from private utterances
+# without noise, so a run's record, which contains them, lists them as not private. They name labels, counts and lines
+# of the corpus, never a text.
 
-LONG, SHORT = 13, 3  # letters: a mean word that is longer is none; a single word that is no longer is a command
+LONG, SHORT = 13, 3  # letters: a longer mean word length indicates unsplit text; a short single word is a command
 # Scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese.
 UNSPACED = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -271,7 +271,7 @@ UNSPACED = re.compile(
 
 
 def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
-    """Notes on a corpus as its files give it; `places`: file and line of each utterance."""
+    """Notes on a corpus as read from its files; `places`: file and line of each utterance."""
     utterances = corpus.utterances
     intents = Counter(u.intent for u in utterances)
     slots = Counter(slot for u in utterances for slot in {tag[2:] for tag in u.tags or () if tag != "O"})
@@ -279,7 +279,7 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
         yield from _alike(kind, names)
         once = [name for name in names if count[name] == 1]
         if once and not corpus.labels_declared:
-            yield f"{_named(kind, once)} a single utterance: a slip? The model will hold that name"
+            yield f"{_named(kind, once)} a single utterance: is it a mistake? The model will contain that name"
     texts = group_ids(utterances)
     first = np.unique(texts, return_index=True)[1][texts]
     if others := [k for k, j in enumerate(first) if utterances[k].intent != utterances[j].intent]:
@@ -291,34 +291,34 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
     if 2 * len(long) > len(utterances) or 10 * script > len(utterances):
         yield (
             f"{len(long):,} of {len(utterances):,} utterances are text without spaces, which counts as one word, and "
-            "of words that it has not seen a model knows little: give --split characters"
+            "a model knows little about unseen words: give --split characters"
         )
 
 
 def notes_on_split(corpus: Corpus, data: Split) -> Iterator[str]:
-    """Notes on what the training set lacks."""
+    """Notes on labels that the training set lacks."""
     seen = {utterance.intent for utterance in data.train}
     if unseen := [intent for intent in corpus.intents if intent not in seen]:
-        yield f"{_named('intent', unseen)} no training utterance: no model learns what occurs nowhere"
+        yield f"{_named('intent', unseen)} no training utterance, and cannot be learnt: add utterances"
 
 
 def most_copies(utterances: Sequence[Utterance]) -> int:
-    """How often the most frequent text occurs, near-copies included; 0 of no utterances."""
+    """Number of copies of the most frequent text, including near-copies; 0 without utterances."""
     return int(np.bincount(group_ids(utterances)).max(initial=0))
 
 
 def _alike(kind: str, names: Sequence[str]) -> Iterator[str]:
-    """Labels that one takes for the same."""
+    """Notes on labels that look the same."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(fold(name), []).append(name)
     if same := [group for group in groups.values() if len(group) > 1]:
         composed = {unicodedata.normalize("NFC", name) for name in same[0]}
-        show = repr if len(composed) == len(same[0]) else ascii  # else they would look alike in the note as well
+        show = repr if len(composed) == len(same[0]) else ascii  # otherwise they would look alike in the note, too
         more = f", and {len(same) - 1} more such groups" if len(same) > 1 else ""
         yield (
             f"{kind}s {' and '.join(map(show, same[0]))} differ by capitals, invisible characters or Unicode form alone"
-            f"{more}: spell them alike, or they are learnt as different ones"
+            f"{more}: spell them alike, or they count as different labels"
         )
 
 

@@ -1,10 +1,10 @@
-"""From utterances to tensors: label numbers, features, and batches whose rows never touch a neighbour's.
+"""Encode utterances as tensors: label indices, features, and batches in which examples stay independent.
 
-Everything is kept flat, one row per token, example after example, so that nothing is padded until a model
-asks for it; an utterance's numbers are the same whatever it is batched with.
+All arrays are flat, one row per token, example after example, so that nothing is padded until a model needs it;
+an utterance's encoding does not depend on the rest of its batch.
 
-BERT reads word pieces, slots are tagged by word. A word is represented by its first piece (Devlin et al. 2019, arXiv
-1810.04805, section 5.3); the other pieces are read but carry no tag.
+BERT reads word pieces, but slots are tagged by word. A word is represented by its first piece (Devlin et al. 2019,
+arXiv 1810.04805, section 5.3); the other pieces are encoded but have no tag.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, Words, numbered
 from edp_lab.errors import UsageError
 
-WORD_BYTES = 16  # bytes of a word that the character CNN sees
-HASH_BUCKETS = 4096  # shared rows for words outside the vocabulary
+WORD_BYTES = 16  # bytes of a word that the character CNN reads
+HASH_BUCKETS = 4096  # rows shared by words outside the vocabulary
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Labels:
 
 
 class Features(Protocol):
-    """Encoder of words as the numbers that a model reads."""
+    """Encoder of words as a model's integer inputs."""
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
         """Named arrays; "words" has one row per token."""
@@ -50,14 +50,14 @@ class Features(Protocol):
 
 @dataclass(frozen=True)
 class WordFeatures:
-    """Word numbers and UTF-8 bytes, for the CLC."""
+    """Word indices and UTF-8 bytes, for the CLC."""
 
-    words: tuple[str, ...] = ()  # numbered from 0. A private run takes them from public text, or none
-    buckets: int = HASH_BUCKETS  # rows that all others share, chosen by a stable hash of the lower-cased word
+    words: tuple[str, ...] = ()  # with indices from 0. In a private run they come from public text, or are empty
+    buckets: int = HASH_BUCKETS  # rows shared by all other words, chosen by a stable hash of the lower-cased word
 
     @classmethod
     def from_training_words(cls, utterances: Sequence[Utterance]) -> WordFeatures:
-        """Words that occur at least twice; the others train the shared rows. Not private."""
+        """Use the words that occur at least twice; the others train the shared rows. Not private."""
         counts = Counter(token.lower() for u in utterances for token in u.tokens)
         return cls(tuple(sorted(w for w, k in counts.items() if k > 1)), buckets=64)
 
@@ -74,18 +74,18 @@ class WordFeatures:
 
 
 def hashed(word: str, buckets: int) -> int:
-    """Bucket of a word, whatever its case: the same on all machines."""
+    """Bucket of a word, ignoring case; identical on all machines."""
     return zlib.crc32(word.lower().encode(errors="surrogatepass")) % buckets
 
 
 class Batch(NamedTuple):
-    """Some examples of a data set."""
+    """A batch of examples of a data set."""
 
-    examples: Tensor  # (B) their numbers in the data set, which key their dropout masks
-    lengths: Tensor  # (B) tokens of each
-    inputs: dict[str, Tensor]  # flat features by name, and "<name>_rows" (B) where their number differs from `lengths`
-    intents: Tensor  # (B) label numbers
-    tags: Tensor | None  # (R) label numbers, or None without slot annotation
+    examples: Tensor  # (B) indices in the data set, which key the dropout masks
+    lengths: Tensor  # (B) tokens per example
+    inputs: dict[str, Tensor]  # flat features by name, and "<name>_rows" (B) if their number differs from `lengths`
+    intents: Tensor  # (B) label indices
+    tags: Tensor | None  # (R) label indices, or None without slot annotation
 
     def to(self, device: torch.device) -> Batch:
         tags = None if self.tags is None else self.tags.to(device)
@@ -94,10 +94,10 @@ class Batch(NamedTuple):
 
 
 class Dataset:
-    """Encoded utterances, from which batches are cut.
+    """Encoded utterances, from which batches are selected.
 
     UsageError: no utterances, or one without words, with labels the model does not know, or with more or fewer tags
-    than words (which would shift the tags of every utterance behind it).
+    than words (which would shift the tags of all later utterances).
     """
 
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
@@ -142,25 +142,25 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclass(frozen=True)
 class PieceFeatures:
-    """Word pieces of each utterance, [CLS] and [SEP] included, and where each word begins among them.
+    """Word pieces of each utterance, including [CLS] and [SEP], and the position of each word's first piece.
 
     An utterance with more pieces than `positions` keeps the first k pieces of every word, with the largest k
-    that fits, so that no word, and no tag, is ever lost. This depends on the utterance alone.
+    that fits, so that no word, and no tag, is ever lost. The result depends only on the utterance.
 
     Attributes:
         tokenizer: a BERT tokenizer, see `edp_lab.models.bert.load_tokenizer`.
-        positions: pieces that the model can read at most.
+        positions: maximum number of pieces that the model can read.
     """
 
     tokenizer: Tokenizer
     positions: int = 512
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
-        """The piece numbers of each utterance ("pieces"), and for each of its words the place of the first of
-        its pieces among them ("words").
+        """The piece indices of each utterance ("pieces"), and the position among them of the first piece of
+        each word ("words").
 
         Raises:
-            UsageError: an utterance has more words than pieces can be read.
+            UsageError: an utterance has more words than the model can read pieces.
         """
         numbers = self.tokenizer.get_vocab()
         unknown, start, stop = (numbers[piece] for piece in ("[UNK]", "[CLS]", "[SEP]"))
@@ -187,7 +187,7 @@ class PieceFeatures:
 
 
 def wordpiece_tokenizer(vocabulary: Sequence[str], lower_case: bool = True) -> Tokenizer:
-    """BERT's tokenizer for a vocabulary in the order of its numbers, which contains the five special pieces.
+    """BERT's tokenizer for a vocabulary in index order, which must contain the five special pieces.
 
     Raises:
         UsageError: a special piece is missing.
@@ -203,7 +203,7 @@ def wordpiece_tokenizer(vocabulary: Sequence[str], lower_case: bool = True) -> T
 
 
 def parse_tokenizer(text: str) -> Tokenizer:
-    """A tokenizer from its JSON, with truncation and padding, which would misplace words, turned off."""
+    """Parse a tokenizer from JSON, and turn off truncation and padding, which would misplace words."""
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -212,17 +212,17 @@ def parse_tokenizer(text: str) -> Tokenizer:
 
 
 def check_special(tokenizer: Tokenizer) -> None:
-    """UsageError if a special piece is missing from the tokenizer's vocabulary."""
+    """Raise UsageError if a special piece is missing from the tokenizer's vocabulary."""
     for piece in SPECIAL:
         if tokenizer.token_to_id(piece) is None:
             raise UsageError(f"the tokenizer has no {piece} piece: give one that was made for BERT")
 
 
 def train_wordpieces(sentences: Sequence[Sequence[str]], size: int = 8000) -> Tokenizer:
-    """A lower-casing tokenizer whose vocabulary of at most about `size` pieces is learnt from the sentences.
+    """Train a lower-casing tokenizer with a vocabulary of at most about `size` pieces on the sentences.
 
     The same sentences give the same vocabulary. (The trainer numbers the pieces "##c" of single characters in
-    the order of a hash map, and breaks ties by number; naming these pieces beforehand takes the chance out.)
+    the order of a hash map, and breaks ties by number; listing these pieces beforehand makes it deterministic.)
     Not private: the vocabulary reveals words of the text.
     """
     lower = normalizers.BertNormalizer(lowercase=True)

@@ -17,16 +17,16 @@ from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes
 
 CLASSES = 10
-DIGITS_TEST = 600  # of 1,797
+DIGITS_TEST = 600  # test images, out of 1,797
 INNER = 0.8  # the smaller radius, scikit-learn's default
 
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled examples in two parts."""
+    """Labelled examples in a training and a test set."""
 
     name: str
-    train: NDArray[np.float32]  # (n, channels, height, width) in [0, 1]; of `two_circles` (n, 2), points in [-1, 1]
+    train: NDArray[np.float32]  # (n, channels, height, width) in [0, 1]; for `two_circles` (n, 2), points in [-1, 1]
     train_labels: NDArray[np.int64]  # (n) from 0 up to `classes` - 1
     test: NDArray[np.float32]
     test_labels: NDArray[np.int64]
@@ -34,11 +34,11 @@ class Images:
 
 
 def load_images(name: str, seed: int = 0) -> Images:
-    """A data set of the thesis by its name.
+    """Load a data set of the thesis by its name.
 
-    * "digits": scikit-learn's 1,797 images of 1 x 8 x 8; `seed` draws the 600 that are the test set.
-    * "mnist": 60,000 and 10,000 images of 1 x 28 x 28, from the original idx files, gzipped or not, in ``mnist/`` below
-      a data folder (`edp_lab.corpora.data_folders`). No `seed`: the published split.
+    * "digits": scikit-learn's 1,797 images of 1 x 8 x 8; `seed` draws the 600 test images.
+    * "mnist": 60,000 and 10,000 images of 1 x 28 x 28, from the original idx files, gzipped or not, in ``mnist/`` in
+      a data folder (`edp_lab.corpora.data_folders`). The published split; `seed` is ignored.
     """
     if name == "digits":
         from sklearn.datasets import load_digits
@@ -54,10 +54,10 @@ def load_images(name: str, seed: int = 0) -> Images:
 
 
 def two_circles(train: int, test: int, seed: int = 0, noise: float = 0.0) -> Images:
-    """Points on two circles about 0 of radius 1 (class 0) and 0.8 (class 1), at random angles (3.1.1).
+    """Points on two circles around 0 with radius 1 (class 0) and 0.8 (class 1), at random angles (3.1.1).
 
-    Not by scikit-learn's ``make_circles``, which the thesis took: it places the points at even distances, so that
-    without noise a test set of the same size is the training set.
+    The thesis used scikit-learn's ``make_circles``. We do not, because it spaces the points evenly, so that without
+    noise a test set of the same size equals the training set.
 
     `noise`: standard deviation of Gaussian noise on each coordinate, in both parts.
     """
@@ -84,7 +84,7 @@ def _mnist_part(prefix: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An idx file of unsigned bytes with this number of dimensions; gzipped if its name ends in ``.gz``."""
+    """Read an idx file of unsigned bytes with this number of dimensions; gzipped if its name ends in ``.gz``."""
     content = read_bytes(path)
     start = 4 + 4 * dimensions
     magic = 0x800 + dimensions

@@ -1,8 +1,8 @@
 """Scores of predicted intents and slots: SER, intent accuracy, slot F1, exact match. Plain Python.
 
-A frame is (intent, tokens, tags) of an utterance, as annotated or as predicted. Tags are None in a corpus without them;
-then only intents are scored. References and predictions are compared pairwise. UsageError: the two differ in number, in
-tokens or in having tags, tags and tokens differ in number, or there is nothing to score.
+A frame is the annotated or predicted (intent, tokens, tags) of an utterance. Tags are None in a corpus without them;
+then only intents are scored. References and predictions are compared pairwise. UsageError if they differ in number,
+tokens or the presence of tags, if the numbers of tags and tokens differ, or if there is nothing to score.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Scores:
     # (label, value), aligned by edit distance. Exceeds 1 if many slots are inserted.
     ser: float
     intent_accuracy: float  # share of utterances with the right intent
-    # Over all slots of all utterances; a slot is right if start, end and label are (as conlleval). None if neither
-    # side has a slot, as without tags.
+    # F1 over all slots of all utterances; a slot is right if its start, end and label are (as in conlleval). None if
+    # neither side has a slot, for example without tags.
     slot_f1: float | None
     exact_match: float  # share of utterances with the right intent and exactly the right slots
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts behind the scores, of any number of utterances; tallies of parts add up to that of the whole."""
+    """Counts from which the scores are computed; tallies of parts add up to the tally of the whole."""
 
     utterances: int = 0
     intents_right: int = 0
@@ -67,12 +67,12 @@ class Tally:
 
 
 def evaluate(references: Sequence[Frame], predictions: Sequence[Frame]) -> Scores:
-    """All four scores in one pass."""
+    """Compute all four scores in one pass."""
     return Tally.of(references, predictions).scores()
 
 
 def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
-    """The counts of one utterance, in the order of `Tally`."""
+    """Counts of one utterance, in the order of the fields of `Tally`."""
     (intent, tokens, tags), (guess, same_tokens, guessed) = reference, prediction
     if list(tokens) != list(same_tokens):
         raise UsageError(f"prediction {i} has other tokens than its reference")
@@ -94,9 +94,9 @@ def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """The slots of BIO tags as (start, end, label), end exclusive, with conlleval's meaning.
+    """Slots of BIO tags as (start, end, label), with exclusive end, as defined by conlleval.
 
-    A ``B-`` always begins a slot, and so does an ``I-`` after ``O``, after another label or at the start.
+    A ``B-`` always begins a slot, and so does an ``I-`` after ``O``, after another label or at the beginning.
     """
     slots: list[Span] = []
     start, label = 0, ""
@@ -112,7 +112,7 @@ def spans(tags: Sequence[str]) -> list[Span]:
 
 
 def edit_distance(a: Sequence[object], b: Sequence[object]) -> int:
-    """The least number of substitutions, deletions and insertions that turn `a` into `b` (Levenshtein)."""
+    """Smallest number of substitutions, deletions and insertions that turn `a` into `b` (Levenshtein)."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, start=1):
         above_left, row[0] = row[0], i

@@ -1,8 +1,8 @@
 """Generated corpora: smart-home commands in the paper's three domains, and everyday requests.
 
-The paper's Communication, Health and Video corpora (section 4.1) are internal; the smart-home corpus stands in for
-them. A text is drawn first and annotated second: if it has several readings, one is drawn with odds that the grammar
-states. Then a share `NOISE` of the utterances gets one annotation error.
+The paper's Communication, Health and Video corpora (section 4.1) are internal; the smart-home corpus replaces them.
+A text is drawn first and then annotated: if it has several readings, one is drawn with odds given by the grammar.
+Then a share `NOISE` of the utterances gets one annotation error.
 
 The grammar is in `smart_home.json`. Notation of its lines:
     word           itself
@@ -10,21 +10,21 @@ The grammar is in `smart_home.json`. Notation of its lines:
     <phrase>       a draw from the phrase (or word list) of that name, not annotated
     {slot}         a draw from the phrase of that name, annotated with the slot
     {slot=phrase}  a draw from `phrase`, annotated with `slot`
-    {reading}      a draw of a text with several readings, of which one is annotated: "readings" gives its
-                   phrases and the odds of their labels; neighbours with equal labels are one value
+    {reading}      a draw of a text with several readings, one of which is annotated: "readings" lists its
+                   phrases and the odds of their labels; adjacent phrases with equal labels form one value
     @macro         one of the macro's lines
     3 * ...        this line is three times as likely as one without a number
 
 A sentence is a template of its domain. One that does not begin with <hey> begins with <polite>; all end
-with <end>. A rule with several intents gives their odds. Names under "squared" are drawn with the square of
-a uniform number, so that the first entries are frequent and most are rare. People have a common first name
-and an invented last name; telephone numbers are 555-01xx, kept for fiction, or four-digit extensions;
-streets, shops, titles and all but a few generic medicines are invented. The file is frozen: whatever
-changes the draws needs a new "version".
+with <end>. A rule with several intents states their odds. Names under "squared" are drawn by squaring a
+uniform number, so that the first entries are frequent and most are rare. People have a common first name
+and an invented last name; telephone numbers are 555-01xx, reserved for fiction, or four-digit extensions;
+streets, shops, titles and all but a few generic medicines are invented. The file is frozen: any change to the
+draws needs a new "version".
 
-Everyday requests come from `everyday.txt`, which explains its notation: public text for what private models start from
-(`edp_lab.models.public_start`), some six hundred intents that anybody might have for an assistant or a service desk,
-with slots. Nothing is trained on it to be protected, and it is no measure of anything.
+Everyday requests come from `everyday.txt`, which explains its notation. They are public text for pretraining the starts
+of private models (`edp_lab.models.public_start`): about six hundred intents with slots that anyone might have for an
+assistant or a service desk. They are neither protected nor used for evaluation.
 
 UsageError: an unknown domain, fewer than one utterance, a file that cannot be read or written.
 """
@@ -54,10 +54,10 @@ _DATA = json.loads((_FOLDER / "smart_home.json").read_text(encoding="utf-8"))
 GRAMMAR_VERSION: int = _DATA["version"]
 INTENTS: dict[str, tuple[str, ...]] = {domain: tuple(of["intents"]) for domain, of in _DATA["labels"].items()}
 SLOTS: dict[str, tuple[str, ...]] = {domain: tuple(of["slots"]) for domain, of in _DATA["labels"].items()}
-HESITATION = 0.015  # chance of a filler word before a slot
+HESITATION = 0.015  # probability of a filler word before a slot
 DOMAINS = tuple(INTENTS)
 NOISE = 0.03  # share of utterances with one annotation error
-MISSPELT = 0.04  # share of utterances with a misspelt word, if one of their words is long enough
+MISSPELT = 0.04  # share of utterances with a misspelt word, among those with a word that is long enough
 LENGTHS = range(3, 16)  # tokens in an utterance; a longer or shorter one is drawn again
 EMBEDDED_UTTERANCES, EMBEDDED_SEED = 4500, 0
 EMBEDDED = comes_with("data") / "smart_home" / "utterances.jsonl.gz"
@@ -70,19 +70,19 @@ def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
     """Generate a corpus: the same on every platform for the same arguments and `GRAMMAR_VERSION`.
 
     Args:
-        utterances: how many, at least 1.
+        utterances: number of utterances, at least 1.
         seed: any integer; different seeds give independent draws from the same grammar.
         domain: "communication", "health" or "video"; None mixes the three in equal parts.
 
     Returns:
         A corpus with declared labels. `generate(n, seed, domain)` is the first n utterances of
-        `generate(m, seed, domain)` for every m > n. One domain alone is not a subset of the mix of that seed.
+        `generate(m, seed, domain)` for every m > n. A single domain is not a subset of the mix with the same seed.
     """
     return _corpus((utterance for utterance, _ in _samples(utterances, seed, domain)), domain)
 
 
 def load(domain: str | None = None) -> Corpus:
-    """The embedded corpus, `generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED)`, or its utterances of one domain."""
+    """Load the embedded corpus, `generate(EMBEDDED_UTTERANCES, EMBEDDED_SEED)`, or its utterances of one domain."""
     corpus = _corpus((), domain)
     try:
         utterances = read_json(EMBEDDED).utterances
@@ -98,7 +98,7 @@ def load(domain: str | None = None) -> Corpus:
 def write_jsonl(corpus: Corpus, path: Path | str) -> None:
     """Write one {"tokens", "tags", "intent"} per line; compressed if the name ends in ".gz".
 
-    The file appears whole or not at all.
+    The file is written atomically.
     """
     path = Path(path)
     rows = ({name: getattr(u, name) for name in ("tokens", "tags", "intent")} for u in corpus.utterances)
@@ -107,7 +107,7 @@ def write_jsonl(corpus: Corpus, path: Path | str) -> None:
 
 
 def _corpus(utterances: Iterable[Utterance], domain: str | None) -> Corpus:
-    """A corpus with declared labels; UsageError for an unknown domain."""
+    """Build a corpus with declared labels; UsageError for an unknown domain."""
     domains = _domains(domain)
     return Corpus(
         name=f"smart-home-{domain}" if domain else "smart-home",
@@ -130,10 +130,10 @@ _Reading = tuple[Tags, str]  # tags and intent
 
 
 def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[tuple[Utterance, _Reading]]:
-    """Each utterance as annotated, and as meant, before annotation noise."""
+    """Each utterance as annotated, and its true annotation before noise."""
     domains = _domains(domain)
     _check_count(utterances)
-    # Python keeps the sequence of `Random.random` for a seed on all its versions.
+    # Python guarantees the same sequence of `Random.random` for a seed in all versions.
     uniform = Random(f"smart-home {GRAMMAR_VERSION} {seed} {domain}").random
     shared: dict[Tags, Tags] = {}  # equal tag sequences are one object, which halves the memory
     while utterances:
@@ -165,7 +165,7 @@ def _misspell(tokens: list[str], uniform: Uniform) -> None:
 
 
 def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> _Reading:
-    """One annotation error: a wrong intent, or a slot dropped, mislabelled, a token too short or too long."""
+    """Make one annotation error: a wrong intent, or a slot dropped, mislabelled, or one token too short or long."""
     slots = spans(tags)
     kind = int(uniform() * 4)
     if kind == 0 or not slots:
@@ -190,7 +190,7 @@ def _mistake(tags: Tags, intent: str, domain: str, uniform: Uniform) -> _Reading
 
 
 class _Phrase(NamedTuple):
-    """Alternative lines, each of equally likely variants."""
+    """Alternative lines, each with equally likely variants."""
 
     lines: Sequence[str]
     squared: bool = False
@@ -214,7 +214,7 @@ class _Odds:
 
 
 class _Slot(NamedTuple):
-    """Phrases in a sentence, with the odds of their labels: one label per phrase, "O" for no slot."""
+    """Phrases of a slot or reading, with the odds of their labels: one label per phrase, "O" for no slot."""
 
     phrases: Sequence[str]
     odds: _Odds
@@ -235,7 +235,7 @@ def _bio(labels: str, lengths: tuple[int, ...]) -> Tags:
 
 
 def _draw_sentence(domain: str, uniform: Uniform) -> tuple[list[str], _Reading]:
-    """A text and one draw of its readings. `uniform` is the only randomness."""
+    """Draw a text and one of its readings. `uniform` is the only source of randomness."""
     cumulative, rules = _rules(domain)
     intents, templates = rules[bisect(cumulative, uniform() * cumulative[-1])]
     tokens: list[str] = []
@@ -254,7 +254,7 @@ def _draw_sentence(domain: str, uniform: Uniform) -> tuple[list[str], _Reading]:
 
 
 def _drawn(name: str, uniform: Uniform) -> list[str]:
-    """The words of a draw from the phrase, or the word list, of that name."""
+    """Words drawn from the phrase or word list with this name."""
     items = _phrase(name).draw(uniform)
     return [word for item in items for word in (_drawn(item[1:-1], uniform) if item[0] == "<" else (item,))]
 
@@ -267,7 +267,7 @@ _WEIGHT = re.compile(r"(?:(\d+) \*)?(.*)")
 
 @cache
 def _rules(domain: str) -> tuple[list[float], list[tuple[_Odds, _Phrase]]]:
-    """The cumulative weights of a domain's rules; for each, the odds of its intents and its templates."""
+    """Cumulative weights of a domain's rules; for each rule, the odds of its intents, and its templates."""
     rules = []
     for rule in _DATA["rules"][domain]:
         lines = _weighted(rule["templates"])
@@ -284,7 +284,7 @@ def _phrase(name: str) -> _Phrase:
 
 @cache
 def _slot(item: str) -> _Slot | None:
-    """The slot or phrase of an item of a template; None for a word."""
+    """The slot or phrase for an item of a template; None for a word."""
     name = item[1:-1]
     if item.startswith("<"):
         phrases, odds = [name], {"O": 1.0}
@@ -299,14 +299,14 @@ def _slot(item: str) -> _Slot | None:
 
 
 def _weighted(lines: Iterable[str]) -> list[str]:
-    """Repeat each line by its weight."""
+    """Repeat each line according to its weight."""
     matches = [match for line in lines if (match := _WEIGHT.fullmatch(line))]
     return [text for match in matches for text in [match[2].strip()] * int(match[1] or 1)]
 
 
 @cache
 def _variants(line: str) -> list[str]:
-    """Every way through a line's alternatives, innermost first, so that nested alternatives keep their odds."""
+    """Every expansion of a line's alternatives, innermost first, so that nested alternatives keep their odds."""
     return _ways(re.sub(r"@(\w+)", lambda name: f"({'|'.join(_weighted(_DATA['macros'][name[1]]))})", line))
 
 
@@ -320,7 +320,7 @@ def _ways(text: str) -> list[str]:
 
 @cache
 def _words() -> dict[str, list[str]]:
-    """The word lists: given, counted, joined. The invented names are shared out between shops and people."""
+    """The word lists: listed, counted or joined. The invented names are divided between shops and people."""
     words = {name: " ".join(lines).split() for name, lines in _DATA["words"].items()}
     for name, (first, stop, digits) in _DATA["ranges"].items():
         words[name] = [f"{n:0{digits}d}" for n in range(first, stop)]
@@ -331,14 +331,14 @@ def _words() -> dict[str, list[str]]:
         words[name].sort(key=lambda _: uniform())
     names, shops = words["invented_name"], _DATA["shops"]
     words["shop"], words["last_name"] = names[:shops], names[shops:]
-    # the commonest nouns of movies are the rarest of shows: a hint at the kind of title
+    # the most common nouns of movies are the rarest of shows, which hints at the kind of title
     words["movie_noun"], words["show_noun"] = words["noun"], words["noun"][::-1]
     return words
 
 
 @cache
 def _titles() -> dict[str, list[str]]:
-    """Distinct titles of each kind: what a title is must be known, its words give no more than a hint."""
+    """Distinct titles of each kind. A title's kind must be learnt by heart; its words only give a hint."""
     uniform = Random(f"smart-home titles {GRAMMAR_VERSION}").random
     taken: dict[str, str] = {}
     for kind, (phrase, count) in _DATA["titles"].items():
@@ -378,7 +378,7 @@ def everyday(utterances: int, seed: int = 0) -> Corpus:
 
 
 def related(orders: int, seed: int = 0) -> list[list[str]]:
-    """Lines of words that are near in meaning (``related.txt``), each in so many random orders: text for vectors."""
+    """Lines of words with related meanings (``related.txt``), each in `orders` random orders, for training vectors."""
     random = Random(f"related {seed}")
     text = (_FOLDER / "related.txt").read_text(encoding="utf-8")
     lines = [line.split() for line in text.split("\n") if line[:1] not in ("", "#")]
@@ -386,7 +386,7 @@ def related(orders: int, seed: int = 0) -> list[list[str]]:
 
 
 def _expanded(item: str, lists: dict[str, list[str]], random: Random) -> list[str]:
-    """The words of an item of a template: itself, or a draw from a list."""
+    """Words of an item of a template: the item itself, or a draw from a list."""
     if not item.startswith("<"):
         return [item]
     name, _, ending = item[1:].partition(">")
@@ -395,7 +395,7 @@ def _expanded(item: str, lists: dict[str, list[str]], random: Random) -> list[st
 
 
 def _chosen(text: str, random: Random) -> str:
-    """The text with one of each group of alternatives."""
+    """The text with one alternative chosen from each group."""
     while match := _INNERMOST_ALTERNATIVES.search(text):
         text = text[: match.start()] + random.choice(match[1].split("|")) + text[match.end() :]
     return text
@@ -403,7 +403,7 @@ def _chosen(text: str, random: Random) -> str:
 
 @cache
 def _everyday_grammar() -> tuple[dict[str, list[str]], list[tuple[str, int, list[str]]]]:
-    """The word lists by name; for each intent its name, weight and templates."""
+    """Word lists by name; and the name, weight and templates of each intent."""
     lists: dict[str, list[str]] = {}
     rules: list[tuple[str, int, list[str]]] = []
     text = (_FOLDER / "everyday.txt").read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
     fewest, most = (settings.get("steps") or epochs * steps for steps in (full, all_used))
     guaranteed, method = None, "with Poisson sampling one example more moves others to other micro-batches"
     if sampler == "shuffle":
-        method = "Gaussian DP, one release an epoch"
+        method = "Gaussian DP, one release per epoch"
         guaranteed = gdp_epsilon(math.sqrt(epochs) / z * (1 if alone else 2), delta)
         if alone:  # unknown whether a partial last batch was used or dropped
             kept = shuffled_at_least(z, all_used, fewest // all_used, delta)
@@ -62,7 +62,7 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
         sampled = Schedule(np.array([z]), np.array([most]), max(batch / n, SMALLEST_RATE))
         guaranteed, method = PrivacyLossDistribution(sampled).bound(delta)
     if n * delta >= 1:
-        guaranteed, method = None, "delta is not below 1/n, so publishing one example whole would meet it"
+        guaranteed, method = None, "delta is not below 1/n, so publishing one example outright would meet it"
     if guaranteed is not None and not math.isfinite(guaranteed):
         guaranteed, method = None, "epsilon exceeds the largest float"
     proven = guaranteed is not None and guaranteed <= claimed * (1 + 1e-9)

@@ -1,8 +1,8 @@
-"""The numbers the paper prints (arXiv 2107.14586), and the settings that explain the epsilons of its Table 1.
+"""The numbers printed in the paper (arXiv 2107.14586), and settings that explain the epsilons of its Table 1.
 
 The paper prints log10 epsilon but neither z0 nor the number of epochs T, and tau only as a grid. Its accounting (zCDP
 under random reshuffling) is rho = S_T / (2 z0^2) with S_T = sum over t < T of 1/d(t)^2, and eps = rho + 2 sqrt(rho L)
-with L = ln(1/delta). Epsilon falls with z0, so for a given tau and T a printed value is explained by an interval of z0.
+with L = ln(1/delta). Epsilon decreases with z0, so for given tau and T an interval of z0 explains a printed value.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PUBLIC_CORPORA = ("ATIS", "SNIPS", "NLU-eval")
 class Change:
     """eDP-SGD against SGD under one decay: relative changes in percent, negative is better."""
 
-    ser: float  # of the semantic error rate
-    mia_auc: float  # of the membership attack's area under the ROC curve
+    ser: float  # change of the semantic error rate
+    mia_auc: float  # change of the membership attack's area under the ROC curve
     log10_epsilon: float  # by the paper's own accounting, at the row's delta
 
 
 @dataclass(frozen=True)
 class Table1Row:
-    """One corpus and model. `sgd_ser` and `sgd_mia_auc` are percentages; None where the paper prints "-"."""
+    """Row for one corpus and model. `sgd_ser` and `sgd_mia_auc` are percentages; None if the paper prints "-"."""
 
     model: str
     corpus: str
@@ -49,7 +49,7 @@ class Table1Row:
 
     @property
     def delta(self) -> float:
-        """5e-4 for the public corpora, 5e-5 for the internal ones (caption)."""
+        """Delta of the row: 5e-4 for the public corpora, 5e-5 for the internal ones (caption)."""
         return 5e-4 if self.corpus in PUBLIC_CORPORA else 5e-5
 
     @property
@@ -59,7 +59,7 @@ class Table1Row:
 
 @dataclass(frozen=True)
 class Table2Row:
-    """Training time: seconds per epoch of SGD, and how many times as long the other two take."""
+    """Training times: seconds per epoch of SGD, and the ratios of the other two methods to it."""
 
     model: str
     corpus: str
@@ -103,7 +103,7 @@ TABLE_2 = (
 # ---- Settings behind the epsilons of Table 1 -------------------------------------------------------------------------
 
 MAX_EPOCHS = 120
-HALF_DIGIT = 0.05  # a printed x stands for log10 epsilon in [x - 0.05, x + 0.05]
+HALF_DIGIT = 0.05  # a printed x means log10 epsilon in [x - 0.05, x + 0.05]
 ROUND = np.log10([1.0, 2.0, 5.0, 10.0])
 NOTE = "This is consistency, not proof: the paper prints neither z0 nor the number of epochs T."
 
@@ -115,8 +115,8 @@ class Setting:
     tau: float | None  # None without decay
     epochs: int
     z0: float  # gives the printed value exactly, or is the bound of [1e-6, 1] that comes closest
-    z0_range: tuple[float, float] | None  # all z0 in [1e-6, 1] that give it within rounding; None if there are none
-    log10_epsilon: float  # what the paper's accounting claims at `z0`
+    z0_range: tuple[float, float] | None  # interval of z0 in [1e-6, 1] that give it within rounding; None if empty
+    log10_epsilon: float  # claimed by the paper's accounting at `z0`
 
 
 @dataclass(frozen=True)
@@ -128,32 +128,32 @@ class ExplainedEpsilon:
     decay: Decay
     log10_epsilon: float
     delta: float
-    settings: tuple[Setting, ...]  # that explain the value, at the T that explain the most values of the table
-    # Of `settings`, the one whose `z0` is nearest, in ratio, to 1, 2 or 5 times a power of ten, since people tune on
-    # those. If none explains the value: the one, at those same T, whose `log10_epsilon` misses it least.
+    settings: tuple[Setting, ...]  # settings that explain the value, at the T that explain most values of the table
+    # The setting whose `z0` is nearest, in ratio, to 1, 2 or 5 times a power of ten, because such values are common in
+    # tuning. If none explains the value: the setting, at those same T, whose `log10_epsilon` is closest to it.
     closest: Setting
-    # At `closest` and the same delta, if alpha were public with largest value 1: Algorithm 1 as printed has noise
-    # z_t / (2 sqrt N) over its sensitivity, so mu = 2 sqrt(N) sqrt(2 rho). Zero-out or replace-one neighbours, two or
-    # more utterances per device, exact reals. With alpha from private gradients, as in the paper, none is guaranteed.
+    # Epsilon at `closest` and the same delta, if alpha were public with largest value 1: Algorithm 1 as printed has
+    # noise z_t / (2 sqrt N) over its sensitivity, so mu = 2 sqrt(N) sqrt(2 rho). Zero-out or replace-one neighbours, at
+    # least two utterances per device, exact reals. With private alpha, as in the paper, no epsilon is guaranteed.
     log10_guaranteed_if_alpha_public: float
-    # Whether `closest` adds noise that float32 can carry until the last epoch; else that epsilon holds on paper only.
+    # Whether float32 can represent the noise of `closest` until the last epoch; otherwise that epsilon is theoretical.
     survives_float32: bool
     epochs_range: tuple[int, int] | None  # smallest and largest T up to 120 that explain the value; None if none does
 
 
 @dataclass(frozen=True)
 class Table1Epsilon:
-    """The whole table, explained."""
+    """Explanations of all values of the table."""
 
     rows: tuple[ExplainedEpsilon, ...]
-    common_epochs: tuple[int, ...]  # the T that explain all values at once; empty if there is none
+    common_epochs: tuple[int, ...]  # the T that explain all values together; empty if there are none
     note: str = NOTE
 
 
 def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
-    """Find the settings behind each printed epsilon, for T in 1..120 with first epoch t = 0 (paper, sections 3, 4.2).
+    """Find settings that explain each printed epsilon, for T in 1..120 with first epoch t = 0 (paper, sections 3, 4.2).
 
-    No guarantee: the claimed epsilons take z at face value; see `ExplainedEpsilon` for what the guaranteed ones assume.
+    The claimed epsilons take z at face value, so they are no guarantee; `ExplainedEpsilon` has the guaranteed ones.
     """
     cells = [(row, decay, search(row, decay)) for row in table for decay in row.changes]
     reachable = np.sum([(low <= high).any(axis=0) for _, _, (low, _, high) in cells], axis=0)  # (T)
@@ -167,7 +167,7 @@ def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
 def search(row: Table1Row, decay: Decay) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lowest, exact and highest log10 z0 for a printed value, each (taus, T).
 
-    The interval, within [1e-6, 1], explains the value up to rounding; the exact z0 may lie outside [1e-6, 1].
+    The interval, within [1e-6, 1], explains the value up to rounding; the exact z0 may be outside [1e-6, 1].
     """
     printed, (least, most) = row.changes[decay].log10_epsilon, np.log10(Z0_RANGE)
     factors = np.array([decay.factors(np.arange(MAX_EPOCHS), tau) for tau in TAUS.get(decay, (0.0,))])
@@ -180,7 +180,7 @@ def search(row: Table1Row, decay: Decay) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def log_rho(log10_epsilon: float, delta: float) -> float:
-    """ln rho with eps = rho + 2 sqrt(rho L): sqrt(rho) = sqrt(L + eps) - sqrt(L) = eps / (sqrt(L + eps) + sqrt(L))."""
+    """ln rho from eps = rho + 2 sqrt(rho L): sqrt(rho) = sqrt(L + eps) - sqrt(L) = eps / (sqrt(L + eps) + sqrt(L))."""
     log_epsilon, log_l = log10_epsilon * math.log(10), math.log(math.log(1 / delta))
     return float(2 * (log_epsilon - np.logaddexp(np.logaddexp(log_l, log_epsilon) / 2, log_l / 2)))
 
@@ -217,5 +217,5 @@ def _explain(
 
 
 def _mechanism(decay: Decay, tau: float | None, z0: float) -> Mechanism:
-    """Algorithm 1 on the paper's machine; epsilon depends on neither the clip norm nor the utterances per device."""
+    """Algorithm 1 on the paper's machine; epsilon depends neither on the clip norm nor on utterances per device."""
     return Mechanism.as_printed(1.0, z0, NUM_GPUS, 2, decay, tau or 0.0, Alpha.PUBLIC)

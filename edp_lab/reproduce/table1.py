@@ -1,28 +1,28 @@
 """Table 1 re-measured: error, membership inference and epsilon of SGD and eDP-SGD under three decays.
 
-How z0 is chosen (section 4.2 does not say): without decay, on the validation split of the first seed, the most noise
-that keeps the error within `TOLERANCE` of SGD's, by bisection, as if the error only grew with noise. Under a decay the
-first epoch's noise is higher, so that epsilon stays the same. tau and C are fixed. Each row states its number of
-trials. No epsilon covers these choices; data/results/README.md says what else was chosen with visible test scores.
+Choice of z0 (section 4.2 does not specify it): without decay, we use the most noise that keeps the error on the first
+seed's validation split within `TOLERANCE` of SGD's, by bisection, assuming that the error increases with noise. Under a
+decay the first epoch's noise is higher, so that epsilon stays the same. tau and C are fixed. Each row states its number
+of trials. No epsilon covers these choices; data/results/README.md lists other choices made with known test scores.
 
 "SGD for half the epochs" is a control: it shows what a method gains merely by learning less.
 
-Every seed has its own split, weights, order and noise. Changes are relative, formed within a seed, then averaged. Their
-intervals are Student's t over the seeds: they cover the split and the training, not the choice of settings, nor what
-another sample would change, as the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is
-trained by SGD for as many epochs as the target (section 4.2 has one), separately for each seed.
+Every seed has its own split, weights, order and noise. Relative changes are computed per seed, then averaged. Their
+intervals are Student's t over the seeds. They cover the split and the training, but not the choice of settings or a
+different sample, because the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is trained
+with SGD for the same number of epochs as the target (section 4.2 uses one), separately for each seed.
 
-    data/results/table1_cells.jsonl    results that come with a checkout, one per line
-    OUT/cells.jsonl                    results computed here, written as soon as each is done
+    data/results/table1_cells.jsonl    committed results, one per line
+    OUT/cells.jsonl                    results computed here, each written as soon as it is done
     OUT/runs, shadows, public          runs, shadow models of the attacks, starting weights
 
-A result is identified by its settings and by digests of the corpora and the encoder behind it. If one of these is at
-hand, its digest must agree; otherwise the committed line is trusted. So a killed run resumes, and the committed table
-is printed without corpora, encoder or network.
+A result is identified by its settings and by digests of its corpora and encoder. If one of these is available, its
+digest must match; otherwise the committed line is trusted. So a killed run can resume, and the committed table can be
+printed without corpora, encoder or network.
 
-All methods start from the same public weights: otherwise a sound run, which may not take its vocabulary from the
-training set, would differ from SGD in more than its noise. The paper's CLC reads published fastText vectors, its BERT
-was pretrained on Wikipedia (section 4.2). In a run's settings the start is a name; it becomes a folder on first use.
+All methods start from the same public weights. Otherwise a sound run, which may not take its vocabulary from the
+training set, would differ from SGD in more than its noise. The paper's CLC reads published fastText vectors, and its
+BERT was pretrained on Wikipedia (section 4.2). Settings name the start; its folder is created on first use.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.run_files import RECORD
 from edp_lab.training.session import resume, train
 
-TOLERANCE = 1.15  # of SGD's error on the validation split
+TOLERANCE = 1.15  # largest allowed ratio to SGD's error on the validation split
 SGD, HALF, PRINTED, SOUND = "sgd", "sgd, half the epochs", "as printed", "sound"
 VARIANTS = (PRINTED, SOUND)
 FINE_TUNING = 2e-4  # BERT's learning rate
 TAU = {Decay.LINEAR: 0.3, Decay.EXPONENTIAL: 0.2}  # from the middle of the paper's grids
-# Corpora by our names; the paper's internal ones are stood for by domains of the synthetic smart-home corpus.
+# Corpora by our names; domains of the synthetic smart-home corpus replace the paper's internal ones.
 CORPORA = {
     "atis": "ATIS",
     "snips": "SNIPS",
@@ -77,27 +77,27 @@ MODELS = ("clc", "bert")
 SCORES = ("ser", "auc", "loss_auc")  # semantic error rate, and the AUC of two attacks
 
 COMMITTED = RESULTS / "table1_cells.jsonl"
-ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # 384 wide; pretrained on Wikipedia, among others
-WORDS = "words"  # start of the CLC: the encoder's words
-LAYERS = "layers:"  # starts of BERT: its first layers, their number after the colon
+ENCODER = "sentence-transformers/all-MiniLM-L6-v2"  # width 384; pretrained on Wikipedia, among others
+WORDS = "words"  # start of the CLC: the encoder's word vectors
+LAYERS = "layers:"  # start of BERT: the encoder's first layers; their number follows the colon
 LOUDER = 8.0  # scales the encoder's vectors from about 0.06 to the size of learned embeddings; exact, a power of 2
-AREAS = ("training", "pretraining", "membership")  # of `NUMERICS`
+AREAS = ("training", "pretraining", "membership")  # keys of `NUMERICS`
 
-Cell = dict[str, Any]  # one cell of the table; `_cell` gives its keys
-Result = dict[str, Any]  # one run's scores; `do` gives its keys
+Cell = dict[str, Any]  # one cell of the table, with the keys of `_cell`
+Result = dict[str, Any]  # one run's scores, with the keys of `do`
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Amounts of training."""
+    """Amount of training."""
 
-    size: str  # of the models, see `TrainConfig`
-    layers: int  # of the published encoder, from which BERT starts
-    steps: Mapping[str, int]  # of a run, about; per model, as BERT, which starts from the encoder, needs fewer
-    most_epochs: Mapping[str, int]  # of a small corpus, which would be read more often for as many steps
-    z0: tuple[float, ...]  # tried, rising
-    batch_size: int = 32  # small, as epsilon of disjoint batches depends on the epochs and not on the steps
-    seeds: int = 3  # how many, from 0 on
+    size: str  # size of the models, see `TrainConfig`
+    layers: int  # number of the published encoder's layers from which BERT starts
+    steps: Mapping[str, int]  # approximate steps per run and model; BERT starts from the encoder, so it needs fewer
+    most_epochs: Mapping[str, int]  # maximum, for small corpora, which would need more epochs for that many steps
+    z0: tuple[float, ...]  # values tried, increasing
+    batch_size: int = 32  # small, because epsilon of disjoint batches depends on epochs, not on steps
+    seeds: int = 3  # number of seeds, from 0 on
 
 
 FULL = Scale(
@@ -123,7 +123,7 @@ def estimate(values: Sequence[float]) -> dict[str, float | None]:
 def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str]) -> Iterator[list[Cell]]:
     """Cells of each model on each corpus: SGD, its control, then each variant under each decay.
 
-    UsageError for an unknown model or corpus, and as `TableRuns`.
+    UsageError for an unknown model or corpus, and as for `TableRuns`.
     """
     for what, known, given in (("model", MODELS, models), ("corpus", tuple(CORPORA), corpora)):
         if unknown := [name for name in given if name not in known]:
@@ -152,7 +152,7 @@ def _plain(runs: TableRuns, scale: Scale, model: str, corpus: str) -> TrainConfi
 
 def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
     what, half = f"{plain.model.upper()} on {plain.corpus}", replace(plain, epochs=plain.epochs // 2)
-    # All seeds of SGD and of its control go first, as they are needed anyway, and keep all processes busy.
+    # All seeds of SGD and of its control come first: they are needed anyway and keep all processes busy.
     first = [replace(config, seed=seed) for config in (plain, half) for seed in range(scale.seeds)]
     sgd, tried = _tune(runs, scale, plain, first, f"{what}: SGD and tuning")
     arms: dict[tuple[str, Decay | None], TrainConfig] = {(SGD, None): plain, (HALF, None): half}
@@ -170,7 +170,7 @@ def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
 def _tune(
     runs: TableRuns, scale: Scale, plain: TrainConfig, first: Sequence[TrainConfig], what: str
 ) -> tuple[Result, dict[str, dict[TrainConfig, Result]]]:
-    """SGD's result, and the trials of each variant: each rules out half of the remaining levels of noise."""
+    """SGD's result, and the trials of each variant; each trial halves the remaining noise levels."""
     noised = {name: replace(plain, method="edp-sgd", as_printed=name == PRINTED, clip_norm=1.0) for name in VARIANTS}
     left = {name: [replace(config, z0=z0) for z0 in scale.z0] for name, config in noised.items()}
     tried: dict[str, dict[TrainConfig, Result]] = {name: {} for name in VARIANTS}
@@ -185,7 +185,7 @@ def _tune(
 
 
 def under(decay: Decay, config: TrainConfig) -> TrainConfig:
-    """`config`, a run without decay, under `decay` at equal epsilon, a function of the sum of 1 / z_t^2 over epochs."""
+    """Change `config` from no decay to `decay` at equal epsilon, which depends on the sum of 1 / z_t^2 over epochs."""
     if decay is Decay.NONE:
         return config
     factors = decay.factors(np.arange(config.epochs), TAU[decay])
@@ -198,7 +198,7 @@ def _usable(result: Result, plain: Result) -> bool:
 
 
 def _choose(tried: Mapping[TrainConfig, Result], plain: Result) -> TrainConfig:
-    """The trial with the most noise within the tolerance; if there is none, the one with the smallest error."""
+    """The trial with the most noise within the tolerance; if none is, the one with the smallest error."""
     if usable := [config for config, result in tried.items() if _usable(result, plain)]:
         return max(usable, key=lambda config: config.z0)
     return min(tried, key=lambda config: tried[config]["validation_ser"])
@@ -212,16 +212,16 @@ def _cell(
     plain: Sequence[Result],
     trials: int,
 ) -> Cell:
-    """One method on one corpus with one model, from its runs and SGD's, seed by seed."""
+    """Cell for one method, corpus and model, from its runs and SGD's, seed by seed."""
 
     def change(name: str) -> dict[str, float | None] | None:
-        """Relative to SGD, in percent; negative is better. None for SGD."""
+        """Change relative to SGD, in percent; negative is better. None for SGD."""
         if variant == SGD:
             return None
         return estimate([100 * (new[name] / old[name] - 1) for new, old in zip(results, plain, strict=True)])
 
     def largest(name: str) -> float | None:
-        """The largest value of all seeds; None if one has no guarantee."""
+        """Largest value over all seeds; None if one has no guarantee."""
         values = [result[name] for result in results]
         return None if None in values else max(values)
 
@@ -236,28 +236,28 @@ def _cell(
     return {
         "model": config.model,
         "corpus": config.corpus,
-        "stands_for": printed.corpus,  # the paper's name of the corpus, in whose place ours may stand
+        "stands_for": printed.corpus,  # the paper's name of the corpus, which ours may replace
         "variant": variant,
         "decay": None if decay is None else str(decay),
         "seeds": len(results),
-        # In percent. The attack by the loss alone has no shadow model that might suit one target better than another.
+        # In percent. The loss attack has no shadow model, which might suit one target better than another.
         **{name: estimate([100 * result[name] for result in results]) for name in SCORES},
         **{f"{name}_change": change(name) for name in SCORES},
         "log10_claimed": math.log10(claimed) if claimed else None,  # by the paper's accounting, at its delta
-        "epsilon_if_seed_secret": largest("epsilon_if_seed_secret"),  # at `delta`, as the next
+        "epsilon_if_seed_secret": largest("epsilon_if_seed_secret"),  # at `delta`, like the next one
         "epsilon_if_alpha_public": largest("epsilon_if_alpha_public"),
         "delta": first["delta"],
-        "z0": None if decay is None else config.z0,  # chosen by `trials` runs, or of equal epsilon
+        "z0": None if decay is None else config.z0,  # chosen by `trials` runs, or for equal epsilon
         "tau": None if decay in (None, Decay.NONE) else config.tau,
         "trials": trials,
-        "within_tolerance": None if decay is None else _usable(first, plain[0]),  # the first seed keeps the error there
+        "within_tolerance": None if decay is None else _usable(first, plain[0]),  # for the first seed
         "paper": paper,
-        "runs": tuple(result["run"] for result in results),  # their keys
+        "runs": tuple(result["run"] for result in results),  # keys of the runs
         "about": {
             **{name: ", ".join(sorted({result[name] for result in results})) for name in ("device", "machine")},
             **{name: first[name] for name in ("threads", "versions", "examples", "shadow_corpora")},
             **{name: getattr(config, name) for name in ("size", "batch_size", "epochs")},
-            "seconds": sum(result["seconds"] for result in results),  # of training
+            "seconds": sum(result["seconds"] for result in results),  # training time
         },
     }
 
@@ -266,7 +266,7 @@ def _cell(
 
 
 class Work(NamedTuple):
-    """A run to do: settings whose start is a folder, the run's folder, the shadow model's corpus and folder."""
+    """A run to make: settings whose start is a folder, the run's folder, the shadow model's corpus and folder."""
 
     config: TrainConfig
     folder: Path
@@ -278,14 +278,14 @@ class TableRuns:
     """Results of runs and of the attacks on them; missing ones are computed.
 
     Args:
-        out: folder described at the top; created.
-        workers: runs at a time, a thread each.
+        out: folder described at the top of this file; created if needed.
+        workers: number of concurrent runs, each with one thread.
         tell: called with a line of progress, and whether it is worth keeping.
-        fresh: ignore results that come with the checkout.
+        fresh: ignore the committed results.
 
     Raises:
-        UsageError: a missing result takes a corpus or an encoder that was not downloaded; a worker was killed; a folder
-            that cannot be written; and as `train` and `attack_shadow`.
+        UsageError: a missing result needs a corpus or an encoder that is not available; a worker was killed; a folder
+            cannot be written; or as for `train` and `attack_shadow`.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class TableRuns:
         return len(split(load_corpus(corpus), 0).train)
 
     def results(self, configs: Sequence[TrainConfig], what: str) -> list[Result]:
-        """The result of each run, in order; missing ones are computed now."""
+        """Results of the runs, in order; missing ones are computed now."""
         unique = list(dict.fromkeys(configs))
         done = {config: result for config in unique if (result := self.known(config)) is not None}
         todo = {config: self._work(config) for config in unique if config not in done}
@@ -333,7 +333,7 @@ class TableRuns:
         return None
 
     def prepare(self, configs: Sequence[TrainConfig]) -> None:
-        """Make the starting weights of missing runs; UsageError, before hours of work, if their sources are missing."""
+        """Create the starting weights of missing runs; UsageError, before long work, if their sources are missing."""
         todo = [config for config in configs if self.known(config) is None]
         needed = dict.fromkeys(name for config in todo for name in self._corpora(config))
         absent = [name for name in needed if not corpus_at_hand(name)]
@@ -357,7 +357,7 @@ class TableRuns:
         return Work(made_of, self.out / "runs" / key, self._shadow(config.corpus), self.out / "shadows")
 
     def _start(self, config: TrainConfig) -> Path:
-        """Folder of a run's starting weights, made if it is missing."""
+        """Folder of a run's starting weights, created if missing."""
         assert config.pretrained is not None
         key = content_key(["pretraining"], config.pretrained, {"encoder": self._content("encoder")})[:16]
         folder = self.out / "public" / f"{config.pretrained.replace(':', '-')}-{key}"
@@ -371,11 +371,11 @@ class TableRuns:
         return [config.corpus, *([] if shadow == GENERATED else [shadow])]
 
     def _contents(self, config: TrainConfig) -> dict[str, str]:
-        """Digests, by name, of all data behind a run and the attack on it."""
+        """Digests, by name, of all data used by a run and the attack on it."""
         return {name: self._content(name) for name in (*self._corpora(config), "encoder")}
 
     def _content(self, name: str) -> str:
-        """Digest of a corpus or of the encoder; if it is missing, the digest in the committed results."""
+        """Digest of a corpus or of the encoder; if it is not available, the digest in the committed results."""
         encoder = name == "encoder"
         if name in self._known and not (encoder_at_hand(ENCODER) if encoder else corpus_at_hand(name)):
             return str(self._known[name])
@@ -386,20 +386,20 @@ class TableRuns:
 
 
 def settings(config: TrainConfig) -> dict[str, Any]:
-    """Settings that are not None or False, as JSON has them; all runs read words, which older lines do not say."""
+    """JSON form of the settings that are not None or False, without `tokens`, which older lines lack."""
     values = asdict(config) | {"tokens": None}
     given = {name: value for name, value in values.items() if value is not None and value is not False}
     return dict(json.loads(json.dumps(given)))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file; none if there is no such file."""
+    """The objects of a JSON Lines file; empty if the file does not exist."""
     if not path.is_file():
         return []
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError:
-        raise UsageError(f"{path} is damaged: restore it, or remove it and its runs are done again") from None
+        raise UsageError(f"{path} is damaged: restore it, or remove it to repeat its runs") from None
 
 
 @cache
@@ -423,7 +423,7 @@ def encoder_at_hand(name: str) -> bool:
 
 @cache
 def encoder_content(name: str) -> str:
-    """Digest of an encoder's weights, word pieces and shape, not of the files that hold them."""
+    """Digest of an encoder's weights, word pieces and shape, independent of the file format."""
     from edp_lab.models.bert import load_bert  # transformers is slow to import
 
     with _encoder_errors(name):
@@ -445,7 +445,7 @@ def _encoder_errors(name: str) -> Iterator[None]:
 
 
 def make_start(start: str, encoder: str, folder: Path) -> None:
-    """Write the weights that a start names: an encoder's first layers or words."""
+    """Write the weights for a start: an encoder's first layers or its word vectors."""
     from edp_lab.models.bert import load_bert  # transformers is slow to import
     from edp_lab.training.pretraining import shorten_bert
 
@@ -455,7 +455,7 @@ def make_start(start: str, encoder: str, folder: Path) -> None:
             return
         bert, tokenizer = load_bert(encoder)
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    # Neither the rest of a word nor a sign of the encoder, such as [CLS].
+    # Neither word continuations nor special pieces of the encoder, such as [CLS].
     words = {w: k for w, k in vocabulary if not w.startswith("##") and (len(w) < 2 or (w[0], w[-1]) != ("[", "]"))}
     matrix = LOUDER * bert.embeddings.word_embeddings.weight.detach()
     with new_folder(folder) as inside:
@@ -463,20 +463,20 @@ def make_start(start: str, encoder: str, folder: Path) -> None:
 
 
 def do(work: Work) -> Result:
-    """Train and attack; an interrupted run is resumed."""
+    """Train and attack a run; an interrupted run is resumed."""
     import sklearn  # noqa: F401 - it sets environment variables, which `resume` compares with those of the first part
 
     config, folder = work.config, work.folder
     if (folder / RECORD).is_file():
         record = resume(folder)
     else:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it began
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed before it began
         record = train(config, folder)
     if record["status"] != "finished":  # Ctrl-C in this process
         raise KeyboardInterrupt
     final = record["final"]
     scores = ("ser", "intent_accuracy", "slot_f1", "claimed_epsilon", "epsilon_if_alpha_public", "seconds")
-    # The paper's attack, its shadow model trained by SGD with a seed of the target's, and one by the loss alone.
+    # The paper's attack, with a shadow model trained by SGD with a seed derived from the target's, and the loss attack.
     by_shadow = attack_shadow(folder, work.shadow, seed=config.seed, cache=work.shadows, plain=True).to_json()
     by_loss = attack_loss(folder).to_json()
     rates = ("auc", "auc_interval", "tpr_at_fpr")

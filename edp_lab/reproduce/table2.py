@@ -1,9 +1,9 @@
-"""Table 2 re-measured: the time of a training step under each method as a ratio to SGD's, with the paper's.
+"""Table 2 re-measured: the time of a training step under each method relative to SGD's, compared with the paper's.
 
-Every method starts from the same weights and reads the same batches, in one process. A round gives one step to each
-method in turn, and just before or after it one to SGD; ratios compare such neighbours, because other load on the
-machine slows both. Peak memory is measured in one more process for each method. With several processes these are ranks
-started by torchrun, as in training.
+Every method starts from the same weights and reads the same batches, in one process. In a round, each method takes one
+step, with a step of SGD just before or after it; ratios compare such pairs, because other load on the machine slows
+both. Peak memory is measured in a separate process for each method. With several processes these are ranks started by
+torchrun, as in training.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from edp_lab.training.session import start_accelerator
 from edp_lab.training.trainer import Trainer
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd")
-SLOW, FEW = 10.0, 3  # a method whose steps take 10 times as long as SGD's gets only 3 rounds
-# Else glibc returns large tensors to the system after each step, and the time to get them back hides the differences.
+SLOW, FEW = 10.0, 3  # a method whose steps take at least 10 times as long as SGD's gets only 3 rounds
+# Otherwise glibc returns large tensors to the system after each step, and reallocating them hides the differences.
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-VOCABULARY = 30_522  # pieces of the BERT that the paper fine-tunes: 14.25 million parameters
+VOCABULARY = 30_522  # word pieces of the BERT that the paper fine-tunes: 14.25 million parameters
 
 
 class Contestant(NamedTuple):
-    """A method with its number of devices, simulated by some processes."""
+    """A method and its number of devices, simulated by the given processes."""
 
     method: str
     gpus: int
@@ -60,7 +60,7 @@ class Task:
     processes: tuple[int, ...] = (1,)
     batch_size: int = 64
     rounds: int = 30  # steps of each method; a slow one gets only three
-    threads: int | None = None  # of each process; None: its share of the cores
+    threads: int | None = None  # threads per process; None: its share of the cores
     size: str = "paper"
     device: str | None = None  # "cpu" or "cuda"; None: cuda if there is one
 
@@ -79,7 +79,7 @@ class Task:
                 self.config(contestant)
 
     def contestants(self, processes: int) -> list[Contestant]:
-        """SGD first. Per-example methods do not know of devices; the slow ones run on one process only."""
+        """Contestants, SGD first. Per-example methods have no devices; the slow ones run on one process only."""
         contestants = []
         for method in sorted(self.methods, key=METHODS.index):
             if method == "edp-sgd":
@@ -106,13 +106,13 @@ class Task:
 
 
 def table2(task: Task, progress: Callable[[str], None] = lambda name: None) -> list[dict[str, Any]]:
-    """Per contestant: seconds of a step (median), ratio to SGD's step beside it (median and quartiles), peak memory.
+    """Per contestant: seconds per step (median), ratio to the paired SGD step (median and quartiles), peak memory.
 
-    `seconds_per_epoch` is the mean step times the steps of an epoch, beside the paper's ratio. UsageError: an unknown
-    corpus, a process that died.
+    `seconds_per_epoch` is the mean step time times the steps per epoch; the paper's ratio is included. UsageError: an
+    unknown corpus, or a process died.
     """
     rows = []
-    load_corpus(task.corpus)  # refused before processes begin
+    load_corpus(task.corpus)  # fail before starting processes
     with tempfile.TemporaryDirectory() as folder:
         pretrained = _encoder(task, Path(folder)) if task.model == "bert" else None
         for processes in task.processes:
@@ -131,7 +131,7 @@ def table2(task: Task, progress: Callable[[str], None] = lambda name: None) -> l
 def _row(
     task: Task, contestant: Contestant, number: int, turns: Sequence[dict[str, Any]], memory_mb: float
 ) -> dict[str, Any]:
-    """Result of the contestant with this number in `turns`; each of the others' steps has one of SGD beside it."""
+    """Result of the contestant with this index in `turns`; each step of a method but SGD is paired with one of SGD."""
     matching = [turn for turn in turns if number in (0, turn["number"])]
     seconds = [turn["seconds" if number else "sgd"] for turn in matching]
     ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, matching, strict=True)]
@@ -157,7 +157,7 @@ def _row(
 
 
 def _encoder(task: Task, folder: Path) -> str:
-    """Save a BERT of the paper's shape with random weights and the corpus' word pieces, for timing only."""
+    """Save a BERT of the paper's shape with random weights and the corpus' word pieces, only for timing."""
     from edp_lab.corpora.encoding import train_wordpieces
     from edp_lab.models.bert import BertSize, new_bert, quiet
     from edp_lab.models.factory import seeded
@@ -177,7 +177,7 @@ def _encoder(task: Task, folder: Path) -> str:
 def _measured(
     task: Task, contestants: Sequence[Contestant], pretrained: str | None, memory: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Reports of the first process, as they come: each turn, or only its peak memory after two steps."""
+    """Reports of the first process, as they arrive: each turn, or only its peak memory after two steps."""
     processes = contestants[0].processes
     job = json.dumps([asdict(task), contestants, pretrained, memory])
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"] if processes > 1 else []
@@ -196,7 +196,7 @@ def _measured(
 
 
 def main(job: str) -> None:
-    """One rank of the benchmark; the first prints a line of JSON after each turn."""
+    """Run one rank of the benchmark; rank 0 prints a line of JSON after each turn."""
     task, contestants, pretrained, memory = json.loads(job)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     for turn in turns(Task(**task), [Contestant(*each) for each in contestants], pretrained, memory):
@@ -207,12 +207,12 @@ def main(job: str) -> None:
 def turns(
     task: Task, contestants: Sequence[Contestant], pretrained: str | None, memory: bool
 ) -> Iterator[dict[str, Any]]:
-    """Take the steps in this process, and report each."""
+    """Take the steps in this process, and report each one."""
     accelerator = start_accelerator(contestants[0].processes, task.device)
     corpus = load_corpus(task.corpus)
     data = split(corpus, 0)
     runs = [Trainer(task.config(contestant, pretrained), corpus, data, accelerator) for contestant in contestants]
-    firsts = [_timed_step(run, 0) for run in runs]  # allocates memory; not counted
+    firsts = [_timed_step(run, 0) for run in runs]  # allocate memory; not counted
     if memory:
         _timed_step(runs[0], 1)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
@@ -223,7 +223,7 @@ def turns(
     about = {"steps": runs[0].batches.steps_per_epoch, "threads": torch.get_num_threads()}
     for place in range(task.rounds):
         draw = random.Random(place)  # the same on all ranks
-        # In random order: a method that always followed a heavy one would always find a cold cache.
+        # Random order: a method that always followed a heavy one would always find a cold cache.
         for number in draw.sample(range(1, len(runs)), len(runs) - 1) or [0]:
             if place < FEW or firsts[number] < SLOW * firsts[0]:
                 pair = draw.sample([0, number], 2) if number else [0]
@@ -232,7 +232,7 @@ def turns(
 
 
 def _timed_step(run: Trainer, number: int) -> float:
-    """Take a step on the batch of the epoch with this number; returns the seconds."""
+    """Take a step on the epoch's batch with this index; return the time in seconds."""
     wait = torch.cuda.synchronize if run.accelerator.device.type == "cuda" else lambda: None
     run.progress.step_in_epoch = number % max(1, run.batches.steps_per_epoch - 1)  # the last is shorter
     wait()

@@ -1,11 +1,11 @@
-"""Tables of the thesis retrained: our scores, the printed ones, and the guaranteed epsilon.
+"""Reproduce the thesis' tables: our scores and the guaranteed epsilons, compared with the printed values.
 
     lab = Lab(Path("runs/reproduce-thesis"), QUICK)
     for row in reproduce(lab, ["4.4"]):
         print(row.name, row.printed, row.ours, row.confusion, row.loss, row.seconds)
 
-Finished networks are kept in the folder: a killed run resumes, and tables share networks. Seeds are published, so that
-a table can be repeated; every epsilon is the one that the same noise has under a secret seed.
+Finished networks are saved in the folder, so a killed run can resume, and tables share networks. Seeds are published,
+so that a table can be repeated; every epsilon is what the same noise would guarantee with a secret seed.
 
 Source: Barzegar 2021. Scores are in percent, as printed. Table 2.2 is in notebook 01.
 """
@@ -34,31 +34,31 @@ from edp_lab.three_phase.phases import Job, disjoint_parts, noised, usable_worke
 from edp_lab.three_phase.settings import PRIVATE_METHODS, PUBLIC_SHARE, ClassifierSettings
 from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
 
-SIGMA, DELTA = 0.6, 1e-5  # of phase I; of all tables but 4.8
+SIGMA, DELTA = 0.6, 1e-5  # noise of phase I; delta of all tables except 4.8
 PHASE_ONE = (2.5, DELTA)  # sections 3.1.1 and 3.5, for sigma 0.6
 DP_ADAM = (7.0, DELTA)  # captions of figure 4.6; chapter 6
-LABELS = (0.2, 0.0)  # section 4.2, of the labels; nothing is said of how many
+LABELS = (0.2, 0.0)  # section 4.2, for the labels; their number is not stated
 BY_DP_ADAM: dict[str, Any] = {"method": "dp-adam", "epsilon": DP_ADAM[0], "delta": DP_ADAM[1]}
 MODELS = {"Simple CNN": "cnn", "Alex-Net": "alexnet", "VGG-Net": "vgg"}
 TRAIN_SIZES = (100, 1000, 5000, 10_000, 100_000)
 SCORES = ("accuracy", "F-score", "recall", "precision")
 CIRCLES_TEST = 10_000
-POINT_SENSITIVITY = 2.0  # two points of the unit disc are at most that far apart
+POINT_SENSITIVITY = 2.0  # largest distance between two points of the unit disc
 
 
 # ---- The print -------------------------------------------------------------------------------------------------------
 
 
 class Printed(NamedTuple):
-    """A table as the thesis prints it."""
+    """A table as printed in the thesis."""
 
     title: str
-    rows: Mapping[str, tuple[float | None, ...]]  # a value for each column
+    rows: Mapping[str, tuple[float | None, ...]]  # one value per column
     claimed: Mapping[str, tuple[float, float]] = {}  # epsilon and delta as stated, by row; "" for all
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All scores, or the accuracy alone."""
+        """Column names: all scores, or only the accuracy."""
         return SCORES[: len(next(iter(self.rows.values())))]
 
     def claim(self, row: str) -> float | None:
@@ -68,7 +68,7 @@ class Printed(NamedTuple):
 
 def _circles(privacy: str, epsilon: float | None, *accuracies: float) -> Printed:
     rows = {f"{size} points": (value,) for size, value in zip(TRAIN_SIZES, accuracies, strict=True)}
-    claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta: that of section 3.1.1, the table has none
+    claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta from section 3.1.1; the table states none
     return Printed(f"perceptron on two circles, {privacy}", rows, claimed)
 
 
@@ -92,7 +92,7 @@ TABLES = {
     ),
     "4.7": Printed(
         "MNIST after phases I, II and III, the understudy",
-        # Of DP-Alex-Net the text has three values for four columns.
+        # For DP-Alex-Net the text has three values for four columns.
         {"DP-Simple CNN": (95, 96, 95, 96), "DP-Alex-Net": (96, 96, 96, None), "DP-VGG-Net": (97, 97, 96, 97)},
         {"": LABELS},
     ),
@@ -125,24 +125,24 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: our value and the printed one."""
+    """One row of a table: our values and the printed ones."""
 
     table: str
     name: str
     printed: dict[str, float]  # by column
     ours: dict[str, float]
-    # 95 % interval of our accuracy by Clopper and Pearson, over the test images of all repeats; on circles, from the
-    # lowest to the highest of the repeats.
+    # 95 % Clopper-Pearson interval of our accuracy, over the test images of all repeats; for circles, the range from
+    # the lowest to the highest repeat.
     interval: tuple[float, float] | None = None
     claimed_epsilon: float | None = None  # by the thesis
-    epsilon_if_seed_secret: float | None = None  # of one example with its label; None: no guarantee
-    epsilon_image: float | None = None  # likewise, for its image or point alone
-    delta: float | None = None  # of both; None without a guarantee
-    note: str = ""  # the settings that the thesis leaves open (T19, T27), and what else a reader should know
-    seconds: float = 0.0  # of training, of all networks behind this row together
+    epsilon_if_seed_secret: float | None = None  # for one example with its label; None: no guarantee
+    epsilon_image: float | None = None  # likewise, for only its image or point
+    delta: float | None = None  # for both; None without a guarantee
+    note: str = ""  # settings that the thesis does not specify (T19, T27), and other remarks
+    seconds: float = 0.0  # total training time of all networks of this row
     confusion: list[list[int]] = field(default_factory=list, repr=False)  # [true][predicted] counts
-    loss: list[float] = field(default_factory=list, repr=False)  # by epoch, the mean over networks;
-    test_loss: list[float] = field(default_factory=list, repr=False)  # on their test examples
+    loss: list[float] = field(default_factory=list, repr=False)  # per epoch, mean over networks
+    test_loss: list[float] = field(default_factory=list, repr=False)  # likewise, on their test examples
 
 
 # ---- Networks --------------------------------------------------------------------------------------------------------
@@ -150,16 +150,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Scale:
-    """Amount of training. Epochs that are None are the classifier's defaults."""
+    """Amount of training. If a number of epochs is None, the classifier's default is used."""
 
     data: str  # "digits" or "mnist"
-    repeats: int  # of what is trained on images, each with other seeds
-    circle_repeats: int  # and of what is trained on circles
-    circle_steps: int  # of training there, at least
-    sizes: tuple[int, ...] = TRAIN_SIZES  # of the training sets there
-    epochs: int | None = None  # of networks on all training images, without privacy,
-    part_epochs: int | None = None  # on an instructor's part,
-    private_epochs: int | None = None  # and with privacy
+    repeats: int  # repeats of training on images, with different seeds
+    circle_repeats: int  # repeats of training on circles
+    circle_steps: int  # minimum number of steps on circles
+    sizes: tuple[int, ...] = TRAIN_SIZES  # sizes of the training sets of circles
+    epochs: int | None = None  # for networks on all training images, without privacy
+    part_epochs: int | None = None  # for networks on an instructor's part
+    private_epochs: int | None = None  # for networks with privacy
     private_part_epochs: int | None = None
     instructors: int = 10
 
@@ -182,7 +182,7 @@ class Network(NamedTuple):
 
     @property
     def chosen(self) -> str:
-        """The settings that the thesis leaves open."""
+        """Text of the settings that the thesis does not specify."""
         r = self.record
         text = f"{r['method']}, {r['activation']}, lr {r['lr']:g}, batch {r['batch_size']}, {r['epochs']} epochs"
         text += f", weight decay {r['weight_decay']:g}" if r["weight_decay"] else ""
@@ -192,13 +192,13 @@ class Network(NamedTuple):
 
 
 class Lab:
-    """Trains what the tables ask for, each network once.
+    """Train the networks that the tables need, each one once.
 
     Args:
-        out: folder of finished networks.
-        tell: called with a line, and whether it is worth keeping: one for each network, between them one per epoch.
+        out: folder for finished networks.
+        tell: called with a line of progress, and whether it is worth keeping: one per network, and others per epoch.
 
-    A folder that cannot be written, or unknown data, is a UsageError.
+    UsageError if the folder cannot be written or the data are unknown.
     """
 
     def __init__(self, out: Path, scale: Scale, seed: int = 0, tell: Callable[[str, bool], None] | None = None) -> None:
@@ -217,14 +217,14 @@ class Lab:
 
     @property
     def image_epsilon(self) -> float:
-        """Epsilon of an image alone, by phase I's noise on its pixels."""
+        """Epsilon for an image without its label, by phase I's noise on the pixels."""
         return image_guarantee(self.images(0).train.shape[1:], SIGMA, DELTA).epsilon
 
     def _key(self, repeat: int, name: str) -> int:
         return key_from_seed(f"thesis {self.seed + repeat}: {name}")
 
     def job(self, name: str, repeat: int, data: Images, part: bool = False, method: str = "adam", **given: Any) -> Job:
-        """A network to train, with tanh by default: under noise, networks with the thesis' ReLU may stop learning."""
+        """A network to train, with tanh by default, because with noise the thesis' ReLU networks may stop learning."""
         s, private = self.scale, method in PRIVATE_METHODS
         epochs = ((s.private_epochs, s.private_part_epochs) if private else (s.epochs, s.part_epochs))[part]
         defaults = {"epochs": epochs, "classes": data.classes, "seed": self._key(repeat, name) % 2**32}
@@ -232,26 +232,26 @@ class Lab:
         return Job(name, settings, data.train, data.train_labels, data.test, data.test_labels)
 
     def networks(self, name: str, **given: Any) -> list[Network]:
-        """Networks on all training images; other settings need another name."""
+        """Networks on all training images, one per repeat; different settings need a different name."""
         return self.train([self.job(name, repeat, self.images(repeat), **given) for repeat in self.repeats])
 
     def instructors(self, name: str, repeat: int, **given: Any) -> list[Network]:
-        """Phase II: one network on each part of the noised training images; parts go by place in the set."""
+        """Phase II: one network on each part of the noised training images; parts depend on positions in the set."""
         count = self.scale.instructors
         parts = disjoint_parts(self.images(repeat, SIGMA), count, self._key(repeat, "parts"))
         named = f"{name}, noise {SIGMA:g} on the images, instructor {{}} of {count}".format
         return self.train([self.job(named(k), repeat, part, True, **given) for k, part in enumerate(parts, 1)])
 
     def ensembles(self, name: str, **given: Any) -> list[list[Network]]:
-        """Instructors of each repeat."""
+        """The instructors of each repeat."""
         return [self.instructors(name, repeat, **given) for repeat in self.repeats]
 
     def understudy(
         self, name: str, repeat: int, voters: Sequence[Network], vote: Aggregator, **given: Any
     ) -> tuple[Network, float]:
-        """Phase III: trained on the first nine tenths of the noised test images, as `voters` label them.
+        """Phase III: train a network on the first nine tenths of the noised test images, as labelled by `voters`.
 
-        Returns: the network, and the share of its labels that are true.
+        Returns: the network, and the share of its labels that are correct.
         """
         data, public = self.images(repeat, SIGMA), self.public
         counts = vote_counts([voter.predicted[:public] for voter in voters], data.classes)
@@ -263,7 +263,7 @@ class Lab:
         return network, float(np.mean(labels == data.test_labels[:public]))
 
     def perceptrons(self, size: int, sigma: float) -> tuple[list[Network], list[float]]:
-        """Section 4.1: one for each repeat, and their accuracies in percent on points that are noised alike."""
+        """Section 4.1: one perceptron per repeat, and their accuracies in percent on points with the same noise."""
         batch = min(256, max(16, size // 8))
         epochs = math.ceil(self.scale.circle_steps / math.ceil(size / batch))
         given: dict[str, Any] = {"model": "mlp", "activation": "relu", "lr": 0.02}
@@ -275,8 +275,8 @@ class Lab:
         return networks, [100 * float(np.mean(o.predicted == j.test_y)) for o, j in zip(networks, jobs, strict=True)]
 
     def train(self, jobs: Sequence[Job]) -> list[Network]:
-        """Each job's network, read from the folder or trained and kept, missing ones in parallel."""
-        keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # whatever its name
+        """The network of each job; those missing in the folder are trained in parallel and saved there."""
+        keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # without its name
         missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if read_result(self.cells, key) is None)
 
         def progress(done: int) -> None:
@@ -287,14 +287,14 @@ class Lab:
         return [Network(**{**result, "predicted": np.array(result["predicted"])}) for result in results]
 
     def scores(self, ensembles: Sequence[Sequence[Network]], start: int = 0) -> Scores:
-        """Scores of a vote without noise in each repeat's networks, on all repeats' test images from `start` on."""
+        """Scores of a vote without noise of each repeat's networks, on all repeats' test images from `start` on."""
         truth = np.concatenate([self.images(repeat).test_labels[start:] for repeat in self.repeats])
         counts = [vote_counts([network.predicted for network in ten], self.images(0).classes) for ten in ensembles]
         return score_labels(truth, np.concatenate(counts).argmax(axis=1), self.images(0).classes)
 
 
 def _trained(job: Job) -> dict[str, Any]:
-    """The fields of `Network`, trained."""
+    """Train a network; return the fields of `Network`."""
     trained = job.train()
     record = {name: value for name, value in trained.record.items() if name != "rows"}
     predicted = trained.model.predict(job.test_x).tolist()
@@ -303,12 +303,12 @@ def _trained(job: Job) -> dict[str, Any]:
 
 
 def largest(networks: Iterable[Network]) -> float:
-    """The largest epsilon of networks on disjoint parts, or of several repeats; inf if one has none."""
+    """Largest epsilon of networks on disjoint parts, or of several repeats; inf if one has none."""
     return max(math.inf if network.epsilon is None else network.epsilon for network in networks)
 
 
 def row(table: str, name: str, ours: Sequence[float], **more: Any) -> Row:
-    """A row beside the printed one of that name; `more` as in `Row`."""
+    """A row of our values with the printed ones of the same name; `more`: other fields of `Row`."""
     print_ = TABLES[table]
     values = zip(print_.columns, print_.rows[name], strict=True)
     printed = {column: value for column, value in values if value is not None}
@@ -327,12 +327,12 @@ def score_row(
     delta: float = DELTA,
     start: int = 0,
 ) -> Row:
-    """A row of accuracy, F-score, recall and precision, or of the accuracy alone.
+    """A row of accuracy, F-score, recall and precision, or only of the accuracy.
 
     Args:
         voters: the networks of each repeat, which vote without noise.
-        epsilon, image, delta: guaranteed for an example, and for its image alone if that differs, at delta.
-        start: the first test image that counts.
+        epsilon, image, delta: guaranteed for an example, and for only its image if that differs, at delta.
+        start: index of the first test image to score.
     """
     voters, image = [*voters], epsilon if image is None else image
     networks, scores = list(chain(*voters)), lab.scores(voters, start)
@@ -360,12 +360,12 @@ def score_row(
 
 
 def circle_sigma(epsilon: float | None) -> float:
-    """Noise for a claimed epsilon by the thesis' only pair, sigma 0.6 for epsilon 2.5."""
+    """Noise for a claimed epsilon, scaled from the thesis' only pair, sigma 0.6 for epsilon 2.5."""
     return 0.0 if epsilon is None else SIGMA * PHASE_ONE[0] / epsilon
 
 
 def point_epsilon(sigma: float) -> float | None:
-    """Epsilon of a point anywhere in the unit disc, without its label."""
+    """Epsilon for a point anywhere in the unit disc, without its label."""
     return gaussian_epsilon(POINT_SENSITIVITY, sigma, DELTA) if sigma else None
 
 
@@ -397,7 +397,7 @@ def without_privacy(table: str, lab: Lab) -> Iterator[Row]:
 
 
 def phase_one(table: str, lab: Lab) -> Iterator[Row]:
-    """A vote of ten models; by section 4.2 every model is such a vote."""
+    """Each model is a vote of ten networks, as in section 4.2."""
     for name, model in MODELS.items():
         ten = lab.ensembles(f"{name}, adam", model=model)
         note = f"hard vote of {lab.scale.instructors} instructors; labels are bare"
@@ -413,7 +413,7 @@ def phase_two(table: str, lab: Lab) -> Iterator[Row]:
 
 
 def phase_three(table: str, lab: Lab) -> Iterator[Row]:
-    """The understudy: the smaller holds of what its labels cost and what its instructors' DP-Adam does."""
+    """The understudy; its epsilon is the smaller of two: for its labels, and for its instructors' DP-Adam."""
     vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA)
     labels = account_votes(vote, lab.public, DELTA).epsilon
     for name, model in MODELS.items():
@@ -458,6 +458,6 @@ MAKE: dict[str, Callable[[str, Lab], Iterator[Row]]] = {
 
 
 def reproduce(lab: Lab, tables: Sequence[str] = tuple(TABLES)) -> Iterator[Row]:
-    """Rows of these tables, each as soon as it is complete."""
+    """Yield the rows of these tables, each as soon as it is available."""
     for table in tables:
         yield from MAKE[table](table, lab)

@@ -1,9 +1,9 @@
-"""Training an image classifier by SGD or Adam (the thesis' 2.4.7), and their private versions.
+"""Train an image classifier with SGD or Adam (the thesis' 2.4.7), or with their private versions.
 
-The thesis' DP-Adam (Algorithm 7) clips each example's gradient, adds Gaussian noise to their sum and hands the mean to
-Adam; so does this, for every optimizer. What the thesis leaves out of its account is in the record: the accountant, the
-noise multiplier, clip norm, sampling rate, steps, epochs, learning rate, seed and versions (T19). Settings that
-cannot be trained with, and a loss that is not finite, are refused by `UsageError`.
+The thesis' DP-Adam (Algorithm 7) clips each example's gradient, adds Gaussian noise to the sum and passes the mean to
+Adam; we do the same for every optimizer. The record contains what the thesis does not report: the accountant, the
+noise multiplier, clip norm, sampling rate, steps, epochs, learning rate, seed and versions (T19). UsageError if the
+settings do not permit training, or if the loss is not finite.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Listener = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of `train_classifier`."""
+    """Result of `train_classifier`."""
 
     model: ImageClassifier
-    # Of each epoch "epoch" (from 1), "loss" (mean over the training examples that took part; not private), "test_loss",
+    # Per epoch: "epoch" (from 1), "loss" (mean over the training examples that took part; not private), "test_loss",
     # "accuracy" (on the test examples) and "seconds" of training.
     rows: list[dict[str, Any]]
-    guarantee: Guarantee  # what holds for the released model, by privacy loss distributions
-    record: dict[str, Any] = field(repr=False)  # everything from which the run can be repeated and judged, as JSON
+    guarantee: Guarantee  # guarantee of the released model, by privacy loss distributions
+    record: dict[str, Any] = field(repr=False)  # everything needed to repeat and to judge the run, as JSON
 
 
 def train_classifier(
@@ -62,9 +62,9 @@ def train_classifier(
 ) -> Trained:
     """Train one network on x (n, ...) in [0, 1] with labels y (n), and score it on the test examples after each epoch.
 
-    Guarantee, of a private method: that of `Trained.guarantee`, for adding or removing one example, of which its image
-    and its label are both protected. Not covered: losses, scores on the test examples, and choices made by looking at
-    them. Without `private_seed` its epsilon is void, because anyone who knows the seed can redraw the noise.
+    Guarantee of a private method: `Trained.guarantee`, for adding or removing one example, whose image and label are
+    both protected. It does not cover losses, scores on the test examples, or choices based on these. Without
+    `private_seed` its epsilon is void, because anyone who knows the seed can reproduce the noise.
 
     `listener` is called with the row of each epoch.
     """
@@ -85,12 +85,12 @@ def train_classifier(
 
 @lru_cache(maxsize=64)
 def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilon: float, delta: float) -> float:
-    """The noise multiplier with which these epochs of Poisson sampling cost just below epsilon."""
+    """Smallest noise multiplier, nearly, with which `epochs` epochs of Poisson sampling cost at most epsilon."""
     mechanism = Mechanism.sound(clip_norm, 1.0, 1, 1, sampling_rate=sampling_rate)
     return calibrate_z0(mechanism, epochs, Budget(epsilon, delta))
 
 
-_judged = lru_cache(maxsize=64)(judge)  # remembered, for instructors who differ in their data alone
+_judged = lru_cache(maxsize=64)(judge)  # cached, because instructors differ only in their data
 
 
 class ClassifierTraining:
@@ -98,14 +98,14 @@ class ClassifierTraining:
 
     def __init__(self, settings: ClassifierSettings, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
         self.settings, self.data, self.memory, self.step = settings, ImageData(x, y), Memory(), 0
-        given: Any = settings  # nothing of which is None
+        given: Any = settings  # no field of which is None
         self.lr, self.epochs = given.lr, given.epochs
         self.model = build_classifier(settings.model, x.shape[1:], settings.classes, settings.seed, settings.activation)
         key = secrets.randbits(128) if settings.private_seed else key_from_seed(settings.seed)
         sampling, micro_batches = ("poisson", given.batch_size) if settings.private else ("shuffle", 1)
         shape = (given.batch_size, 1, micro_batches, sampling, settings.private)
         self.batches = Batches(key, len(x), *shape, secret=settings.private_seed)
-        self.steps = self.epochs * self.batches.steps_per_epoch  # of all epochs together
+        self.steps = self.epochs * self.batches.steps_per_epoch  # over all epochs
         parameters = trainable(self.model)
         self.mechanism = self.private = None
         if settings.private:
@@ -122,7 +122,7 @@ class ClassifierTraining:
         self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)
 
     def epoch(self, epoch: int) -> float:
-        """One pass, or as many Poisson steps as make one; the mean loss of those who took part."""
+        """Run one pass, or an equal number of Poisson steps; return the mean loss of the participating examples."""
         total, examples = 0.0, 0
         for place in range(self.batches.steps_per_epoch):
             [parts] = self.batches.devices(epoch, place, self.step)
@@ -131,8 +131,8 @@ class ClassifierTraining:
         return total / max(examples, 1)
 
     def take(self, epoch: int, parts: list[NDArray[np.int64]]) -> float:
-        """One step on these micro-batches; the sum of their losses."""
-        model: Any = self.model  # images and their network are used as utterances and theirs are
+        """Take one step on these micro-batches; return the sum of their losses."""
+        model: Any = self.model  # an image network has the same interface as an utterance model
         data: Any = self.data
         if self.private is None:
             loss = float(plain_gradient(model, data, parts[0], None, 1.0))
@@ -176,8 +176,8 @@ class Scores:
     """Scores of predicted labels."""
 
     accuracy: float
-    interval: tuple[float, float]  # of the accuracy, 95 % by Clopper and Pearson
-    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or not there
+    interval: tuple[float, float]  # 95 % Clopper-Pearson interval of the accuracy
+    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or absent
     recall: float
     f_score: float
     confusion: list[list[int]]  # [true][predicted] counts
@@ -202,34 +202,34 @@ def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
 
 
 def by_norm(gradients: Tensor, threshold: float) -> Tensor:
-    """Rows longer than the threshold become as long as it; the others, also those of length 0, stay as they are."""
+    """Scale rows with a norm above the threshold down to it; leave the others, including zero rows, unchanged."""
     norms, units = _polar(gradients, threshold)
     return torch.where(norms > threshold, (threshold * units).to(gradients.dtype), gradients)
 
 
 def by_value(gradients: Tensor, threshold: float) -> Tensor:
-    """Each coordinate cut to at most the threshold, either way, which may turn a gradient."""
+    """Clip each coordinate to [-threshold, threshold], which may change a gradient's direction."""
     _polar(gradients, threshold)
     return gradients.clamp(-threshold, threshold)
 
 
 def normalising(gradients: Tensor, threshold: float) -> Tensor:
-    """Every row becomes as long as the threshold, except those of length 0."""
+    """Scale every row to a norm equal to the threshold, except zero rows."""
     return (threshold * _polar(gradients, threshold)[1]).to(gradients.dtype)
 
 
 def as_printed(gradients: Tensor, threshold: float) -> Tensor:
-    """The thesis' Algorithm 8: rows up to the threshold become as long as it, and longer ones stay as they are (T7)."""
+    """The thesis' Algorithm 8: scale rows with a smaller norm up to the threshold, leave others unchanged (T7)."""
     norms, units = _polar(gradients, threshold)
     return torch.where(norms <= threshold, (threshold * units).to(gradients.dtype), gradients)
 
 
 class Rule(NamedTuple):
-    """A way to bound gradients, and its sensitivity.
+    """A way to bound gradients, and the resulting sensitivity.
 
-    Guarantee: the sensitivity is the L2 distance by which adding or removing one example moves the sum of the rows, for
-    all finite gradients, up to the rounding of one product. Gradients that are not finite, and a threshold that is not
-    above 0, are refused by `UsageError`.
+    Guarantee: the sensitivity bounds the L2 distance by which adding or removing one example moves the sum of the rows,
+    for all finite gradients, up to the rounding of one product. UsageError if a gradient is not finite, or if the
+    threshold is not above 0.
     """
 
     clip: Callable[[Tensor, float], Tensor]  # gradients (B, P) and a threshold -> (B, P)
@@ -237,17 +237,17 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "by norm": Rule(by_norm, lambda threshold, size: threshold),  # 2.4.8; the private step's (Abadi et al. 2016)
+    "by norm": Rule(by_norm, lambda threshold, size: threshold),  # 2.4.8; used by the private step (Abadi et al. 2016)
     "by value": Rule(by_value, lambda threshold, size: threshold * math.sqrt(size)),  # 3.2.2
     "normalising": Rule(normalising, lambda threshold, size: threshold),  # "scaling" of 3.2.2 (Bu et al. 2022)
-    "as printed": Rule(as_printed, lambda threshold, size: math.inf),  # Algorithm 8: large gradients stay
+    "as printed": Rule(as_printed, lambda threshold, size: math.inf),  # Algorithm 8: large gradients are unbounded
 }
 
 
 def _polar(gradients: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """L2 norms (B, 1) and directions (B, P), float64; a gradient of 0 has direction 0.
+    """L2 norms (B, 1) and directions (B, P), float64; a zero gradient has direction 0.
 
-    Each is divided by its largest coordinate first, so that no square overflows or underflows.
+    Each gradient is first divided by its largest coordinate, so that no square overflows or underflows.
     """
     if not 0 < threshold < math.inf:
         raise UsageError(f"the clip threshold is {threshold}: it must be greater than 0")

@@ -1,8 +1,8 @@
-"""Phase I: Gaussian noise on every pixel, what it does to the data (the thesis' statistics) and what it guarantees.
+"""Phase I: Gaussian noise on every pixel, its effect on the data (the thesis' statistics) and its guarantee.
 
-Source: Barzegar 2021, sections 2.6, 3.1 and 3.4.1. The thesis noises training and test images, before any resize; this
-is local DP (the data's collector sees noised images only), not "global" as it says. Labels get no noise at all.
-An impossible sigma, delta or shape, pixels outside [0, 1] and data sets that do not match are refused by `UsageError`.
+Source: Barzegar 2021, sections 2.6, 3.1 and 3.4.1. The thesis adds noise to training and test images before any resize;
+this is local DP (the data collector sees only noised images), not "global" as it says. Labels get no noise at all.
+UsageError for an invalid sigma, delta or shape, pixels outside [0, 1], or data sets that do not match.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from edp_lab.privacy.foundations import gaussian_epsilon
 from edp_lab.privacy.gdp import check_delta
 
 CLAIMED_EPSILON, CLAIMED_SIGMA = 2.5, 0.6  # section 3.5, step 1, at delta 1e-5
-# What the thesis' AlexNet and VGG take. Noise comes before the resize, which is then post-processing. After it,
-# 1 x 28 x 28 has grown, and with it the sensitivity, from 28 to 443, which is attained: black stays black and white
-# stays white. It is the same photograph with copied pixels, so the noise averages out.
+# Input size of the thesis' AlexNet and VGG. Noise is added before the resize, which is then post-processing. If it were
+# added afterwards, the enlarged image would have a sensitivity of 443 instead of 28, which is attained: black stays
+# black and white stays white. The pixels would be copies, so their noise would average out.
 RESIZED = (3, 256, 256)
-BLOCK = 2000  # images noised at a time: float64 noise on all of MNIST would take a gigabyte
+BLOCK = 2000  # images per chunk: float64 noise for all of MNIST would take a gigabyte
 
 Floats = NDArray[np.floating[Any]]
 
 
 def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[np.float32]:
-    """The images with independent N(0, sigma^2) noise on every pixel, not clipped; any shape (n, ...).
+    """Add independent N(0, sigma^2) noise to every pixel, without clipping; any shape (n, ...).
 
-    Guarantee: see `image_guarantee`, one image at a time; sigma 0 adds nothing and promises nothing. Noise and sum are
-    float64 and rounded to float32 at the end, with the caveats of `edp_lab.privacy.foundations`.
+    Guarantee: `image_guarantee`, for each image; sigma 0 adds no noise and guarantees nothing. Noise and sum are
+    float64, rounded to float32 at the end, with the caveats of `edp_lab.privacy.foundations`.
     """
     check_sigma(sigma)
     if images.size and not (images.min() >= 0 and images.max() <= 1):
-        raise UsageError("pixels must be between 0 and 1, on which the sensitivity of an image depends: rescale them")
+        raise UsageError("pixels must lie between 0 and 1, because the sensitivity depends on it: rescale them")
     noised = images.astype(np.float32)
     if sigma:
         for block in np.split(noised, range(BLOCK, len(noised), BLOCK)):
@@ -46,14 +46,14 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
 
 
 def check_sigma(sigma: float) -> None:
-    """Raise UsageError unless sigma is from 0 to a million, where a pixel between 0 and 1 is long lost."""
+    """Raise UsageError unless sigma is between 0 and a million, which is far more than hides a pixel in [0, 1]."""
     if not 0 <= sigma <= 1e6:
         raise UsageError(f"sigma is {sigma}: the noise on a pixel must have a standard deviation from 0 to 1,000,000")
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and spread of all pixels of a data set together (equations 2.26, 2.27 and 2.28)."""
+    """Mean and spread of all pixels of a data set (equations 2.26, 2.27 and 2.28)."""
 
     mean: float
     variance: float
@@ -66,18 +66,18 @@ class Perturbation:
 
     before: Statistics
     after: Statistics
-    covariance: float  # between a pixel before and after, over all pixels; equations 2.29 and 2.30
+    covariance: float  # of a pixel before and after noise, over all pixels; equations 2.29 and 2.30
     correlation: float
-    # The mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125"); None if no image
-    # has any contrast.
+    # Mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125"); None if no image has any
+    # contrast.
     image_correlation: float | None
-    signal_noise_ratio: float  # variance of the pixels over that of the noise drawn, equation 2.32; inf without
+    signal_noise_ratio: float  # variance of the pixels over that of the noise, equation 2.32; inf without noise
 
 
 def compare(before: Floats, after: Floats) -> Perturbation:
-    """The thesis' statistics of a data set and its noised copy, (n, ...) both.
+    """The thesis' statistics of a data set and its noised copy, both (n, ...).
 
-    None of them measures privacy: they say how much of the data is left.
+    None of them measures privacy: they measure how much of the signal is left.
     """
     if before.shape != after.shape or not before.size:
         raise UsageError(f"cannot compare images of shape {before.shape} with noised ones of shape {after.shape}")
@@ -85,7 +85,7 @@ def compare(before: Floats, after: Floats) -> Perturbation:
     covariance = float(np.mean((before - original.mean) * (after - noised.mean), dtype=np.float64))
     spread = original.standard_deviation * noised.standard_deviation
     noise_variance = float(np.var(after - before, dtype=np.float64))
-    total, count = 0.0, 0  # of correlations of images in which something can be seen
+    total, count = 0.0, 0  # correlations of images with contrast: sum and number
     for start in range(0, len(before), BLOCK):
         correlations = image_correlations(*(part[start : start + BLOCK] for part in (before, after)))
         total += float(np.nansum(correlations))
@@ -101,7 +101,7 @@ def compare(before: Floats, after: Floats) -> Perturbation:
 
 
 def image_correlations(before: Floats, after: Floats) -> NDArray[np.float64]:
-    """Equation 3.4, of each image with its like: (n, ...) twice -> (n); NaN if one of the two is of one shade."""
+    """Correlation of each image with its counterpart (equation 3.4): (n, ...) twice -> (n); NaN without contrast."""
     a, b = (images.reshape(len(images), -1) for images in (before, after))
     a, b = (flat - flat.mean(axis=1, keepdims=True, dtype=np.float64) for flat in (a, b))
     with np.errstate(invalid="ignore"):
@@ -109,25 +109,25 @@ def image_correlations(before: Floats, after: Floats) -> NDArray[np.float64]:
 
 
 def statistics(images: Floats) -> Statistics:
-    """Over all pixels: (n, ...) -> numbers."""
+    """Mean and spread over all pixels of images (n, ...)."""
     mean, variance = float(images.mean(dtype=np.float64)), float(images.var(dtype=np.float64))
     return Statistics(mean, variance, math.sqrt(variance))
 
 
 @dataclass(frozen=True)
 class ImageGuarantee:
-    """The guarantee of noise of `sigma` per pixel for one image replaced by any other, at `delta`."""
+    """Guarantee of noise `sigma` per pixel, for replacing one image by any other, at `delta`."""
 
     sigma: float
     delta: float
-    sensitivity: float  # sqrt(pixels): the L2 distance of an all-black and an all-white image, each pixel in [0, 1]
+    sensitivity: float  # sqrt(pixels): L2 distance between an all-black and an all-white image, pixels in [0, 1]
     epsilon: float  # exact; inf without noise
-    label_epsilon: float  # inf, since labels are passed on as they are
-    printed_epsilon: float  # by equation 3.1 for the sensitivity 1, also from epsilon 1 on, where its theorem ends
+    label_epsilon: float  # inf, because labels get no noise
+    printed_epsilon: float  # by equation 3.1 with sensitivity 1, even for epsilon >= 1, which its theorem excludes
 
 
 def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
-    """The epsilon of Phase I for images of one `shape`, such as (1, 28, 28).
+    """Guarantee of Phase I for images of one `shape`, such as (1, 28, 28).
 
     Reference: (1, 28, 28), sigma 0.6, delta 1e-5 -> sensitivity 28, epsilon 1287; the thesis says 2.5.
     """

@@ -1,13 +1,13 @@
-"""The thesis' three phases as one pipeline, and what they really guarantee.
+"""The thesis' three phases as one pipeline, and what they actually guarantee.
 
-Phase I noises the pixels of training and test images (`perturbation`). Phase II trains N instructors on disjoint
+Phase I adds noise to the pixels of training and test images (`perturbation`). Phase II trains N instructors on disjoint
 parts of the training set, which vote on the labels of public images (`votes`). Phase III trains an understudy on these
-labels, the only thing that is released. Public are nine tenths of the test set; all is scored on the last tenth.
+labels, and only the understudy is released. The public images are nine tenths of the test set; the last tenth is used
+for scoring.
 
-What holds for the understudy is what its labels cost (`votes`), whatever else was done: phase I leaves labels bare,
-phase II guarantees nothing without noise, and guarantees do not multiply.
-
-Settings and data that make no sense are refused by `UsageError` before anything is trained.
+The understudy's epsilon is that of its labels (`votes`), whatever else was done: phase I does not protect labels,
+phase II guarantees nothing without noise, and guarantees do not multiply. UsageError if settings or data are
+invalid, before anything is trained.
 
 Source: Barzegar 2021, chapters 3 and 4; phases II and III are PATE (Papernot et al. 2017).
 """
@@ -47,52 +47,52 @@ from edp_lab.training.run_files import versions
 
 Rows = list[dict[str, Any]]
 
-PARALLEL_FROM = 10_000  # training examples: below, starting processes takes longer than they save
+PARALLEL_FROM = 10_000  # training examples; with fewer, starting processes takes longer than it saves
 
 
 @dataclass(frozen=True)
 class Part:
-    """One network, or the vote of all."""
+    """One network, or the vote of all instructors."""
 
     name: str
-    examples: int  # it was trained on
+    examples: int  # number of training examples
     scores: Scores
-    rows: Rows  # of each epoch: loss, test loss, accuracy, seconds; none for a vote
-    seconds: float  # of training
-    conditional_epsilon: float | None  # of one training example, see `ThreePhaseRecord.status`
-    image_epsilon: float | None  # of its image alone, by phase I or the above; None where neither says anything
+    rows: Rows  # per epoch: loss, test loss, accuracy, seconds; empty for a vote
+    seconds: float  # training time
+    conditional_epsilon: float | None  # for one training example, see `ThreePhaseRecord.status`
+    image_epsilon: float | None  # for its image only, by phase I or the above; None without a guarantee
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels that the vote gave the public images."""
+    """Accuracy of the labels that the vote gave to the public images."""
 
     queries: int
-    right: float  # share of the labels that are true
-    right_without_noise: float  # of the same votes, counted exactly
+    right: float  # share of correct labels
+    right_without_noise: float  # the same for the exact vote counts
 
 
 @dataclass
 class ThreePhaseRecord:
-    """Record of one run. Fields of a phase that does not take part are empty or None."""
+    """Record of one run. Fields of phases that were not run are empty or None."""
 
     settings: ThreePhaseSettings
     data: dict[str, Any]  # name, sizes and checksum
     pixels: dict[str, Perturbation] = field(default_factory=dict)  # "train" and "test" before and after phase I
     image_guarantee: ImageGuarantee | None = None  # of phase I
     parts: list[Part] = field(default_factory=list)
-    labels: Labels | None = None  # of the vote,
-    privacy: VoteAccount | None = None  # and what they cost
-    # Status: `IDEAL` (its noise is float), `VOID` (anyone who knows the seed can redraw it), or "none".
+    labels: Labels | None = None  # labels of the vote
+    privacy: VoteAccount | None = None  # their privacy cost
+    # Status: `IDEAL` (its noise is floating-point), `VOID` (anyone who knows the seed can reproduce it), or "none".
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
-    not_private: str = NOT_PRIVATE  # what of this record must not be published together with the understudy
+    not_private: str = NOT_PRIVATE  # parts of this record that must not be published with the understudy
 
     def part(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; infinity, which JSON does not have, is null."""
+        """JSON-serialisable data; infinity, which JSON lacks, becomes null."""
         return _plain(asdict(self))  # type: ignore[no-any-return]
 
 
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Event:
-    """A network has done an epoch."""
+    """Event: a network has completed an epoch."""
 
     part: str
     epoch: int
@@ -123,7 +123,7 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Job:
-    """A network to train, and what to score it on after each epoch."""
+    """A network to train, and the data to score it on after each epoch."""
 
     name: str
     settings: ClassifierSettings
@@ -142,19 +142,19 @@ class Job:
 
 
 def usable_workers(examples: int) -> int:
-    """Number of processes for networks with this total number of examples: 1, or one per core."""
+    """Number of processes for training on this total number of examples: 1, or one per core."""
     return usable_cores() if examples >= PARALLEL_FROM else 1
 
 
 def noised(images: Images, sigma: float, key: int) -> Images:
-    """Phase I: noise on the pixels of training and test images."""
+    """Phase I: add noise to the pixels of training and test images."""
     parts = enumerate((images.train, images.test))
     train, test = (perturb(part, sigma, stream(key, Purpose.NOISE, place)) for place, part in parts)
     return replace(images, train=train, test=test)
 
 
 def disjoint_parts(images: Images, instructors: int, key: int) -> list[Images]:
-    """Phase II: a training set for each instructor; which example goes where depends on its index alone."""
+    """Phase II: a training set for each instructor; an example's part depends only on its index."""
     order = stream(key, Purpose.SHUFFLE).permutation(len(images.train))
     parts = np.array_split(order, instructors)
     return [replace(images, train=images.train[part], train_labels=images.train_labels[part]) for part in parts]
@@ -166,14 +166,14 @@ def disjoint_parts(images: Images, instructors: int, key: int) -> list[Images]:
 def run_three_phase(
     settings: ThreePhaseSettings, images: Images, listener: Listener = lambda event: None
 ) -> ThreePhaseRecord:
-    """Run the phases on `images`, with a non-private model for comparison, and account for the understudy.
+    """Run the phases on `images`, train a plain model for comparison, and account for the understudy's privacy.
 
-    Formal guarantee: `privacy` of the record, for the understudy and all that is computed from it and public images.
-    Neighbours: one training example replaced. Which instructor gets it depends on its place alone. In real numbers,
-    and from a generator that is not cryptographic: see `edp_lab.privacy.foundations`.
+    Formal guarantee: `privacy` of the record, for the understudy and everything computed from it and public images.
+    Neighbours: one training example replaced. Its instructor depends only on its position. Caveats: real numbers and a
+    non-cryptographic generator, see `edp_lab.privacy.foundations`.
 
     Args:
-        listener: called after every epoch; of instructors, after the last one.
+        listener: called after every epoch; for instructors, only after the last one.
     """
     run = _Run(settings, images, listener)
     run.train_one(PLAIN)
@@ -189,7 +189,7 @@ def run_three_phase(
 
 
 class _Run:
-    """Data that the phases pass on, and the record that they fill. `images` are noised from phase I on."""
+    """State shared by the phases, and the record that they fill. `images` are noised from phase I on."""
 
     def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
         self.public = int(PUBLIC_SHARE * len(images.test))
@@ -206,14 +206,14 @@ class _Run:
         self.record = ThreePhaseRecord(settings, {**data, "sha256": sha256.hexdigest()}, versions=versions())
 
     def train_one(self, name: str) -> None:
-        """A network on the whole training set: the plain model, or the only instructor."""
+        """Train a network on the whole training set: the plain model, or the only instructor."""
         job = self._job(name, self.images.train, self.images.train_labels, self.settings.method)
         trained = job.train(self.listener)
         self._keep(job, trained, trained.guarantee.conditional_epsilon)
         self.voters = [trained.model]
 
     def phase_one(self) -> None:
-        """Add noise to all images; one instructor on all of them shows the loss of accuracy."""
+        """Add noise to all images; an instructor trained on all of them shows the effect on accuracy."""
         before, sigma = self.images, self.settings.sigma
         after = self.images = noised(before, sigma, self.key)
         self.record.pixels = {part: compare(getattr(before, part), getattr(after, part)) for part in ("train", "test")}
@@ -221,7 +221,7 @@ class _Run:
         self.train_one(ONE)
 
     def phase_two(self) -> None:
-        """Instructors on disjoint parts, and their votes without noise."""
+        """Train instructors on disjoint parts, and score their votes without noise."""
         examples, parts = len(self.images.train), disjoint_parts(self.images, self.settings.instructors, self.key)
         jobs = {
             i: self._job(f"instructor {i}", part.train, part.train_labels, self.settings.method)
@@ -235,16 +235,16 @@ class _Run:
         for job, done in zip(jobs.values(), trained, strict=True):
             self._keep(job, done, done.guarantee.conditional_epsilon)
         self.voters = [done.model for done in trained]
-        # Parallel composition: votes are as private as the worst instructor, if in the neighbouring data set everyone
-        # else keeps their instructor. Splitting n - 1 examples would move them, so this is the epsilon of an example
-        # that is left out while its place stays empty.
+        # Parallel composition: votes are as private as the worst instructor, if all other examples keep their
+        # instructor in the neighbouring data set. Splitting n - 1 examples would move them, so this is the epsilon of
+        # removing an example whose place stays empty.
         epsilons = [done.guarantee.conditional_epsilon for done in trained]
         worst = None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
         predicted = self._counts(slice(self.public, None)).argmax(axis=1)
         self._add(HARD, examples, predicted, worst, [], sum(part.seconds for part in self.record.parts[-len(jobs) :]))
 
     def label(self) -> None:
-        """Put the public images to the vote, and account for it."""
+        """Label the public images by vote, and account for its privacy cost."""
         queries = self.settings.labels or self.public
         counts, aggregator = self._counts(slice(queries)), self.settings.aggregator()
         account = self.record.privacy = account_votes(aggregator, queries, self.settings.delta)
@@ -259,13 +259,13 @@ class _Run:
         )
 
     def phase_three(self) -> None:
-        """The understudy, on the public images that were labelled."""
+        """Train the understudy on the public images labelled by the vote."""
         account = self.record.privacy
         assert account is not None
         labelled = self.images.test[: len(self.answers)]
         job = self._job(UNDERSTUDY, labelled, self.answers, self.settings.understudy_method)
-        # Its labels cost epsilon and nothing else does (T15): private training would protect images that are public and
-        # labels that are noised already.
+        # Only its labels cost epsilon (T15): private training would protect images that are public and labels that
+        # already have noise.
         epsilon = account.epsilon if math.isfinite(account.epsilon) else None
         self._keep(job, job.train(self.listener), epsilon)
 
@@ -274,7 +274,7 @@ class _Run:
         return Job(name, settings, x, y, self.images.test[self.public :], self.images.test_labels[self.public :])
 
     def _counts(self, queries: slice) -> NDArray[np.int64]:
-        """How many voters chose each class: (Q, K)."""
+        """Number of votes for each class: (Q, K)."""
         predicted = [voter.predict(self.images.test[queries]) for voter in self.voters]
         return vote_counts(predicted, self.images.classes)
 

@@ -1,6 +1,6 @@
 """Settings of the three phases and of each network, validated.
 
-Importing this brings neither torch nor numpy: ``edp-lab three-phase --help`` reads the fields of `ThreePhaseSettings`.
+Importing this loads neither torch nor numpy: ``edp-lab three-phase --help`` reads the fields of `ThreePhaseSettings`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ THESIS_ACCURACY = {
     "alexnet": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.96},
     "vgg": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.97},
 }
-FEWEST_STEPS = 300  # of a network without privacy, however few its examples
-SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to so many examples, smaller batches
+FEWEST_STEPS = 300  # minimum for a network without privacy, however few its examples
+SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to SMALL examples, batches are smaller
 NOT_PRIVATE = (
     "scores and losses of all but the understudy, the votes, their statistics, statistics of the pixels, checksum and "
     "size of the data, and whether and where a run failed"
 )
 
 DELTA = 1e-5
-SPENT = {"epsilon": 7.0, "clip_norm": 0.2}  # by private methods; 7 is the thesis' main setting (chapter 6)
-LARGEST_RATE = 0.25  # of Poisson sampling by default: small data sets get smaller batches,
+SPENT = {"epsilon": 7.0, "clip_norm": 0.2}  # for private methods; 7 is the thesis' main setting (chapter 6)
+LARGEST_RATE = 0.25  # default maximum Poisson sampling rate: small data sets get smaller batches,
 LEAST_STEPS = 300  # and more epochs
 PRIVATE_METHODS = ("dp-sgd", "dp-adam")
 # By method. Chosen on the last 5,000 of MNIST's training images, at epsilon 2.93 and delta 1e-5 where private.
@@ -46,25 +46,25 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """Settings of one training run; None means the method's value in `DEFAULTS`."""
+    """Settings of one training run. None means the method's default in `DEFAULTS`."""
 
     model: str = "cnn"  # see `edp_lab.models.image.build_classifier`
     activation: str = "tanh"
     method: str = "adam"  # a key of `DEFAULTS`; "dp-adam" is the thesis' Algorithm 7
-    epsilon: float | None = None  # what a private method may spend at `delta`: its noise is calibrated to that
+    epsilon: float | None = None  # budget of a private method at `delta`, to which its noise is calibrated
     delta: float = DELTA
     clip_norm: float | None = None  # C, the L2 bound on each example's gradient
-    # Examples in a step; of a private method, expected: each takes part in each step with chance batch_size / n. None:
-    # of a private method at most a quarter of the examples.
+    # Examples per step; for a private method the expected number, each with probability batch_size / n. None: for a
+    # private method at most a quarter of the examples.
     batch_size: int | None = None
-    epochs: int | None = None  # passes, or as many Poisson steps; None: on small data as many as make 300 steps
+    epochs: int | None = None  # passes, or equivalent Poisson steps; None: on small data, enough for 300 steps
     lr: float | None = None  # learning rate of the first step, from which it falls linearly to 0
-    # lambda of decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first takes lr lambda off every
-    # weight. Noise lets weights grow, until tanh saturates; this is free of privacy cost.
+    # lambda of decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first shrinks each weight
+    # by the factor 1 - lr lambda. Otherwise noise makes weights grow until tanh saturates. It costs no privacy.
     weight_decay: float | None = None
     classes: int = 10  # labels are 0 up to classes - 1
-    # Seeds weights, and order and noise unless `private_seed`. Runs on different data need different seeds: two that
-    # share their noise could be subtracted.
+    # Seed of the weights, and of order and noise unless `private_seed`. Runs on different data need different seeds:
+    # two runs with the same noise could be subtracted.
     seed: int = 0
     private_seed: bool = False  # draw the key of order and noise from the operating system, and forget it
 
@@ -86,7 +86,7 @@ class ClassifierSettings:
         return self.method in PRIVATE_METHODS
 
     def resolved(self, examples: int) -> ClassifierSettings:
-        """Replace None by the defaults for this number of training examples."""
+        """These settings, with None replaced by the defaults for this number of training examples."""
         defaults = DEFAULTS[self.method]
         most = max(1, int(LARGEST_RATE * examples)) if self.private else examples
         given = {name: value for name, value in asdict(self).items() if value is not None}
@@ -99,7 +99,7 @@ class ClassifierSettings:
 
 @dataclass(frozen=True)
 class ThreePhaseSettings:
-    """One run of the pipeline."""
+    """Settings of one run of the pipeline."""
 
     model: Annotated[str, "cnn (two convolutions), alexnet, vgg or mlp; for instructors and understudy alike."] = "cnn"
     # Phases that take part; without 2 there is one instructor, on all training examples.
@@ -126,7 +126,7 @@ class ThreePhaseSettings:
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
             raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
         for of, epsilon in (("a vote", self.vote_epsilon), ("a private training", self.train_epsilon)):
-            if not 0 < epsilon < math.inf:  # also where nothing uses it
+            if not 0 < epsilon < math.inf:  # even if it is not used
                 raise UsageError(f"the epsilon of {of} is {epsilon}: it must be a finite number greater than 0")
         check_sigma(self.sigma)
         check_delta(self.delta)
@@ -140,7 +140,7 @@ class ThreePhaseSettings:
         return Aggregator.for_epsilon(self.vote, self.vote_epsilon, self.delta)
 
     def training(self, method: str, examples: int, classes: int, name: str) -> ClassifierSettings:
-        """Training settings of the network of that name for this number of examples."""
+        """Training settings of the network `name` on this number of examples."""
         from edp_lab.privacy.csprng import key_from_seed
 
         seed = key_from_seed(f"three phases {self.seed}: {name}") % 2**32

@@ -1,15 +1,15 @@
-"""Votes of instructors on labels (PATE), and what their labels cost, one and all together.
+"""Votes of instructors on labels (PATE), and the privacy cost of one label and of all labels together.
 
-Noise is what makes a vote private. One training example changes at most one instructor, so at most one vote moves from
-one class to another: the counts of two neighbours differ by 2 in L1 and by sqrt(2) in L2. Predictions of N instructors
-for Q queries are (N, Q) labels, counts (Q, K).
+Noise makes a vote private. One training example changes at most one instructor, so at most one vote moves from one
+class to another: the counts of two neighbours differ by 2 in L1 and by sqrt(2) in L2. Predictions of N instructors for
+Q queries are labels (N, Q); counts are (Q, K).
 
 N. Papernot, M. Abadi, U. Erlingsson, I. Goodfellow, K. Talwar, "Semi-supervised knowledge transfer for deep learning
 from private training data", ICLR 2017 (arXiv 1610.05755); N. Papernot, S. Song, I. Mironov, A. Raghunathan, K. Talwar,
-U. Erlingsson, "Scalable private learning with PATE", ICLR 2018 (arXiv 1802.08908). Their data-dependent bounds are left
-out: an epsilon that is computed from the votes is itself private and cannot be published.
+U. Erlingsson, "Scalable private learning with PATE", ICLR 2018 (arXiv 1802.08908). We omit their data-dependent bounds:
+an epsilon computed from the votes is itself private and cannot be published.
 
-All bounds are rounded up. Votes, noise and budgets that make no sense are refused by `UsageError`.
+All bounds are rounded up. UsageError if votes, noise or budget are invalid.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 class Vote(StrEnum):
-    """A way to vote; only the last two are private."""
+    """Voting method; only the last two are private."""
 
-    HARD = "hard"  # most votes; the lowest class where two have as many
+    HARD = "hard"  # most votes; ties go to the lowest class
     LAPLACE = "laplace"  # LNMax: most votes after Laplace noise (Papernot et al. 2017, equation 1)
     GAUSSIAN = "gaussian"  # GNMax: the same with Gaussian noise (Papernot et al. 2018, section 4.1)
 
@@ -61,10 +61,10 @@ PRIVATE = (Vote.LAPLACE, Vote.GAUSSIAN)
 
 @dataclass(frozen=True)
 class Aggregator:
-    """A way to vote, with its noise."""
+    """Voting method with its noise."""
 
     vote: Vote
-    noise: float = 0.0  # on each count: scale b of Laplace noise (PATE's 1 / gamma), deviation of Gaussian noise, or 0
+    noise: float = 0.0  # per count: scale b of Laplace noise (PATE's 1 / gamma), std of Gaussian noise, or 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vote", Vote(self.vote))
@@ -75,10 +75,10 @@ class Aggregator:
 
     @classmethod
     def for_epsilon(cls, vote: Vote | str, epsilon: float, delta: float) -> Aggregator:
-        """The vote of which each query is epsilon-DP (Laplace) or (epsilon, delta)-DP (Gaussian).
+        """Aggregator whose every query is epsilon-DP (Laplace) or (epsilon, delta)-DP (Gaussian).
 
-        Neighbours: one training example replaced, see the top. Laplace noise has the scale 2 / epsilon. A vote without
-        noise takes no epsilon.
+        Neighbours: one training example replaced, see the top of this file. Laplace noise has the scale 2 / epsilon.
+        A vote without noise ignores epsilon.
         """
         vote = Vote(vote)
         if vote not in PRIVATE:
@@ -90,9 +90,9 @@ class Aggregator:
         return cls(vote, math.sqrt(2) * analytic_gaussian_sigma(1.0, epsilon, delta) * (1 + 1e-15))
 
     def labels(self, counts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """The label of every query: (Q, K) -> (Q).
+        """Label of every query: (Q, K) -> (Q).
 
-        Guarantee of one query, of many: `account_votes`. A hard vote has none.
+        Guarantee for one query and for all: `account_votes`. A hard vote has none.
         """
         if self.vote is Vote.HARD:
             return counts.argmax(axis=1)
@@ -102,7 +102,7 @@ class Aggregator:
 
 
 def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
-    """How many instructors voted for each class: (N, Q) labels -> (Q, K)."""
+    """Number of instructors that voted for each class: labels (N, Q) -> (Q, K)."""
     votes = np.asarray(predictions)
     if votes.ndim != 2 or not votes.shape[0]:
         raise UsageError("a vote needs the predictions of at least one instructor, one row for each")
@@ -124,12 +124,12 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
         raise UsageError(f"a {aggregator.vote} vote has no noise: its label is certain")
     votes = np.asarray(counts, dtype=np.float64) / aggregator.noise
     laplace = aggregator.vote is Vote.LAPLACE
-    # Pieces of 1 around every count, where Laplace densities have their kinks: the integrand is smooth within each.
+    # Intervals of length 1 that end at every count, where Laplace densities have kinks: the integrand is smooth inside.
     reach = 40.0 if laplace else 9.0
     ends = np.unique(votes[:, None] + np.arange(-reach, reach + 1))
     half = np.diff(ends)[:, None] / 2
     x = ((ends[:-1, None] + half) + half * NODES).ravel() - votes[:, None]  # (K, X)
-    if laplace:  # as scipy.stats has it, in a third of the time
+    if laplace:  # as in scipy.stats, in a third of the time
         density = np.exp(-np.abs(x)) / 2
         below = np.where(x < 0, density, 1 - density)
     else:
@@ -143,17 +143,17 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
 
 @dataclass(frozen=True)
 class VoteAccount:
-    """Cost of the labels of all queries together, for one training example replaced, in its place in the parts."""
+    """Privacy cost of the labels of all queries together, for replacing one training example in its place."""
 
-    queries: int  # number of labels
-    delta: float  # of every epsilon here, except that of one Laplace query, which holds at 0
-    query_epsilon: float  # of one query; inf for a vote without noise, and so is `epsilon`
-    composed: dict[str, float]  # of all queries, by each way of adding up
-    epsilon: float  # the least of them: this is the guarantee
+    queries: int  # number of queries answered
+    delta: float  # for every epsilon here, except that of one Laplace query, which holds at delta 0
+    query_epsilon: float  # for one query; for a vote without noise, both this and `epsilon` are inf
+    composed: dict[str, float]  # for all queries, by composition method
+    epsilon: float  # the smallest of these, which is the guarantee
 
 
 def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAccount:
-    """Judge the labels that `aggregator` gives for so many queries, whatever the votes are.
+    """Compute the privacy cost of the labels of this number of queries, for any votes.
 
     Formal guarantee: the labels of all queries, and every model and answer computed from them, are (epsilon, delta)-DP
     with respect to one training example, if that example reaches one instructor only, the queries do not depend on the
@@ -166,7 +166,7 @@ def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAcc
 
 
 def query_epsilon(aggregator: Aggregator, delta: float) -> float:
-    """Epsilon of one query: 2 / scale at delta 0 for Laplace noise, else exact at `delta` for the noised counts."""
+    """Epsilon of one query: 2 / scale at delta 0 for Laplace noise, otherwise that of the noised counts at `delta`."""
     if aggregator.vote not in PRIVATE:
         return math.inf
     if aggregator.vote is Vote.LAPLACE:
@@ -175,14 +175,14 @@ def query_epsilon(aggregator: Aggregator, delta: float) -> float:
 
 
 def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dict[str, float]:
-    """Epsilon of `queries` votes at `delta` by each way of adding up; each is a bound for any votes.
+    """Epsilon of this number of queries at `delta`, by each composition method, for any votes; each is a valid bound.
 
-    A vote without noise has none.
+    Empty for a vote without noise.
 
     * Laplace, pure epsilon: the plain sum; advanced composition; zero-concentrated DP with rho = queries epsilon^2 / 2
       (Bun and Steinke 2016, proposition 1.4); Renyi DP (PATE 2017's moments accountant with the better conversion).
-    * Gaussian: the labels are computed from counts + noise, one Gaussian release of L2 sensitivity sqrt(2), so mu
-      adds up in squares.
+    * Gaussian: the labels are computed from counts + noise, a Gaussian release with L2 sensitivity sqrt(2), so the
+      squares of mu add up.
     """
     check_delta(delta)
     if aggregator.vote is Vote.HARD:
@@ -201,16 +201,16 @@ def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dic
 
 
 def _mu(aggregator: Aggregator) -> float:
-    """Sensitivity over standard deviation of all that one query with Gaussian noise releases."""
+    """Sensitivity over standard deviation of one query with Gaussian noise."""
     return math.sqrt(2) / aggregator.noise * ROUND_UP
 
 
 class PartitionCost(NamedTuple):
     """Epsilon of private training on all examples and on parts of them, at one delta."""
 
-    one: float  # of a single model on all examples
-    # Of N instructors, each on its part, all together: the maximum, by parallel composition (McSherry 2009, theorem 4),
-    # as each example's part follows from its place. If replacing one could move it, two parts would change.
+    one: float  # for a single model on all examples
+    # For N instructors together, each on its part: the maximum, by parallel composition (McSherry 2009, theorem 4),
+    # because an example's part is given by its position. If replacing it could move it, two parts would change.
     together: float
     claimed: float  # one / N, the thesis' "ten times more private"
 
@@ -218,9 +218,9 @@ class PartitionCost(NamedTuple):
 def partition_cost(
     examples: int, instructors: int, batch_size: int, epochs: int, noise_multiplier: float, delta: float
 ) -> PartitionCost:
-    """Judge DP-SGD or DP-Adam under Poisson sampling (add/remove), with the same batch size, noise and epochs (T9).
+    """Compare epsilons under Poisson sampling (add/remove), with the same batch size, noise and epochs (T9).
 
-    An instructor samples its part N times as densely as a single model samples all examples.
+    An instructor's sampling rate on its part is N times that of a single model on all examples.
     """
     if not 1 <= batch_size <= examples // max(instructors, 1) or instructors < 1 or epochs < 1:
         raise UsageError(

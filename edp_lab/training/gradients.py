@@ -11,8 +11,8 @@ a list of these objects and adds them up in a `FlatGradient`. Training without c
 **The sensitivity bound holds despite floating-point rounding.** The sound step clips to B = (1 - h) C, where h is
 `headroom`: 2^-11, or more if many micro-batches are summed. With u = 2^-24, all to first order:
 
-1. A norm is underestimated by a factor of at most 1 - 513u: at most 1,024 squares are summed in float32 in any order,
-   then rooted (`row_norms`; float64 beyond), and a bound on squares lost to underflow is added (`clip_factors`).
+1. A computed norm is too small by at most 513u, relative: at most 1,024 squares are summed in float32, in any order,
+   before the root (`row_norms`; float64 beyond), and a bound on squares lost to underflow is added (`clip_factors`).
 2. So a clipped gradient v_m, the computed gradient times a rounded factor, with the product rounded too, has a norm
    of at most B (1 + 515u).
 3. The sum of M of them has an error of at most D u M C, if each entry passes through D roundings. Each of these
@@ -151,7 +151,7 @@ class FlatGradient:
             p.grad = layer.view_as(p)
 
     def take(self) -> None:
-        """With several ranks, copy every ``.grad`` into `gradient` and replace it with a view of that."""
+        """With several ranks, copy every ``.grad`` into `gradient`, then make it a view of its columns there."""
         if self.world > 1:
             for p, columns in zip(self.parameters, self.layout.columns, strict=True):
                 layer = self.gradient[columns].view_as(p)

@@ -1,6 +1,6 @@
 """Files in a run's folder: the record, a JSON file from which every figure can be traced, and the others.
 
-DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256": checksum of the others
+DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256": digest of the rest
 DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
 DIR/secret.key      the key of a run with a private seed; deleted when the run finishes
 DIR/state.safetensors   the checkpoint from which to resume; deleted when the run finishes
@@ -218,7 +218,7 @@ def initial_record(
 
 
 def check_same_split(folder: str | Path, record: Mapping[str, Any], data: Split) -> None:
-    """Raise UsageError if the run's split differs from `data`, because training utterances could be tested on."""
+    """Raise UsageError if the run was split differently: its training utterances could be in the test set of `data`."""
     kept = record["corpus"]
     if kept["splits"] != data.counts or kept.get("train_sha256", digest_of(data)) != digest_of(data):
         raise UsageError(f"the run in {folder} was split by another version of edp_lab: use that one, or train again")

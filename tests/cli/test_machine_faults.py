@@ -165,7 +165,7 @@ def test_a_setting_of_another_kind_or_version_is_refused(run, setting, value):
     assert TrainConfig.from_record(told).lr == 1
     with pytest.raises(UsageError, match=f"{setting} is .*: it must be"):
         TrainConfig.from_record({"config": {**told["config"], setting: value}})
-    with pytest.raises(UsageError, match="the run is of another version of edp_lab"):
+    with pytest.raises(UsageError, match="the run was made by another version of edp_lab"):
         TrainConfig.from_record({"config": {**told["config"], "unknown": value}})
 
 

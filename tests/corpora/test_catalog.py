@@ -182,7 +182,7 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
     odd = [*rows, ("call 5 and 6", "call", "O B-jane_doe O B-jane_doe")]
     assert own_corpus(tmp_path, *rows).warnings == ()
     (note,) = own_corpus(tmp_path, *odd).warnings
-    assert note == "slot 'jane_doe' has a single utterance: a slip? The model will hold that name"
+    assert note == "slot 'jane_doe' has a single utterance: is it a mistake? The model will contain that name"
     (note,) = own_corpus(tmp_path, *rows, ("a b", "call", "B-x I-x"), ("a c", "call", "B-y B-z")).warnings
     assert note.startswith("3 slots, such as ")
     assert own_corpus(tmp_path, *odd, intents="call", slots="name\njane_doe\n").warnings == ()
@@ -193,7 +193,7 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
 def test_intents_without_a_training_utterance_are_noted_after_the_split(tmp_path):
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\n", slots="")
     (note,) = notes_on_split(corpus, split(corpus, 0))
-    assert note == "intent 'pause' has no training utterance: no model learns what occurs nowhere"
+    assert note == "intent 'pause' has no training utterance, and cannot be learnt: add utterances"
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\nskip\n", slots="")
     assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith(
         "2 intents, such as 'pause', have no training"

@@ -181,7 +181,7 @@ def test_sizes_that_do_not_fit_the_batch_are_refused(kind, sizes):
     ops = in_one_pass(*build(kind), sizes)
     with pytest.raises((ValueError, RuntimeError, IndexError)):
         ops.norms()
-    with pytest.raises(ValueError, match=f"hold {sum(sizes)} examples, the batch has 8"):
+    with pytest.raises(ValueError, match=f"hold {sum(sizes)} examples, but the batch has 8"):
         ops.partition.row_counts(torch.ones(8, dtype=torch.long))
 
 

@@ -123,9 +123,9 @@ def losses_of(model: nn.Module, *sizes: int):
         (8, {}, lambda step, net: step_of(net.half()), "parameters of torch.float16: .*convert them"),
         (8, {}, lambda step, net: step_of(net.bfloat16()), "parameters of torch.bfloat16: .*convert them"),
         (8, {}, lambda step, net: step_of(nn.Sequential(net, nn.Linear(2, 2).half())), "parameters of torch.float16"),
-        (8, {}, lambda step, net: step(0, 0, losses_of(net.half(), 1)), "built for torch.float32 .* torch.float16 now"),
-        (8, {}, lambda step, net: step(0, 0, losses_of(net.bfloat16(), 1)), "the model is torch.bfloat16 now"),
-        (8, {}, lambda step, net: step(0, 0, losses_of(net.double(), 1)), "is torch.float64 now"),
+        (8, {}, lambda step, net: step(0, 0, losses_of(net.half(), 1)), "built for torch.float32, .*torch.float16"),
+        (8, {}, lambda step, net: step(0, 0, losses_of(net.bfloat16(), 1)), "the model is now torch.bfloat16"),
+        (8, {}, lambda step, net: step(0, 0, losses_of(net.double(), 1)), "is now torch.float64"),
         (
             1,
             {"sampling_rate": 0.5},

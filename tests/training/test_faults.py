@@ -265,7 +265,7 @@ def test_a_changed_corpus_and_a_damaged_state_are_refused_and_cost_nothing(corpu
     job.ends(KILLED)
     raw = state.read_bytes()
     flipped = raw[:2_000_000] + bytes([raw[2_000_000] ^ 1]) + raw[2_000_001:]
-    damages = [(own, own.read_bytes().replace(b"anna", b"anne"), "its content has changed since")]
+    damages = [(own, own.read_bytes().replace(b"anna", b"anne"), "has changed since")]
     damages += [(state, damaged, "is damaged") for damaged in (b"", raw[:-100], flipped)]
     for path, content, sentence in damages:
         intact = path.read_bytes()

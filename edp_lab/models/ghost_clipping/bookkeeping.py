@@ -111,7 +111,7 @@ class MicroBatches:
         ends = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
         bounds = torch.cat([rows.new_zeros(1), self.sizes.cumsum(0)])
         if int(bounds[-1]) != len(rows):
-            raise ValueError(f"the micro-batches have {int(bounds[-1])} examples, but the batch has {len(rows)}")
+            raise ValueError(f"the micro-batches hold {int(bounds[-1])} examples, but the batch has {len(rows)}")
         return ends[bounds].diff()
 
     def materialised(self, rows: Tensor | None, *pairs: tuple[Tensor, Tensor]) -> list[Tensor] | None:
