@@ -120,8 +120,8 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a file, decompressed if its name ends in ``.gz``; UsageError if it cannot be read."""
+def read_bytes(path: Path, most: float = math.inf) -> bytes:
+    """Read a file, decompressed if it is a ``.gz``; UsageError if it cannot be read or has over `most` bytes."""
     try:
         content = path.read_bytes() if (size := regular(path).stat().st_size) <= most else b""
         content = gzip.decompress(content) if path.suffix == ".gz" else content

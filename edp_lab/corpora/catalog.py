@@ -31,6 +31,8 @@ from edp_lab.files import CARRIED, comes_with, given_path, read_json, user_cache
 
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
 NO_SLOTS = "every tag of the corpus is O: there is no slot to learn, and slot F1 is none"
+START = comes_with("data") / "public_start" / "public-start" / "about.json"
+SAMPLE, MOST_NEW = 5_000, 1 / 3  # utterances whose words are counted; share of new ones (jargon 0.2, Dutch 0.6)
 TIMEOUT = 30.0  # seconds without data
 PIECE = 1 << 16  # bytes per read
 
