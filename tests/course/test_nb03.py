@@ -116,7 +116,7 @@ WRONG: dict[str, dict[str, Any]] = {
         ),
         "forgets the 2": Wrong(noise_for(rho_of=lambda decay: total(decay) ** 2), "forgets the 2"),
         "the wrong way round": Wrong(lambda *case: noise_for()(*case)[::-1], "in the wrong order"),
-        "the bound twice": Wrong(lambda *case: (noise_for()(*case)[0],) * 2, "one z0 twice"),
+        "the bound twice": Wrong(lambda *case: (noise_for()(*case)[0],) * 2, "the same z0 twice"),
         "the exact one alone": Wrong(lambda *case: noise_for()(*case)[1], "return two numbers"),
         "takes ε for ρ": lambda target, decay, delta: (np.sqrt(np.sum(1 / decay**2) / 2 / target), 1.0),
         "asks the array (crash)": lambda target, decay, delta: decay.mu(),

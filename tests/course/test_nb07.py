@@ -108,7 +108,7 @@ def test_what_the_nearest_run_has_instead_and_the_cheaper_run_are_named(grid: Gr
     assert best.cheaper is best.point
     assert "no other run" in panels.tell_explored(best)[2]
     useless = explore(grid, "sound", 8, 0.3, "none", 4)  # another is better by less than a seed is worth
-    assert panels.tell_explored(useless)[2].endswith("of no use at any ε.")
+    assert panels.tell_explored(useless)[2].endswith("useless at any ε.")
     assert "the error without privacy" in panels.tell_explored(explore(grid, "sgd", 8, 0.01, "none", 8))[2]
 
 

@@ -139,7 +139,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "verdict": {
         "takes every fall for one beyond chance": Wrong(judged(lambda mean, half: mean < 0), "counts every fall"),
         "takes a rise beyond chance for a fall": Wrong(
-            judged(lambda mean, half: abs(mean) > half), "takes a rise beyond chance for a fall"
+            judged(lambda mean, half: abs(mean) > half), "counts a significant rise as a fall"
         ),
         "looks at the wrong end of the interval": Wrong(
             judged(lambda mean, half: mean - half < 0), "yours is 'holds', it should be 'holds under conditions'."
