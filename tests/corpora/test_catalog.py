@@ -227,7 +227,7 @@ def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_p
         ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
         ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),
         ("\u200b\u200b", "words", "line 25: the utterance has no visible character: give at least one word"),
-        ("\u2800 \u3164 \xad", "words", "line 25: the utterance shows nothing"),
+        ("\u2800 \u3164 \xad", "words", "line 25: the utterance has no visible character"),
     ],
 )
 def test_an_utterance_that_is_too_long_or_shows_nothing_is_refused_by_its_line(tmp_path, text, tokens, message):
