@@ -97,7 +97,7 @@ def test_pickles_are_refused_unopened(fasttext_files, tmp_path):
 
     (tmp_path / "v.model").write_bytes(pickle.dumps(Bomb()))
     for path in (fasttext_files / "v.model", tmp_path / "v.model"):
-        with pytest.raises(UsageError, match=r"no \.vec file"):
+        with pytest.raises(UsageError, match=r"not a \.vec file"):
             load_vectors(path)
     assert not (tmp_path / "ran").exists()
 
