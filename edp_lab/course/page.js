@@ -65,15 +65,17 @@ const move = (el, { table, models, buttons }) => {
         if (!away.length) return (await states()).joint[joint.reduce((k, one) => k * one.stops.length + one.place, 0)];
         return (await states()).alone[alone.indexOf(away[0])][away[0].place];
     };
-    const label = one => one.model.get("label"), together = new Intl.ListFormat("en-GB").format(joint.map(label));
+    const label = one => one.model.get("label");
+    const together = `${new Intl.ListFormat("en-GB").format(joint.map(label))} ${joint.length > 1 ? "move together" : "moves"}`;
     const near = (one, stop) => `${label(one)}: shown is ${stop}, the nearest here. `;
-    const back = one => `The others are back at their start: here ${one.joint ? `${together} move together` : `${label(one)} moves alone`}. `;
-    if (alone.length || controls.some(one => one.model.get("kind") == "number")) {  // the place of all messages, which move nothing
+    const back = one => `The others are back at their start: here ${one.joint ? together : `${label(one)} moves alone`}. `;
+    if (alone.length || controls.some(one => one.model.get("kind") == "number")) {
         const note = el.querySelector(".edp-controls").appendChild(document.createElement("div"));
-        note.className = "edp-note";
-        const rest = alone.length ? `${together} ${joint.length > 1 ? "move together" : "moves"}, the others one at a time.` : "sliders move in steps.";
-        const longest = controls.map(one => near(one, one.stops.at(-1)) + (alone.length ? back(one) : "")).sort((a, b) => b.length - a.length);
-        for (const text of [`On this page ${rest} In the notebook all move freely.`, longest[0]]) note.appendChild(document.createElement("span")).textContent = text;
+        note.className = "edp-note";  // all messages have one place, as high as the longest, and move nothing
+        const longest = controls.map(one => near(one, one.stops.at(-1)) + (alone.length ? back(one) : ""));
+        const steps = alone.length ? `${together}, the others one at a time` : "sliders move in steps";
+        const texts = [`On this page ${steps}. In the notebook all move freely.`, ...longest];
+        for (const text of texts) note.appendChild(document.createElement("span")).textContent = text;
         note.append(...el.querySelectorAll(".edp-control > .edp-lab-error"));
     }
     const start = those => { for (const one of those) one.model.show({ entered: one.stops[one.place = one.at] }); };
@@ -113,24 +115,23 @@ const move = (el, { table, models, buttons }) => {
 };
 
 addEventListener("DOMContentLoaded", async () => {
-    const dark = matchMedia("(prefers-color-scheme: dark)"), paint = () => {
-        document.body.dataset.jpThemeLight = !dark.matches || document.documentElement.classList.contains("edp-print");
+    const dark = matchMedia("(prefers-color-scheme: dark)"), paint = ({ type }) => {
+        document.body.dataset.jpThemeLight = !dark.matches || type == "beforeprint";
+        document.body.classList.toggle("edp-print", type == "beforeprint");  // as wide as paper, at once
+        dispatchEvent(new Event("resize"));
     };
     dark.addEventListener("change", paint);
-    for (const [event, printed] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => {
-        document.documentElement.classList.toggle("edp-print", printed);
-        paint();
-        dispatchEvent(new Event("resize"));
-    });
-    paint();
+    addEventListener("beforeprint", paint);
+    addEventListener("afterprint", paint);
+    paint({});
     const tables = [];
     for (const place of document.querySelectorAll(".edp-still")) {
         const panel = { models: {}, buttons: {}, ...JSON.parse(place.textContent) };
         const el = await draw(panel, place, panel);
         if (panel.table) tables.push(move(el, panel));
     }
-    for (const pre of document.querySelectorAll(".jp-OutputArea pre")) {  // a table is scrolled, other text breaks into lines
-        pre.classList.toggle("edp-columns", pre.textContent.split("\n").filter(line => /\S {2,}\S/.test(line)).length > 1);
+    for (const pre of document.querySelectorAll(".jp-OutputArea pre")) {  // lines of a table do not break
+        pre.classList.toggle("edp-columns", (pre.textContent.match(/^.*\S {2,}\S/gm) ?? []).length > 1);
     }
     for (const one of document.querySelectorAll(".edp-columns, .jp-OutputArea-output, .jp-RenderedMarkdown :is(p, div)")) {
         const size = parseFloat(getComputedStyle(one).fontSize), wanted = size * one.clientWidth / one.scrollWidth;

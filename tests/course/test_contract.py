@@ -160,7 +160,7 @@ def assert_readable(figure: go.Figure) -> None:
 
 @every_panel
 def test_headings_sliders_and_axes_say_what_they_are_and_need_no_colour(panel: Frame) -> None:
-    heading = panel.children[1].value
+    heading = panel.children[0].value
     assert re.fullmatch(r"<h3>.+</h3>.+[.?]", heading)
     assert all(control.label for control in panel.controls.values())
     for figure in drawn(panel) if isinstance(panel, Panel | RunPanel) else ():

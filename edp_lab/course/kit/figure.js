@@ -1,6 +1,7 @@
 // plotly.js, which a page has once (`theme.bundle`), turns the figure that is drawn into the one that is wanted. In a
 // narrow place titles break into lines, plots side by side go into fewer columns, and the figure grows higher by that.
-const LINE = 1.3, LEGEND = 67, TITLE = 20;  // heights: of a line over its size; in pixels, of three rows of a legend, of a plot's title
+const LINE = 1.3;  // height of a line of text over its size
+const LEGEND = 67, TITLE = 20;  // heights in pixels: of a legend of three rows, of a plot's title
 const NARROW = 150;  // pixels that each of several plots side by side has at least
 const pen = document.createElement("canvas").getContext("2d");
 const lines = text => text.split("<br>").length;
@@ -46,7 +47,7 @@ function fitted(layout, margin, width, { legend, axes, buttons }) {
         return (lines(title.text) - before) * size * LINE;
     };
     const headed = fit(layout.title, 14, width - 16 - buttons) + fit(layout.title?.subtitle, 12, width - 16);
-    if (lines(layout.title?.text ?? "") > 1) layout.title.pad = { t: 20, l: 8 };  // plotly puts the first of several lines higher
+    if (lines(layout.title?.text ?? "") > 1) layout.title.pad = { t: 20, l: 8 };  // plotly draws several lines higher
     const plots = (high - t - b) * (stack(layout, width) - 1);
     let below = 0;
     for (const [name, [start, length]] of Object.entries(axes)) {
