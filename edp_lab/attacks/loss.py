@@ -1,4 +1,4 @@
-"""The run under a membership attack, the result with the run's guarantee, and the simplest attack.
+"""The run that a membership attack is made on, the result beside the run's guarantee, and the simplest attack.
 
 An attack scores as many members as non-members, larger for "member". The floor: call those members whose loss is low
 (Yeom et al. 2018). LiRA wants logits, because they are close to normal over models, which losses and probabilities are
@@ -160,7 +160,7 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
 
 @dataclass(frozen=True)
 class Attacked:
-    """An attack's result, with the guarantee of the attacked run; scores of the target's pool."""
+    """An attack's result beside the guarantee of the run it was made on; scores of the target's pool."""
 
     target: Target
     result: AttackResult

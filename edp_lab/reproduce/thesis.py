@@ -413,7 +413,7 @@ def phase_two(table: str, lab: Lab) -> Iterator[Row]:
 
 
 def phase_three(table: str, lab: Lab) -> Iterator[Row]:
-    """The understudy's epsilon: the smaller of those of its labels and of its instructors' DP-Adam."""
+    """The understudy: the smaller holds of what its labels cost and what its instructors' DP-Adam does."""
     vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA)
     labels = account_votes(vote, lab.public, DELTA).epsilon
     for name, model in MODELS.items():
