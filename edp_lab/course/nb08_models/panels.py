@@ -63,7 +63,7 @@ class CorpusLook(NamedTuple):
 
 
 def available(corpus: str) -> dict[str, bool]:
-    """Corpora to look at, and whether each is there: the embedded, the published, and `corpus`, which may be a path."""
+    """Corpora to choose from, and whether each is there: embedded and published ones, and `corpus`, perhaps a path."""
     present = {info.name: info.where is not None for info in list_corpora()}
     return {name: present.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
 
