@@ -257,7 +257,7 @@ def _check(repetitions: Sequence[int], each: int, references: int, training: int
         raise UsageError(f"the number of references is {references}: it must be a whole number, at least 1")
     fillings = each * len(repetitions) + references
     if fillings > MOST_FILLINGS:
-        raise UsageError(f"canaries and references are {fillings:,} numbers: lower them to {MOST_FILLINGS:,} in total")
+        raise UsageError(f"canaries and references are {fillings:,} numbers: lower them to {MOST_FILLINGS:,} in all")
     inserted = each * sum(repetitions)
     if inserted > training:
         raise UsageError(
