@@ -24,7 +24,7 @@ function stack(layout, width) {
     const high = axes("y")[0].domain[1] - axes("y")[0].domain[0], gap = before > 1 ? (1 - before * high) / (before - 1) : 0;
     const whole = rows * high + (rows - 1) * gap, between = columns > 1 ? 0.3 : 0;
     const named = Object.fromEntries(["x", "y"].map(side => [side, axes(side).find(axis => axis.title?.text)?.title.text]));
-    const titles = layout.annotations.slice(0, ids.length);
+    const titles = layout.annotations ?? [];
     ids.forEach((_, k) => {
         const [x, y, column, row] = [axes("x")[k], axes("y")[k], k % columns, Math.floor(k / columns)];
         const left = column * (1 + between) / (columns + (columns - 1) * between), top = 1 - row * (high + gap) / whole;
@@ -32,7 +32,7 @@ function stack(layout, width) {
         y.domain = [Math.max(0, top - high / whole), top];
         x.title = { ...x.title, text: k + columns >= ids.length ? named.x ?? "" : "" };
         y.title = { ...y.title, text: column ? "" : named.y ?? "" };
-        Object.assign(titles[k], { x: (x.domain[0] + x.domain[1]) / 2, y: top });
+        Object.assign(titles[k] ?? {}, { x: (x.domain[0] + x.domain[1]) / 2, y: top });
     });
     return whole;
 }
