@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,6 @@ from edp_lab.attacks.step_audit import MechanismAudit
 from edp_lab.corpora import metrics
 from edp_lab.course.kit.text import at_least, at_most, digits, short
 from edp_lab.course.nb00_start.panels import TIMES, challenge
-from edp_lab.course.nb01_coins.panels import belief
-from edp_lab.course.nb07_train.panels import explore, load_grid
-from edp_lab.course.nb08_models.panels import look_at
 from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import Mechanism
 from edp_lab.privacy import foundations as basic
@@ -87,8 +85,10 @@ NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": s
 NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
 for module in (privacy, statistics, votes, perturbation):
     NAMES |= vars(module)
-NAMES |= {"math": math, "np": np, "basic": basic, "composition": basic, "metrics": metrics, "belief": belief}
-NAMES |= {"look_at": look_at, "explore": explore, "load_grid": load_grid, "printed": printed, "sound": sound}
+NAMES |= {"math": math, "np": np, "basic": basic, "composition": basic, "metrics": metrics}
+NAMES |= {"printed": printed, "sound": sound}
+for path in (ROOT / "edp_lab" / "course").glob("nb*/panels.py"):  # such as nb03
+    NAMES[path.parent.name[:4]] = import_module(f"edp_lab.course.{path.parent.name}.panels")
 
 
 def test_there_are_questions_on_every_notebook() -> None:
