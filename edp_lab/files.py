@@ -123,14 +123,14 @@ def regular(path: Path) -> Path:
 def read_bytes(path: Path, most: float = math.inf) -> bytes:
     """Read a file, decompressed if it is a ``.gz``; UsageError if it cannot be read or has over `most` bytes."""
     try:
-        content = path.read_bytes() if (size := regular(path).stat().st_size) <= most else b""
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        with gzip.open(regular(path)) if path.suffix == ".gz" else regular(path).open("rb") as file:
+            content = file.read(-1 if most == math.inf else int(most) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(
             f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {hint_of(error)}"
         ) from error
-    if (size := max(size, len(content))) > most:
-        raise UsageError(f"{path} has {size:,} bytes, and at most {most:,} are read: give a sample of its lines")
+    if len(content) > most:
+        raise UsageError(f"{path} has more than {most:,} bytes, the most that is read: give a sample of its lines")
     return content
 
 

@@ -209,6 +209,8 @@ def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
 def _names(path: Path, headings: list[str], columns: str) -> list[str]:
     """The headings in lower case; those that `columns` chooses as the keys that `_row` reads."""
     names = [heading.strip().casefold() for heading in headings]
+    if not columns and {*names} & {*TEXTS[1:]}:  # beside a text, "tokens" is usually their number
+        names = [f"other {name}" if name == "tokens" else name for name in names]
     wanted = [name.strip().casefold() for name in columns.split(",")] if columns else []
     known = all({*names} & {*some} for some in (TEXTS, INTENTS))
     if not (len({*wanted} & {*names}) == len(wanted) in (2, 3) if wanted else known):

@@ -1,5 +1,5 @@
 // Panels of a page without a kernel. Each widget is drawn by its own front end; when a control moves, what the panel shows
-// is looked up in its table (`Panel.table` in panel.py).
+// is looked up in its table (kit/table.py).
 const { modules, how } = edpLab;
 globalThis.edpLabReady = false;  // until all tables are unpacked
 globalThis.edpLabPlotly = { promise: Promise.resolve({ plotly: Plotly, ...how }) };

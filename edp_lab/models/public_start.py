@@ -48,7 +48,7 @@ PLACES = 1024  # hashed places for words among the features of a frozen start's 
 NAME_LOGIT = 6.0  # increase of an intent's logit if all words of its name occur
 HEAD_SCALE = 0.4  # factor for the known heads from which a new head starts: they are guesses that must be unlearnt
 MOST_SEEN = 0.05  # share of a private corpus' distinct utterances that a start may know: short commands coincide
-NO_LETTERS = re.compile(r"[\W_\u02b0-\u02ff]+")  # the range: apostrophes that Unicode counts as letters
+NO_LETTERS = re.compile(r"[\W_\u02b0-\u02ff\u0345\u07f4\u07f5\ua78b\ua78c]+")  # also signs that are letters in Unicode
 
 
 def start_folder(name: str) -> Path:
@@ -65,10 +65,14 @@ def start_for(corpus: str) -> str:
 def seen(name: str, keys: np.ndarray) -> np.ndarray:
     """Whether the start was trained on the utterances with these keys: (n), booleans; UsageError if it has no list."""
     folder = start_folder(name)
-    listed = read_bytes(folder / SEEN) if (folder / SEEN).exists() else None
-    if listed is None or hashlib.sha256(listed).hexdigest() != read_json(folder / ABOUT).get("seen"):
-        raise UsageError(f"{name} has no intact {SEEN}, its list of utterances: restore it, or make {name} again")
-    return np.isin(keys, np.frombuffer(listed, "<u4"))
+    try:
+        listed = read_bytes(folder / SEEN)
+        if hashlib.sha256(listed).hexdigest() != unsealed(read_json(folder / ABOUT))["seen"]:
+            raise ValueError("another list")
+        return np.isin(keys, np.frombuffer(listed, "<u4"))
+    except (UsageError, ValueError, KeyError, TypeError, AttributeError):
+        hint = f"its list of utterances: restore it, or make {name} again"
+        raise UsageError(f"{name} has no intact {SEEN}, {hint}") from None
 
 
 def check_unseen(name: str, texts: Iterable[str]) -> None:
@@ -80,10 +84,17 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
         return
     heard = list(texts)
     keys, first, copies = np.unique(utterance_keys(heard), return_index=True, return_counts=True)
-    known = seen(name, keys)
+    words = [heard[place].split() for place in first]
+    # Also without the first or the last word, which may be a row's number, a speaker or a mark.
+    forms = [keys, *(utterance_keys(" ".join(text[cut]) for text in words) for cut in (slice(1, None), slice(-1)))]
+
+    def read(start: str) -> np.ndarray:
+        return np.any([seen(start, form) for form in forms], axis=0)
+
+    known = read(name)
     if known.sum() > MOST_SEEN * len(known):
         example = fold(heard[first[known][copies[known].argmax()]])
-        others = [other for other in NAMES if other != name and seen(other, keys).mean() <= MOST_SEEN]
+        others = [other for other in NAMES if other != name and read(other).mean() <= MOST_SEEN]
         hint = f"give --pretrained {' or '.join(others)}" if others else "give a --pretrained made without them"
         raise UsageError(
             f"{name} has read {known.mean():.0%} of the different utterances, such as {example!r}, so no epsilon would "

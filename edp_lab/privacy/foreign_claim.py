@@ -27,7 +27,7 @@ SMALLEST_TAIL = 1e-290  # probability below which floats lose digits
 
 
 class Verdict(NamedTuple):
-    """Verdict on a claim; `measured` is 0 if no attack is known."""
+    """Verdict on a claim; `measured` is 0 if this module knows no attack."""
 
     status: str  # "holds", "not proven" (`guaranteed` is larger, or None) or "false" (`measured` exceeds the claim)
     claimed: float

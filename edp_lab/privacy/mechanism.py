@@ -82,7 +82,7 @@ class Mechanism:
     Attributes:
         clip_norm: C, the L2 bound on a micro-batch's scaled gradient.
         z0: the noise multiplier of the first epoch. As printed it is std(y)/C of one device's noise; in the sound
-            variant it is noise divided by the sensitivity of what is released. At equal z0 that is 2 sqrt(N) times
+            variant it is noise divided by the sensitivity of what is released. At equal z0 its noise is 2 sqrt(N) times
             larger (sqrt(N) times at micro-batch size 1).
         num_devices: N.
         micro_batch_size: the most utterances that share one clipped gradient: ceil(|B| / N) in the paper, 1 in

@@ -210,7 +210,7 @@ class PartitionCost(NamedTuple):
 
     one: float  # for a single model on all examples
     # For N instructors together, each on its part: the maximum, by parallel composition (McSherry 2009, theorem 4),
-    # because an example's part is given by its position. If replacing it could move it, two parts would change.
+    # for an example removed whose place stays empty. If others moved to another part, two parts would change.
     together: float
     claimed: float  # one / N, the thesis' "ten times more private"
 

@@ -109,6 +109,8 @@ def test_columns_can_be_named_and_the_others_are_noted(tmp_path):
     assert f'"kunde" {TAGS_NOTE}' not in notes(corpus)
     assert '"kunde" is not read' in notes(corpus)
     assert '"other text" is not read' in notes(corpus)
+    counted = load(tmp_path, "a.csv", "text,intent,tokens\nplay jazz,play,2\n")
+    assert frames(counted) == [("play", "play jazz", "")]
     tagged = load(tmp_path, "my [c].csv[text,intent,tags]", 'text,intent,tags\n"play\njazz",play,O B-genre\n')
     assert frames(tagged) == [("play", "play jazz", "O B-genre")]
     assert "rows of several lines, each read as one utterance: 1" in notes(tagged)
@@ -354,7 +356,9 @@ def test_a_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, nam
     monkeypatch.setattr(readers, "MOST_BYTES", 1999)
     (tmp_path / "label").touch()
     (tmp_path / name).write_bytes(gzip.compress(b"x" * 2000) if name[-2:] == "gz" else b"x" * 2000)
-    with pytest.raises(UsageError, match="has 2,000 bytes, and at most 1,999 are read: give a sample of its lines"):
+    with pytest.raises(
+        UsageError, match="has more than 1,999 bytes, the most that is read: give a sample of its lines"
+    ):
         load_corpus(tmp_path if name == "seq.in" else tmp_path / name)
 
 

@@ -124,6 +124,12 @@ def test_a_damaged_start_is_refused(folder, tmp_path):
         (broken / file.name).write_bytes(content if file.suffix != ".json" else file.read_bytes())
     with pytest.raises(UsageError, match="damaged"):
         load_start(str(broken))
+    about, sealed = broken / public_start.ABOUT, (folder / public_start.ABOUT).read_text()
+    for wrong in ("[]", sealed.replace('"seen"', '"heard"')):
+        about.write_text(wrong)
+        with pytest.raises(UsageError, match=r"no intact seen_letters.u4"):
+            public_start.check_unseen(str(broken), ["hello"])
+    about.write_text(sealed)
     for _ in ("damaged", "missing"):
         with pytest.raises(UsageError, match=r"no intact seen_letters.u4, .*: restore it, or make .* again"):
             public_start.check_unseen(str(broken), ["hello"])
@@ -141,7 +147,7 @@ def test_the_start_is_chosen_by_the_name_alone_and_refused_for_what_it_has_seen(
     refused = f"has read 6% .* such as {seen[0]!r}, .* give --pretrained public-start or public-.*out"
     with pytest.raises(UsageError, match=refused):
         public_start.check_unseen(str(folder), [*(f"unheard {k}" for k in range(94)), *heard])
-    for disguise in DISGUISES:
+    for disguise in (*DISGUISES, "17. {}".format, "{} [EOS]\u0345".format):
         with pytest.raises(UsageError, match="has read 100%"):
             public_start.check_unseen(str(folder), map(disguise, seen))
     assert len({*public_start.utterance_keys(["?!", "\u2665 \u2665", "\u2665\u2665", "..", "7", "a7"])}) == 5
