@@ -89,7 +89,7 @@ class PerExample(NamedTuple):
 
     norms: Mapping[int, Array]  # by micro-batch size b, (B / b) L2 norms of the mean gradients of b examples
     disagreement: float  # largest relative difference between the norms from book-keeping and from a loop
-    seconds: Mapping[str, float]  # for one gradient by `LOOP`, `BOOKS` (both clip every example) and `WHOLE` (plain SGD)
+    seconds: Mapping[str, float]  # of one gradient by `LOOP`, `BOOKS` (both clip each example) and `WHOLE` (plain SGD)
 
 
 def per_example(config: TrainConfig, epochs: int) -> PerExample:

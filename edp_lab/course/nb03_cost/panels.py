@@ -153,7 +153,7 @@ class Loss(NamedTuple):
     loss: Array  # (P), in nats, symmetric about 0
     with_it: Array  # (P), density of the loss if the utterance took part
     without: Array  # (P), density if it did not
-    excess: Array  # (P), (1 - e^(epsilon - loss)) times `present` above epsilon: its area is delta
+    excess: Array  # (P), (1 - e^(epsilon - loss)) times `with_it` above epsilon: its area is delta
     best_found: float  # true positives at 1 % false positives: the most that any attack can expect
 
 
