@@ -12,7 +12,7 @@ A dict costs almost nothing, while every property of a ``go.Figure`` is looked u
 slider takes 1 to 3 ms this way, and 80 to 190 ms if all objects are redrawn.
 
 plotly.js treats all text as a kind of HTML, with links. Here every string is plain text, wherever it comes from:
-`figure` escapes it, and keeps its line breaks. Markup must be marked as such: ``Html("e<sup>ε</sup>")``.
+`figure` escapes it, and keeps its line breaks. Markup needs a type of its own: ``Html("e<sup>ε</sup>")``.
 """
 
 from __future__ import annotations
