@@ -1,4 +1,4 @@
-"""``edp-lab account``: what a mechanism claims and guarantees."""
+"""``edp-lab account``: the claimed and guaranteed epsilon of a mechanism."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
     from edp_lab.privacy.foreign_claim import Verdict
 
-AlphaMax = Annotated[float, "Largest layer scale alpha, as printed."]
-AsPrinted = Annotated[bool, "Algorithm 1 verbatim instead of the sound mechanism."]
-MicroBatchSize = Annotated[int, "Utterances that share one clipped gradient; 1 is per-example DP-SGD."]
+AlphaMax = Annotated[float, "Largest layer scale alpha; only with --as-printed."]
+AsPrinted = Annotated[bool, "Use Algorithm 1 verbatim instead of the sound mechanism."]
+MicroBatchSize = Annotated[int, "Number of utterances that share one clipped gradient; 1 is per-example DP-SGD."]
 
-CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # options that make it a claim
+CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # with any of these options, we check a claim
 OF_A_CLAIM = {*CLAIM, "sampling_rate", "steps", "epochs", "delta", "micro_batch_size", "clip", "as_json"}
 OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "as_json"}
 
@@ -33,43 +33,43 @@ def account(
     ] = 1.0,
     decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none",
     tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1,
-    epochs: Annotated[int, "Passes over the corpus.", COUNT] = 1,
+    epochs: Annotated[int, "Number of passes over the corpus.", COUNT] = 1,
     gpus: Gpus = 8,
     delta: Annotated[
-        float, "Delta of (epsilon, delta); it should be well below 1/n (with --run: the run's delta)."
+        float, "Delta of (epsilon, delta); it should be well below 1/n (default with --run: the run's delta)."
     ] = 1e-5,
     as_printed: AsPrinted = False,
     alpha_max: AlphaMax = 1.0,
     alpha_source: Annotated[
-        str | None, "Layer scales from: none, public or private (default: none; private if --as-printed)."
+        str | None, "Source of the layer scales: none, public or private (default: none; private with --as-printed)."
     ] = None,
     micro_batch_size: MicroBatchSize = 8,
     sampling_rate: Annotated[
-        float | None, "Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps."
+        float | None, "Use Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps."
     ] = None,
-    steps: Annotated[int | None, "Poisson steps, instead of --epochs.", {"min": 1}] = None,
+    steps: Annotated[int | None, "Number of Poisson steps, instead of --epochs.", {"min": 1}] = None,
     adjacency: Annotated[
-        str | None, "zero_out, replace_one or add_or_remove_one (default: zero_out; add_or_remove_one if sampling)."
+        str | None, "Neighbours: zero_out (default), replace_one or add_or_remove_one (default if sampling)."
     ] = None,
     utterances_per_person: Annotated[int, "Protect a person with up to this many utterances.", COUNT] = 1,
     run: Annotated[
-        Path | None, "Judge a run's ledger instead of settings given here; see also --delta, --adjacency."
+        Path | None, "Compute from a run's ledger instead of the settings given here; see also --delta and --adjacency."
     ] = None,
     claimed: Annotated[
-        float | None, "Judge this epsilon, claimed with another library; needs the settings named above."
+        float | None, "Check this epsilon, claimed with another library; needs the settings named above."
     ] = None,
-    sampler: Annotated[str | None, "With --claimed: shuffle (disjoint batches, one pass an epoch) or poisson."] = None,
-    n: Annotated[int | None, "With --claimed: examples in the training set."] = None,
-    batch_size: Annotated[float | None, "With --claimed: examples in a step; expected ones under Poisson."] = None,
+    sampler: Annotated[str | None, "With --claimed: shuffle (disjoint batches, one pass per epoch) or poisson."] = None,
+    n: Annotated[int | None, "With --claimed: the number of examples in the training set."] = None,
+    batch_size: Annotated[float | None, "With --claimed: examples per step (expected number if Poisson)."] = None,
     noise_multiplier: Annotated[
-        float | None, "With --claimed: standard deviation of the noise on the gradient sum over the clip norm."
+        float | None, "With --claimed: the noise's standard deviation on the gradient sum, divided by the clip norm."
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Claimed and guaranteed epsilon of the paper's mechanism, of a run, or of a run of another library.
+    """Compute the claimed and guaranteed epsilon of the paper's mechanism, of a run, or of another library's run.
 
     A claim needs the sampler, n, batch size (or --sampling-rate), --noise-multiplier, --steps or --epochs, --delta and
-    --micro-batch-size (1 if each example is clipped alone). Exit status 1 if it does not hold.
+    --micro-batch-size (1 if each example is clipped individually). The exit status is 1 if the claim does not hold.
 
     Try: edp-lab account --claimed 1.1 --sampler shuffle --n 60000 --batch-size 256 --epochs 10 --noise-multiplier 1
     --delta 1e-5 --micro-batch-size 1
@@ -106,7 +106,7 @@ def account(
         published = False
     guarantee = judge(mechanism, releases, delta, published, neighbours, utterances_per_person)
     report = _report(mechanism, releases, guarantee)
-    if guarantee.status == HOLDS:  # the most that any attack on membership can reach
+    if guarantee.status == HOLDS:  # limits on any membership inference attack
         accountant = accountant_for(mechanism, releases, neighbours, utterances_per_person)
         hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
         rates = {"best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
@@ -129,7 +129,7 @@ def _judge_claim(ctx: typer.Context, named: set[str], as_json: bool) -> None:
 
 
 def _refuse_contradictions(named: set[str], decay: str) -> None:
-    """Options that would silently count for nothing."""
+    """Raise UsageError for options that would be silently ignored."""
     idle = sorted(named - OF_A_RUN)
     if "run" in named and idle:
         raise UsageError(f"{flag_of(idle[0])} is read from the run's ledger: drop it, or drop --run")
@@ -140,7 +140,7 @@ def _refuse_contradictions(named: set[str], decay: str) -> None:
 
 
 def described(as_printed: bool, alpha_max: float, sampling_rate: float | None, **settings: Any) -> Mechanism:
-    """Mechanism of these options."""
+    """The mechanism that these options describe."""
     from edp_lab.privacy import Mechanism
 
     if as_printed:
@@ -197,7 +197,7 @@ def name_of(mechanism: Mechanism) -> str:
 
 
 def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Report:
-    """The report, in words."""
+    """The report, as text."""
     claimed, z, delta = report["claimed"], report["noise_multiplier"], guarantee.delta
     why = claimed["reason"] if claimed["epsilon"] is None else f"{claimed['method']}; {claimed['reason']}"
     devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
@@ -223,7 +223,7 @@ def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Repo
     if "certificate" in report:
         facts.append(("certificate", "every number of the run's certificate was recomputed, and is right"))
     notes = guarantee.scope.split("; ")
-    if delta >= 0.01:  # a corpus of a hundred utterances would have it for 1/n
+    if delta >= 0.01:  # 1/n of a corpus of a hundred utterances
         notes.insert(0, f"delta is large: publishing everything with probability {number(delta, 3)} meets it")
     return Report(title, facts, notes)
 

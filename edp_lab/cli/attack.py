@@ -1,4 +1,4 @@
-"""``edp-lab attack``: who was in the training set, and what a model remembers. ``edp-lab audit``: is a claim true?"""
+"""``edp-lab attack``: membership inference and memorisation. ``edp-lab audit``: test a claimed epsilon."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ def canaries(
     ctx: typer.Context,
     corpus: Corpus = "smart-home",
     methods: Annotated[
-        str, "Any of sgd, edp-sgd-as-printed, edp-sgd and dp-sgd, with commas between."
+        str, "Methods to compare, separated by commas: sgd, edp-sgd-as-printed, edp-sgd, dp-sgd."
     ] = "sgd,edp-sgd-as-printed,edp-sgd,dp-sgd",
-    repetitions: Annotated[str, "How often a canary is inserted, with commas between; 0 is the control."] = "0,1,4,16",
-    each: Annotated[int, typer.Option("--canaries", help="Canaries for each repetition count.", **COUNT)] = 8,
+    repetitions: Annotated[str, "Numbers of copies of a canary, separated by commas; 0 is the control."] = "0,1,4,16",
+    each: Annotated[int, typer.Option("--canaries", help="Number of canaries per repetition count.", **COUNT)] = 8,
     references: Annotated[
-        int, "Other numbers among which a canary is ranked; the exposure is at most log2 of this plus 1.", COUNT
+        int, "How many other numbers each canary is ranked among; the exposure is at most log2 of this plus 1.", COUNT
     ] = 9_999,
     epochs: Epochs = 6,
     size: Size = "small",
     z0: Annotated[float, "Noise multiplier, as each method defines it."] = 0.03,
     clip: Clip = 1.0,
     gpus: Gpus = 8,
-    seed: Annotated[int, "Split, canaries, initial weights, order, noise.", SEED] = 0,
+    seed: Annotated[int, "Seed of the split, canaries, initial weights, order and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Hide utterances with a personal number in the training set, and ask each trained model for the number.
 
-    Exposure in bits is the rank of the true number's loss among other numbers. A canary that is inserted k times has
+    Exposure, in bits, measures the rank of the true number's loss among other numbers. A canary inserted k times has
     the epsilon of k utterances together.
     """
     from edp_lab.attacks.canaries import measure_memorisation
@@ -114,7 +114,7 @@ def canaries(
 
 
 def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
-    """Text below the table."""
+    """The text below the table."""
     scores = {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
     facts = [
         ("exposure", f"mean bits; about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
@@ -131,13 +131,13 @@ def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
 
 # ---- Who was in the training set -------------------------------------------------------------------------------------
 
-Cache = Annotated[Path | None, "Folder for results of trained shadow models. (default: the user's cache)"]
+Cache = Annotated[Path | None, "Folder for the results of trained shadow models. (default: the user's cache)"]
 Seed = Annotated[int, "Seed of the shadow models and the classifier.", SEED]
 
 
 @attack_app.command()
 def loss(ctx: typer.Context, run: RunFolder, as_json: Json = False) -> None:
-    """The baseline: call utterances with a low loss members. No training."""
+    """Run the baseline attack, without training: utterances with a low loss are called members."""
     from edp_lab.attacks.loss import attack_loss
 
     _finish(ctx, lambda run, progress, **settings: attack_loss(run, **settings))
@@ -149,15 +149,15 @@ def shadow(
     run: RunFolder,
     shadow: Annotated[
         str | None,
-        "Public corpus of the shadow model; 'generated' is a fresh smart-home corpus. "
+        "Public corpus for the shadow model; 'generated' is a fresh smart-home corpus. "
         "(default: another downloaded corpus)",
     ] = None,
     seed: Seed = 0,
     cache: Cache = None,
-    plain: Annotated[bool, "Train the shadow model by SGD, not by the target's method."] = False,
+    plain: Annotated[bool, "Train the shadow model by SGD instead of the target's method."] = False,
     as_json: Json = False,
 ) -> None:
-    """The paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
+    """Run the paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
     from edp_lab.attacks.shadow import attack_shadow
 
     _finish(ctx, attack_shadow, shadow=shadow, plain=plain)
@@ -167,21 +167,21 @@ def shadow(
 def lira(
     ctx: typer.Context,
     run: RunFolder,
-    shadows: Annotated[int, "Shadow models, an even number; each is trained on half of the pool.", COUNT] = 16,
+    shadows: Annotated[int, "Number of shadow models (even); each is trained on half of the pool.", COUNT] = 16,
     size: Annotated[str | None, "Size of the shadow models (default: the target's)."] = None,
-    epochs: Annotated[int | None, "Epochs of the shadow models (default: the target's).", COUNT] = None,
+    epochs: Annotated[int | None, "Number of epochs of the shadow models (default: the target's).", COUNT] = None,
     seed: Seed = 0,
     cache: Cache = None,
     as_json: Json = False,
 ) -> None:
-    """The strong attack, LiRA (Carlini and others 2022): how likely is a confidence with and without the utterance?"""
+    """Run the strong attack, LiRA (Carlini et al. 2022): compare confidences with and without the utterance."""
     from edp_lab.attacks.lira import attack_lira
 
     _finish(ctx, attack_lira, shadows=shadows, size=size, epochs=epochs)
 
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
-    """Attack the run with the options that these commands share, and print the result."""
+    """Attack the run, using the options shared by these commands, and print the result."""
     settings |= {name: ctx.params[name] for name in ("seed", "cache") if name in ctx.params}
     with telling() as progress:
         attacked = attack(ctx.params["run"], progress=progress, **settings)
@@ -194,7 +194,7 @@ def _span(ends: Sequence[float]) -> str:
 
 
 def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
-    """A membership attack, as its JSON has it."""
+    """Report on a membership attack, from its JSON."""
     sure, bound = f"{100 * result['confidence']:g} %", result["bound"]
     facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); 0.5 is guessing")]
     for rate, at in result["tpr_at_fpr"].items():
@@ -218,7 +218,7 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
 Z0 = Annotated[float, "Noise multiplier. Sound: noise divided by sensitivity; as printed: std(y)/C of one device."]
 Confidence = Annotated[float, "Confidence of the lower bound on epsilon."]
 
-audit_app = App(no_args_is_help=True, help="Audits: test a claimed epsilon.")
+audit_app = App(no_args_is_help=True, help="Audit: test a claimed epsilon.")
 
 
 @audit_app.command()
@@ -235,18 +235,18 @@ def mechanism(
         typer.Option(
             "--alpha",
             "--alpha-source",
-            help="Layer scales from: none, public or private (as printed), audited as if public "
-            "(default: none; public if --as-printed).",
+            help="Source of the layer scales: none, public or private (as printed; audited as if public). "
+            "(default: none; public with --as-printed)",
         ),
     ] = None,
-    draws: Annotated[int, "Steps drawn with the canary, and the same number without."] = 10_000,
+    draws: Annotated[int, "Number of steps drawn with the canary, and again without it."] = 10_000,
     confidence: Confidence = 0.95,
     seed: Annotated[int, "Seed of the noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Draw one step with and without a canary: a lower bound on epsilon, and the claimed epsilon.
+    """Draw one step with and without a canary; print a lower bound on epsilon and the claimed epsilon.
 
-    No training. As printed, the claim is the paper's zCDP epsilon of one step; sound, it is the guaranteed epsilon.
+    Nothing is trained. The claim is the paper's zCDP epsilon of one step if as printed, the guaranteed one if sound.
     """
     from edp_lab.attacks.step_audit import audit_mechanism
     from edp_lab.privacy import Alpha
@@ -266,30 +266,30 @@ def mechanism(
 @audit_app.command("one-run")
 def one_run(
     ctx: typer.Context,
-    corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; --model linear has none."] = None,
-    model: Annotated[str, "clc, bert, or linear (one layer and no corpus, in a second)."] = "clc",
+    corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; none with --model linear."] = None,
+    model: Annotated[str, "Model: clc, bert, or linear (one layer without a corpus; takes a second)."] = "clc",
     canaries: Annotated[int, "Number of canaries; each is in with probability 1/2.", COUNT] = 1000,
-    method: Annotated[str, "edp-sgd, or dp-sgd (every utterance clipped alone)."] = "edp-sgd",
+    method: Annotated[str, "Method: edp-sgd, or dp-sgd (every utterance clipped individually)."] = "edp-sgd",
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
     z0: Z0 = 1.0,
     clip: Clip = 1.0,
     batch_size: BatchSize = 64,
     micro_batch_size: Annotated[
-        int | None, "Utterances that share a clip (default: batch size over devices; dp-sgd: 1)."
+        int | None, "Number of utterances clipped together (default: batch size over devices; 1 for dp-sgd)."
     ] = None,
     epochs: Epochs = 1,
     size: Annotated[str, "Size of the model: small or paper."] = "small",
-    pretrained: Annotated[str | None, "FastText .vec, a folder of edp-lab pretrain, or a BERT hub name."] = None,
+    pretrained: Annotated[str | None, "A fastText .vec file, an edp-lab pretrain folder, or a BERT hub name."] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
-    seed: Annotated[int, "Seed of split, weights, order, canaries and noise.", SEED] = 0,
+    seed: Annotated[int, "Seed of the split, weights, order, canaries and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train once with many canaries: a lower bound on the run's epsilon, and the claimed epsilon.
+    """Train once with many canaries; print a lower bound on the run's epsilon and the claimed epsilon.
 
-    A coin decides whether each canary is in or out. An attacker who sees the run's releases guesses; more right
-    guesses than the claimed epsilon allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
+    A coin decides whether each canary is in or out. An attacker who sees the run's releases guesses; more
+    correct guesses than the claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
 
     Try: edp-lab audit one-run --model linear --as-printed --z0 4
     """
@@ -338,7 +338,7 @@ def _step_to_read(a: MechanismAudit) -> Report:
     title += f"alpha {m.alpha}{largest}, C {m.clip_norm:g}, z0 {m.z0:g}"
     held = "no guarantee" if public is None else f"no guarantee; {number(public)} if alpha were public"
     facts = _three_epsilons(a, held if a.epsilon_if_seed_secret is None else "exact", "draws")
-    facts.append(("canary", "an utterance with a gradient as large as the clip allows; was it there?"))
+    facts.append(("canary", "an utterance whose gradient is as large as the clip norm allows; was it in the step?"))
     for name, rate in (("false alarms", a.false_positive_rate), ("missed", a.false_negative_rate)):
         facts.append((name, f"{rate.errors:,} of {a.draws:,} (probability at most {rate.upper_limit:.3g})"))
     return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])

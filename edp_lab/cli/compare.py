@@ -13,33 +13,33 @@ from edp_lab.cli.terminal import Json, Screen, number, print_json, up
 from edp_lab.errors import UsageError, check_once
 from edp_lab.training.config import TrainConfig
 
-SHOWN_ANYWAY = ("corpus", "model", "method", "epochs", "delta")  # even if they are equal
+SHOWN_ANYWAY = ("corpus", "model", "method", "epochs", "delta")  # even if they are all equal
 NOT_FOR_SGD = (
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "as_printed", "alpha", "noise",
 )  # fmt: skip
 JSON_ONLY = ("corpus_sha256", "epochs_planned")
 TITLES = {"name": "run", "test_ser": "test SER", "slot_f1": "slot F1"}
-DOUBTS = {  # what runs may differ in, and what that means
+DOUBTS = {  # properties that may differ between runs, with the consequence
     "corpus_sha256": "the runs had different corpora: scores are not comparable",
     "seed": "the runs had different seeds, so different splits: scores are on different test sets",
     "delta": "epsilons are at different deltas",
     "neighbours": "epsilons are about different neighbours",
 }
 NOTHING = "-"
-Row = dict[str, Any]  # results of a run, by the names in `_row`; None if it has none
+Row = dict[str, Any]  # results of a run, by the names in `_row`; None for a missing result
 
 
 class Comparison(NamedTuple):
-    """A row for each run, in the order given, and the names of the settings in which they differ."""
+    """One row per run, in the order given, and the names of the settings in which the runs differ."""
 
     runs: list[Row]
     settings: tuple[str, ...]
-    notes: list[str]  # why some numbers are not comparable, a sentence each
+    notes: list[str]  # one sentence each: why some numbers are not comparable
 
 
 def compare(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs: the --out of edp-lab train.")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs (the --out of edp-lab train).")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +55,7 @@ def compare(
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Read the runs in these folders; UsageError for none, one given twice, no run in it, a damaged record."""
+    """Read the runs in these folders; UsageError if none, given twice, without a run, or with a damaged record."""
     if not folders:
         raise UsageError("no run was given: name at least one --out folder of edp-lab train")
     runs = [_row(folder) for folder in folders]
@@ -99,7 +99,7 @@ def _row(folder: Path) -> Row:
         status, neighbours = guarantee["status"], guarantee["adjacency"] or None
         return {
             "name": str(folder),
-            "status": record["status"],  # of a run that was killed "running", too
+            "status": record["status"],  # still "running" for a run that was killed
             "corpus": Path(config.corpus).name,
             "corpus_sha256": record["corpus"]["sha256"],
             "model": config.model,
@@ -113,7 +113,7 @@ def _row(folder: Path) -> Row:
             "claimed_epsilon": spent.get("claimed_epsilon"),  # by the paper's accounting, z_t taken at face value
             "guaranteed_epsilon": epsilon if status == HOLDS else None,
             "epsilon_if_seed_secret": epsilon if status == VOID else None,
-            "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # its noise is a float
+            "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # its noise is floating-point
             "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and words, and the seed secret
             "guarantee": status,
             "delta": None if config.method == "sgd" else guarantee["delta"],
@@ -124,7 +124,7 @@ def _row(folder: Path) -> Row:
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """Settings that count for the run's method, those left to a default filled in; None is "none"."""
+    """Settings that matter for the run's method, with defaults filled in; None becomes "none"."""
     settings = asdict(config) | {
         "alpha": config.alpha or str(config.alpha_source),
         "sampling": "poisson" if config.poisson else "shuffle",
@@ -140,7 +140,7 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def table_lines(comparison: Comparison) -> list[list[str]]:
-    """A line for each property of at least one run: its title, then a text for each run."""
+    """One line per property that any run has: its title, then one text per run."""
 
     def text(name: str, value: Any) -> str:
         if name == "guarantee" and value == "holds":

@@ -1,4 +1,4 @@
-"""``edp-lab course``: run the course's notebooks, open them, write their solutions."""
+"""``edp-lab course``: run the course's notebooks, open them, or write their solutions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from edp_lab.training.config import CORES
 
 DEFAULT_NOTEBOOKS = comes_with("notebooks")
 DEFAULT_JOBS = min(2, os.cpu_count() or 1)
-LAB_COPY = Path("edp-lab-course")  # where a reader works
-LAB_SETTINGS = Path(__file__).parents[1] / "course" / "jupyter"  # no offer to fetch news
+LAB_COPY = Path("edp-lab-course")  # the reader's own copies
+LAB_SETTINGS = Path(__file__).parents[1] / "course" / "jupyter"  # does not offer to fetch news
 
 
 class Mode(StrEnum):
-    """How long a notebook may take: quick is for a class and for CI, full for real results."""
+    """How long a notebook may take: quick for a class and for CI, full for real results."""
 
     quick = "quick"
     full = "full"
 
 
 NotebooksDir = Annotated[
-    Path, typer.Option("--notebooks", help="Folder of the notebooks.", show_default="the project's notebooks/")
+    Path, typer.Option("--notebooks", help="Folder with the notebooks.", show_default="the project's notebooks/")
 ]
 
 course_app = App(help="Run the course's notebooks, open them, or write their solutions.", no_args_is_help=True)
@@ -37,19 +37,19 @@ course_app = App(help="Run the course's notebooks, open them, or write their sol
 @course_app.command("run")
 def run(
     notebooks: Annotated[
-        list[str] | None, typer.Argument(help="Names or numbers, such as 00_start or 03; all if none.")
+        list[str] | None, typer.Argument(help="Names or numbers of notebooks, such as 00_start or 03. (default: all)")
     ] = None,
-    mode: Annotated[Mode, "quick: seconds per notebook; full: real training."] = Mode.quick,
+    mode: Annotated[Mode, "How much to compute: quick takes seconds per notebook, full trains for real."] = Mode.quick,
     parameter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A parameter, for the notebooks that have it; repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Set a parameter in the notebooks that have it; repeatable."),
     ] = None,
     strict: Annotated[
-        bool, "Judge students' notebooks: the arguments are files, which are executed unchanged."
+        bool, "Check students' notebooks: the arguments are files, which are executed unchanged."
     ] = False,
-    jobs: Annotated[int, "Notebooks at once.", CORES] = DEFAULT_JOBS,
-    timeout: Annotated[int, "Seconds that one cell may take.", {"min": 1, "max": 604_800}] = 600,
-    out: Annotated[Path, "Folder for the executed copies and pages."] = Path("runs/course"),
+    jobs: Annotated[int, "Number of notebooks to run at a time.", CORES] = DEFAULT_JOBS,
+    timeout: Annotated[int, "Time limit for one cell, in seconds.", {"min": 1, "max": 604_800}] = 600,
+    out: Annotated[Path, "Folder for the executed copies and web pages."] = Path("runs/course"),
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
@@ -57,10 +57,10 @@ def run(
 
     With --json: a list of {notebook, title, status ("ok" or "failed"), seconds, error}.
 
-    With --strict: execute students' notebooks, and print the verdict on each exercise as JSON: a list of {notebook,
-    verdicts, error}. Their code runs with your rights; if you do not trust it, use a container.
+    With --strict: execute students' notebooks and print the verdict on each exercise as JSON: a list of {notebook,
+    verdicts, error}. Their code runs with your permissions; if you do not trust it, use a container.
 
-    Exit status: 0 all ran, 1 a notebook failed, 2 bad arguments.
+    Exit status: 0 if all notebooks ran, 1 if one failed, 2 for bad arguments.
     """
     from edp_lab.course.run import run_course, verdicts
 
@@ -96,7 +96,7 @@ def solutions(
     out: Annotated[Path, "Folder for the notebooks."] = Path("edp-lab-solutions"),
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
 ) -> None:
-    """Write the teacher's copies of the notebooks, with every exercise solved, into a new folder; print its path."""
+    """Write the teacher's copies of the notebooks, with every exercise solved, to a new folder; print its path."""
     from edp_lab.course.run import course_notebooks, write_solutions
 
     course_notebooks(notebooks_dir)
@@ -107,12 +107,12 @@ def solutions(
 
 @course_app.command("lab", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
-    """Open JupyterLab on your own copy of the notebooks, on this machine only; it asks for no news and no updates.
+    """Open JupyterLab on your own copy of the notebooks, on this machine only, without checks for news or updates.
 
-    The copy is in edp-lab-course/, in the current folder. Existing files are never overwritten. For a fresh copy
+    The copy is in edp-lab-course/ in the current folder. Existing files are never overwritten. To get a fresh copy
     of a notebook, rename yours.
 
-    Further options go to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
+    Further options are passed to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
     from edp_lab.course.run import course_notebooks, own_copy
 

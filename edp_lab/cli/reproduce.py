@@ -1,4 +1,4 @@
-"""``edp-lab reproduce``: the sources' tables re-measured and compared with theirs; ``edp-lab three-phase``."""
+"""``edp-lab reproduce``: the sources' tables, re-measured and compared with theirs; ``edp-lab three-phase``."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from edp_lab.three_phase.phases import Event, ThreePhaseRecord
 
 WIDTH = 150
-Row = dict[str, Any]  # of a table, as its JSON has it
+Row = dict[str, Any]  # one row of a table, as in its JSON
 
-reproduce_app = App(no_args_is_help=True, help="Tables and figures of the paper and the thesis, compared with ours.")
+reproduce_app = App(no_args_is_help=True, help="Reproduce the tables of the paper and the thesis, and compare.")
 
 
 @contextmanager
 def _resumable(out: Path, what: str) -> Iterator[Tell]:
-    """Progress on standard error; after Ctrl-C, what was kept."""
+    """Report progress on standard error and, after Ctrl-C, what was saved."""
     with telling() as tell:
         try:
             yield tell
@@ -66,22 +66,22 @@ def _resumable(out: Path, what: str) -> Iterator[Tell]:
 
 @reproduce_app.command()
 def table1(
-    models: Annotated[str, "clc, bert, or both with a comma between."] = "clc,bert",
+    models: Annotated[str, "Models: clc, bert, or both, separated by a comma."] = "clc,bert",
     corpora: Annotated[
         str,
-        "Any of atis, snips, nlu-eval, and for the paper's internal corpora smart-home-health, "
-        "smart-home-communication, smart-home-video; with commas between.",
+        "Corpora, separated by commas: atis, snips, nlu-eval; for the paper's internal corpora smart-home-health, "
+        "smart-home-communication, smart-home-video.",
     ] = "atis,snips,nlu-eval",
     seeds: Annotated[int | None, "Number of runs per cell. (default: 3)", COUNT] = None,
-    workers: Annotated[int | None, "Parallel runs, with one thread each. (default: all cores)", CORES] = None,
+    workers: Annotated[int | None, "Number of runs at a time, one thread each. (default: all cores)", CORES] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Repeat the runs that come with the checkout.")] = False,
     out: Annotated[Path, "Folder for table.json, finished runs and the run in progress."] = Path("runs/table1"),
     as_json: Json = False,
 ) -> None:
-    """Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
+    """Reproduce Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
 
     BERT starts from the first 4 layers of sentence-transformers/all-MiniLM-L6-v2, the CLC from its word vectors.
-    Finished runs are stored in the folder: if the command is killed, run it again to resume; the table is the same.
+    Finished runs are saved in the folder: if the command is killed, run it again to resume; the table is the same.
     """
     made: list[Row] = []
     with _resumable(out, "runs") as tell:
@@ -155,7 +155,7 @@ def _line1(cell: Row) -> list[str]:
 
 
 def interval(estimate: Row | None, sign: str = "") -> str:
-    """``3.1 ± 0.2``, the half-width of its interval where it has one."""
+    """``3.1 ± 0.2``: the mean, with the half-width of its interval if it has one."""
     if estimate is None:
         return ""
     mean = _tenths(estimate["mean"], sign)
@@ -172,20 +172,20 @@ def _tenths(value: float | None, sign: str = "") -> str:
 @reproduce_app.command()
 def table2(
     corpus: Corpus = "smart-home",
-    model: Annotated[str, "clc or bert (of the paper's size, random weights)."] = "clc",
+    model: Annotated[str, "Model: clc or bert (with random weights)."] = "clc",
     methods: Annotated[
-        str, "Any of sgd, edp-sgd, dp-sgd-naive and dp-sgd, with commas between; sgd is required."
+        str, "Methods to time, separated by commas: sgd (required), edp-sgd, dp-sgd-naive, dp-sgd."
     ] = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
-    gpus: Annotated[str, "Numbers of devices for edp-sgd."] = "1,8",
-    processes: Annotated[str, "Numbers of real processes."] = "1",
+    gpus: Annotated[str, "Numbers of devices for edp-sgd, separated by commas."] = "1,8",
+    processes: Annotated[str, "Numbers of real processes, separated by commas."] = "1",
     batch_size: BatchSize = 64,
-    rounds: Annotated[int, "Timed steps of each method, one after another in each round.", COUNT] = 30,
-    threads: Annotated[int | None, "Threads per process (default: its share of the cores).", CORES] = None,
+    rounds: Annotated[int, "Number of rounds; each round times one step of every method.", COUNT] = 30,
+    threads: Annotated[int | None, "Number of threads per process (default: its share of the cores).", CORES] = None,
     size: Size = "paper",
-    device: Annotated[str | None, "cpu or cuda (default: cuda if there is one)."] = None,
+    device: Annotated[str | None, "Device: cpu or cuda (default: cuda if available)."] = None,
     as_json: Json = False,
 ) -> None:
-    """Table 2: seconds of a training step under each method, as a ratio to SGD's, with the paper's.
+    """Reproduce Table 2: the time of a training step for each method, as a ratio to SGD's, beside the paper's ratio.
 
     Do not run anything else on the machine at the same time.
     """
@@ -231,7 +231,7 @@ def surroundings() -> Row:
 
 @reproduce_app.command()
 def epsilons(as_json: Json = False) -> None:
-    """Every epsilon of the paper's Table 1: a setting that explains the claimed epsilon, and its guaranteed epsilon."""
+    """For each epsilon of the paper's Table 1, find a setting that explains it, and its guaranteed epsilon."""
     from edp_lab.privacy import Decay
     from edp_lab.reproduce.printed import explain_table1
 
@@ -271,21 +271,21 @@ def epsilons(as_json: Json = False) -> None:
 @reproduce_app.command()
 def thesis(
     table: Annotated[
-        list[str] | None, "4.1 to 4.8, 6.1 or 6.2; several with commas, or repeated. (default: all)"
+        list[str] | None, "Tables, separated by commas: 4.1 to 4.8, 6.1 or 6.2; repeatable. (default: all)"
     ] = None,
-    quick: Annotated[bool, "Digits instead of MNIST, and short training: minutes on one core."] = False,
+    quick: Annotated[bool, "Use digits instead of MNIST, and train briefly: minutes on one core."] = False,
     repeats: Annotated[
-        int | None, "Repeats of each network trained on images (default: 3; 1 if --quick).", COUNT
+        int | None, "Number of repeats of each network trained on images (default: 3; 1 with --quick).", COUNT
     ] = None,
-    out: Annotated[Path, "Folder of finished networks."] = Path("runs/reproduce-thesis"),
-    seed: Annotated[int, "Seed of the first repeat; published, so that a table can be repeated.", SEED] = 0,
+    out: Annotated[Path, "Folder for finished networks."] = Path("runs/reproduce-thesis"),
+    seed: Annotated[int, "Seed of the first repeat; it is published, so that a table can be repeated.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Retrain the networks of the thesis' tables: our scores, the printed ones, and the guaranteed epsilon.
 
     On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks
-    are stored in the folder: if the command is killed, run it again to resume. JSON also has confusion matrices and
-    loss curves.
+    are saved in the folder: if the command is killed, run it again to resume. --json also prints confusion matrices
+    and loss curves.
     """
     from edp_lab.reproduce.thesis import TABLES
 
@@ -306,7 +306,7 @@ def thesis(
 
 
 def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
-    """A table for each of the thesis', scores side by side."""
+    """Print a table for each of the thesis' tables, with both scores side by side."""
     from edp_lab.reproduce.thesis import TABLES
 
     console = Screen()
@@ -335,15 +335,15 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
 @options_of(ThreePhaseSettings)
 def three_phase(
     ctx: typer.Context,
-    data: Annotated[str, "digits (embedded) or mnist (edp-lab data fetch mnist)."] = "digits",
-    phases: Annotated[str, "Which phases take part, such as 1,2,3 or 2,3."] = "1,2,3",
+    data: Annotated[str, "Data set: digits (embedded) or mnist (edp-lab data fetch mnist)."] = "digits",
+    phases: Annotated[str, "Phases to include, such as 1,2,3 or 2,3."] = "1,2,3",
     *,
     as_json: Json = False,
     **_: Any,
 ) -> None:
-    """Run the thesis' three phases: accuracy of every part, the printed one, and its guaranteed epsilon.
+    """Run the thesis' three phases; print the accuracy of every part, the thesis' accuracy, and the epsilon.
 
-    For comparison, it also trains a model without noise on the same data.
+    For comparison, this also trains a model without noise on the same data.
     """
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import run_three_phase
@@ -366,7 +366,7 @@ def three_phase(
 
 
 def _show_run(record: ThreePhaseRecord) -> None:
-    """Accuracy and epsilon of every part but the single instructors, and what the understudy's epsilon rests on."""
+    """Print accuracy and epsilon of every part except single instructors, and the basis of the understudy's epsilon."""
     data, settings, vote = record.data, record.settings, record.labels
     printed = THESIS_ACCURACY.get(settings.model, {})
     lines = [["", "examples", "accuracy %", "95 %", "thesis %", "seconds", "epsilon", "epsilon\nof image"]]
@@ -393,10 +393,10 @@ def _show_run(record: ThreePhaseRecord) -> None:
 
 
 def _cost(record: ThreePhaseRecord) -> str:
-    """Epsilon of one released label, and of all together."""
+    """Epsilon of one released label, and of all labels together."""
     account = record.privacy
     if account is None or not account.composed:
-        return "no guarantee, as the vote has no noise"
-    each = up(account.query_epsilon * (1 - 1e-12), 4)  # float dust: 0.2 is 0.2
+        return "no guarantee, because the vote has no noise"
+    each = up(account.query_epsilon * (1 - 1e-12), 4)  # absorbs floating-point error: 0.2 stays 0.2
     everything = f"of all {up(account.epsilon, 4)} at delta {account.delta:g} ({record.status})"
     return f"epsilon of one {each}, {everything}, one training example replaced"

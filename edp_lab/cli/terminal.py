@@ -1,6 +1,6 @@
 """What all commands share: options, declared and checked; and what they print, with progress on standard error.
 
-Beside an option's type stand help and bounds: ``Annotated[int, "Seed.", SEED]``.
+An option's help and bounds follow its type: ``Annotated[int, "Seed.", SEED]``.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from edp_lab.training.config import MOST, Bounds, flag_of, option_name
 S = TypeVar("S")
 Command = Callable[..., None]
 
-UTTERANCES: Bounds = {"min": 1, "max": 5_000_000}  # a file of a gigabyte, the largest that is read
+UTTERANCES: Bounds = {"min": 1, "max": 5_000_000}  # a one-gigabyte file, the largest we read
 
-BatchSize = Annotated[int, "Utterances per step, over all devices."]
+BatchSize = Annotated[int, "Number of utterances per step, over all devices."]
 Clip = Annotated[float, "Clip norm C."]
-Corpus = Annotated[str, "A name from `edp-lab data list`, or a path."]
-Delta = Annotated[float, "Delta of (epsilon, delta): a slack below 1/n; the smaller, the stricter."]
-Epochs = Annotated[int, "Passes over the training set."]
-Gpus = Annotated[int, "Devices N."]
+Corpus = Annotated[str, "Corpus: a name from `edp-lab data list`, or a path."]
+Delta = Annotated[float, "Delta of (epsilon, delta): a slack below 1/n; smaller is stricter."]
+Epochs = Annotated[int, "Number of passes over the training set."]
+Gpus = Annotated[int, "Number of devices, N."]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
-RunFolder = Annotated[Path, typer.Option("--run", help="Folder of a run: the --out of edp-lab train.")]
-Size = Annotated[str, "paper, medium or small."]
+RunFolder = Annotated[Path, typer.Option("--run", help="Folder of the run (the --out of edp-lab train).")]
+Size = Annotated[str, "Model size: paper, medium or small."]
 
 
 # ---- Declaring -------------------------------------------------------------------------------------------------------
 
 
 class _Command(TyperCommand):
-    """Says in one word that it was interrupted."""
+    """Command that prints "interrupted" on Ctrl-C."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """In a list of commands its whole first sentence, on two lines if need be."""
+        """Whole first sentence of the help, on two lines if necessary, for a list of commands."""
         return super().get_short_help_str(1000)
 
     def invoke(self, ctx: Any) -> Any:
@@ -62,7 +62,7 @@ class _Command(TyperCommand):
 
 
 class App(typer.Typer):
-    """Typer, where a string is the help of its parameter, and a switch that is off has no ``--no-`` form."""
+    """Typer that takes a string as its parameter's help, and gives a switch that is off no ``--no-`` form."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:  # type: ignore[override]
         register = super().command(name, cls=_Command, **settings)
@@ -85,9 +85,9 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def options_of(settings: type) -> Callable[[Command], Command]:
-    """Decorate a command that ends in ``*, one: ..., **options``: an option per field of the dataclass, then that one.
+    """Decorate a command that ends in ``*, one: ..., **options``: one option per field of the dataclass, then `one`.
 
-    Fields that the command declares itself are left out. `chosen` makes the dataclass of what was given.
+    Fields that the command declares itself are left out. `chosen` builds the dataclass from the options given.
     """
     types = get_type_hints(settings, include_extras=True)
 
@@ -109,13 +109,13 @@ def options_of(settings: type) -> Callable[[Command], Command]:
 
 
 def given(ctx: typer.Context) -> set[str]:
-    """The parameters that stand on the command line."""
+    """Names of the parameters given on the command line."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def chosen(ctx: typer.Context, settings: type[S], **more: Any) -> S:
-    """The dataclass, its fields filled with the options that stand for them, and with what else is known."""
+    """The dataclass, its fields filled from the corresponding options and from `more`."""
     names = {field.name: option_name(field.name) for field in fields(settings)}  # type: ignore[arg-type]
     return settings(**{field: ctx.params[name] for field, name in names.items() if name in ctx.params} | more)
 
@@ -124,7 +124,7 @@ def chosen(ctx: typer.Context, settings: type[S], **more: Any) -> S:
 
 
 def numbers(option: str, text: str, example: str, least: float = 1, most: float = MOST) -> tuple[int, ...]:
-    """Whole numbers from `least` to `most`, written with commas between; UsageError for anything else."""
+    """Whole numbers from `least` to `most`, separated by commas; UsageError for anything else."""
     try:
         values = tuple(int(number) for number in text.split(","))
     except ValueError:
@@ -136,14 +136,14 @@ def numbers(option: str, text: str, example: str, least: float = 1, most: float 
 
 
 def commas(*texts: str) -> list[str]:
-    """The names in options that take several with commas between; UsageError if one is there twice."""
+    """Names in comma-separated option values; UsageError if one is given twice."""
     names = [name.strip() for text in texts for name in text.split(",")]
     check_once(names)
     return names
 
 
 def neighbours_named(text: str | None) -> Any:
-    """The `Adjacency` of that name, in any case; UsageError if there is none."""
+    """The `Adjacency` of that name, ignoring case; UsageError if there is none."""
     from edp_lab.privacy import Adjacency
 
     if text is None:
@@ -156,23 +156,23 @@ def neighbours_named(text: str | None) -> Any:
 # ---- What commands print ---------------------------------------------------------------------------------------------
 
 WIDTH = 120  # columns, at most
-# Characters that command a terminal, and those that turn the direction of writing.
+# Characters that control a terminal, and those that change the writing direction.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def shown(text: str) -> str:
-    """A text from a corpus, a record or a file, safe for a terminal: control characters become escapes."""
+    """Make text from a corpus, a record or a file safe for a terminal: escape its control characters."""
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(text: object = "", error: bool = False) -> None:
-    """Print text, which may be a user's, with control characters escaped."""
-    with suppress(OSError) if error else nullcontext():  # no work ends because nobody can read how far it has come
+    """Print text, which may come from a user, with control characters escaped."""
+    with suppress(OSError) if error else nullcontext():  # work goes on even if its progress cannot be printed
         print(shown(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """Letters stay as they are if standard output can encode them."""
+    """Print JSON; letters are escaped only if standard output cannot encode them."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     echo(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False))
 
@@ -199,7 +199,7 @@ def down(bound: float, digits: int = 3) -> str:
 
 
 class Report(NamedTuple):
-    """Output of a command: a line, values beside their names, and paragraphs below."""
+    """Output of a command: a title, names with values, and paragraphs below."""
 
     title: str = ""
     facts: Sequence[tuple[str, str]] = ()  # see `Facts`
@@ -215,7 +215,7 @@ def answer(as_json: bool, result: Any, report: Report) -> None:
 
 
 class Screen(Console):
-    """A terminal or a file, at most `width` columns of it; control characters are escaped."""
+    """A terminal or a file, using at most `width` columns; control characters are escaped."""
 
     def __init__(self, width: int = WIDTH, markup: bool = False, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=markup, emoji=False, stderr=stderr)
@@ -245,9 +245,9 @@ class Screen(Console):
 
 
 def table(lines: Sequence[Sequence[str]], **look: Any) -> Table:
-    """The first line holds the headings. The first column stands to the left, the others to the right.
+    """Table whose first line holds the headings. The first column is aligned left, the others right.
 
-    `look`: of the table, for rich.
+    `look`: options of rich's table.
     """
     made = Table(**{"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, **look})
     heading, *rows = [[*map(shown, line)] for line in lines]
@@ -263,7 +263,7 @@ def output_folder(out: Path) -> Path:
     return writable(out.resolve(), "choose another --out")
 
 
-# ---- How far the work has come ---------------------------------------------------------------------------------------
+# ---- Progress --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -274,12 +274,12 @@ def bar(
     quiet: bool = False,
     **more: Any,
 ) -> Iterator[tuple[Callable[..., None], Callable[[str], None]]]:
-    """On standard error: a bar on a terminal, moved by the first function; and lines everywhere, by the second.
+    """Report on standard error: the first function moves a bar (on a terminal only), the second prints lines.
 
     Args:
-        columns: of the bar, for rich; none: its own.
-        quiet: nothing at all, because another process speaks.
-        more: values of the task that columns show.
+        columns: columns of rich's bar; if none, its defaults.
+        quiet: print nothing, because another process reports.
+        more: values of the task, for the columns to show.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as moving:
@@ -303,9 +303,9 @@ class Tell(Protocol):
 
 @contextmanager
 def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
-    """On standard error, what is being done: on a terminal in one changing line, else, if wanted, a line each.
+    """Report steps on standard error: on a terminal in one changing line, otherwise one line each if `lines`.
 
-    A line marked as kept stays on a terminal too. Names stay names, in which rich reads no markup.
+    A line marked as kept stays on a terminal too. Rich reads no markup in these lines.
     """
     with bar(first, SpinnerColumn(), TextColumn("{task.description}", markup=False)) as (update, say):
 

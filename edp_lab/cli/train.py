@@ -1,4 +1,4 @@
-"""From a corpus to a model in use: ``edp-lab data``, ``train``, ``evaluate``, ``predict`` and so on."""
+"""Corpora, training and use of a model: ``edp-lab data``, ``train``, ``evaluate``, ``predict`` and so on."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     from edp_lab.training.recipe import Plan
     from edp_lab.training.run_files import Event
 
-Columns = Annotated[str | None, "Headings of the columns of text and intent in a CSV or TSV file: TEXT,INTENT."]
-EXAMPLES = 5  # utterances of a corpus that are shown
-LINES = 20  # of a run's progress
+Columns = Annotated[str | None, "Headings of the text and intent columns in a CSV or TSV file: TEXT,INTENT."]
+EXAMPLES = 5  # number of a corpus' utterances to show
+LINES = 20  # most lines of a run's progress
 TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
 
 
 # ---- Corpora ---------------------------------------------------------------------------------------------------------
 
-data_app = App(no_args_is_help=True, help="Corpora: list, show, fetch, make.")
+data_app = App(no_args_is_help=True, help="List, show, fetch or make corpora.")
 
 
 @data_app.command("list")
@@ -99,8 +99,8 @@ def show(
 
 @data_app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="atis, snips, nlu-eval or mnist.")],
-    to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, else the cache)"] = None,
+    name: Annotated[str, typer.Argument(help="Name of the corpus: atis, snips, nlu-eval or mnist.")],
+    to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, or else the cache)"] = None,
 ) -> None:
     """Download a corpus and verify every file's checksum."""
     from edp_lab.corpora.catalog import fetch as run
@@ -112,10 +112,10 @@ def fetch(
 
 @data_app.command()
 def make(
-    name: Annotated[str, typer.Argument(help="smart-home, or smart-home-communication, -health, -video.")],
+    name: Annotated[str, typer.Argument(help="Name: smart-home, or smart-home-communication, -health, -video.")],
     out: Annotated[Path, "JSONL file to write (.jsonl or .jsonl.gz)."],
-    utterances: Annotated[int, "How many.", UTTERANCES] = 4500,
-    seed: Annotated[int, "Same seed, same corpus.", SEED] = 0,
+    utterances: Annotated[int, "Number of utterances.", UTTERANCES] = 4500,
+    seed: Annotated[int, "Seed; the same seed gives the same corpus.", SEED] = 0,
 ) -> None:
     """Generate the synthetic smart-home corpus, of any size."""
     from edp_lab.corpora.smart_home import DOMAINS, generate, write_jsonl
@@ -138,7 +138,7 @@ def make(
 @options_of(TrainConfig)
 def train(
     ctx: typer.Context,
-    corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path to your own corpus."] = None,
+    corpus: Annotated[str | None, "Corpus: a name from `edp-lab data list`, or a path to your own corpus."] = None,
     columns: Columns = None,
     out: Annotated[Path | None, "New folder for the run: record.json and the model."] = None,
     epsilon: Annotated[
@@ -146,8 +146,8 @@ def train(
         "Guarantee this epsilon, with the recipe's settings, a secret key and a certificate. Other options override "
         "settings of the recipe.",
     ] = None,
-    dry_run: Annotated[bool, "With --epsilon: print the plan and stop there."] = False,
-    resume: Annotated[Path | None, "Instead of --corpus and --out: resume the run in this folder, bit for bit."] = None,
+    dry_run: Annotated[bool, "With --epsilon: print the plan and stop."] = False,
+    resume: Annotated[Path | None, "Resume the run in this folder, bit for bit; instead of --corpus and --out."] = None,
     *,
     as_json: Json = False,
     **options: Any,
@@ -186,7 +186,7 @@ def train(
         raise UsageError(f"a run needs --corpus and --out (or --resume DIR to continue one): give {missing}")
     elif epsilon is not None:
         if rank() == 0:
-            new_run_folder(out)  # refused before the noise is sought
+            new_run_folder(out)  # refused before the noise is computed
         made = _planned(ctx, corpus, epsilon)
         if rank() == 0:
             Screen(stderr=True).report(_plan_to_read(made))
@@ -233,9 +233,9 @@ def one_thread_if_small(size: str) -> None:
 
 @contextmanager
 def on_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C (or SIGTERM) sets; the second Ctrl-C is a KeyboardInterrupt as always.
+    """An event that the first Ctrl-C (or SIGTERM) sets; the second Ctrl-C raises KeyboardInterrupt as usual.
 
-    A launcher's SIGTERM ends a rank at once: one that waits for another would not come to run a handler.
+    A launcher's SIGTERM ends a rank at once: a rank that waits for another would never run a handler.
     """
     stop, rank = threading.Event(), os.environ.get("RANK")
 
@@ -257,9 +257,9 @@ def on_interrupt() -> Iterator[threading.Event]:
 
 @contextmanager
 def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
-    """A listener for `edp_lab.training.train`: a bar on a terminal, and lines for some `LINES` of the epochs.
+    """A listener for `edp_lab.training.train`: a bar on a terminal, and lines for about `LINES` of the epochs.
 
-    `quiet`: nothing, because another rank speaks.
+    `quiet`: print nothing, because another rank reports.
     """
     from edp_lab.privacy.guarantee import CONDITIONS, upward
     from edp_lab.training.run_files import StepDone
@@ -296,11 +296,11 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 
 
 def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
-    """Rank 0 speaks for all."""
+    """Print the result; only rank 0 does."""
     if rank() == 0:
         try:
             answer(as_json, record, _record_to_read(record, out))
-        except BrokenPipeError:  # no fault: the reader has read enough
+        except BrokenPipeError:  # not an error: the reader has read enough
             raise
         except OSError as error:
             whole = f"the run in {out} is whole, and edp-lab compare {out} shows it"
@@ -322,11 +322,11 @@ def _tell_of_secret(folder: Path) -> None:
         echo(f"until it is finished, {folder} holds secret.key: delete that before you share it", error=True)
 
 
-# ---- What a run is about to do, and what it did ----------------------------------------------------------------------
+# ---- Plans and results of runs ---------------------------------------------------------------------------------------
 
 
 def _plan_to_read(made: Plan) -> Report:
-    """The plan of ``edp-lab train --epsilon``."""
+    """Report on the plan of ``edp-lab train --epsilon``."""
     config = made.config
     unit, together = f"each of n = {made.protected:,} utterances", f"epsilon {up(made.copies_epsilon, 4)} together"
     facts = [
@@ -343,7 +343,7 @@ def _plan_to_read(made: Plan) -> Report:
 
 
 def _record_to_read(record: Mapping[str, Any], out: Path) -> Report:
-    """The record of a run."""
+    """Report on a run, from its record."""
     final, held, config, corpus = (record[name] for name in ("final", "guarantee", "config", "corpus"))
     sizes = "{train} utterances to train, {validation} to validate, {test} to test".format_map(corpus["splits"])
     slots = "no slots" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
@@ -386,7 +386,7 @@ def _promised(final: Mapping[str, Any], held: Mapping[str, Any]) -> Facts:
 
 
 def evaluate(run: RunFolder, as_json: Json = False) -> None:
-    """Score a run's model again on the test split it was never trained on."""
+    """Score a run's model again on its test split, which it was never trained on."""
     from edp_lab.training.evaluate import evaluate_run
 
     scores = evaluate_run(run)
@@ -396,11 +396,11 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
 def predict(
     run: RunFolder,
     text: Annotated[
-        list[str], typer.Argument(help="Sentences, spelled as in the corpus: mostly lower case, no punctuation.")
+        list[str], typer.Argument(help="Sentences, spelled as in the corpus: usually lower case, no punctuation.")
     ],
     as_json: Json = False,
 ) -> None:
-    """Intent and slots of a sentence, with the model's probabilities."""
+    """Predict the intent and slots of a sentence, with the model's probabilities."""
     from edp_lab.training.evaluate import predict_texts
 
     answers = predict_texts(run, text)
@@ -418,25 +418,25 @@ def predict(
 
 
 def pretrain(
-    out: Annotated[Path, "New folder, for edp-lab train --pretrained."],
+    out: Annotated[Path, "New folder for the result, to pass to edp-lab train --pretrained."],
     model: Annotated[
-        str, "clc (fastText word vectors), bert (masked language model) or start (of private CLCs)."
+        str, "What to train: clc (fastText word vectors), bert (masked language model) or start (of private CLCs)."
     ] = "bert",
     text: Annotated[
         str | None,
-        "A corpus (name or path) or a .txt file with one sentence a line; for a start, corpora with commas between, "
+        "A corpus (name or path) or a .txt file with one sentence per line; for a start, corpora separated by commas, "
         "in addition to everyday requests and related words; never the text of a private run. (default: "
         "generated commands)",
     ] = None,
     unlabelled: Annotated[
-        str | None, "For a start: corpora, with commas between, whose words are read without their labels."
+        str | None, "For a start: corpora, separated by commas, whose words are read without their labels."
     ] = None,
     utterances: Annotated[int, "Number of utterances to generate without --text.", UTTERANCES] = 20_000,
-    epochs: Annotated[int, "Passes over the text.", COUNT] = 10,
+    epochs: Annotated[int, "Number of passes over the text.", COUNT] = 10,
     size: Annotated[
-        str, "paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
+        str, "Size: paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
     ] = "paper",
-    seed: Annotated[int, "Initial weights, order, masks.", SEED] = 0,
+    seed: Annotated[int, "Seed of the initial weights, order and masks.", SEED] = 0,
 ) -> None:
     """Pretrain on separate text, if published word vectors or BERT weights are unavailable.
 

@@ -23,7 +23,7 @@ THESIS_ACCURACY = {
     "alexnet": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.96},
     "vgg": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.97},
 }
-FEWEST_STEPS = 300  # minimum for a network without privacy, however few its examples
+FEWEST_STEPS = 300  # minimum for a network trained without privacy, even on few examples
 SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to SMALL examples, batches are smaller
 NOT_PRIVATE = (
     "scores and losses of all but the understudy, the votes, their statistics, statistics of the pixels, checksum and "
@@ -35,7 +35,7 @@ SPENT = {"epsilon": 7.0, "clip_norm": 0.2}  # for private methods; 7 is the thes
 LARGEST_RATE = 0.25  # default maximum Poisson sampling rate: small data sets get smaller batches,
 LEAST_STEPS = 300  # and more epochs
 PRIVATE_METHODS = ("dp-sgd", "dp-adam")
-# By method. Chosen on the last 5,000 of MNIST's training images, at epsilon 2.93 and delta 1e-5 where private.
+# By method. Chosen on the last 5,000 of MNIST's training images; private methods at epsilon 2.93 and delta 1e-5.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
     "adam": {"lr": 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
@@ -57,7 +57,7 @@ class ClassifierSettings:
     # Examples per step; for a private method the expected number, each with probability batch_size / n. None: for a
     # private method at most a quarter of the examples.
     batch_size: int | None = None
-    epochs: int | None = None  # passes, or equivalent Poisson steps; None: on small data, enough for 300 steps
+    epochs: int | None = None  # passes, or the equivalent in Poisson steps; None: on small data, enough for 300 steps
     lr: float | None = None  # learning rate of the first step, from which it falls linearly to 0
     # lambda of decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first shrinks each weight
     # by the factor 1 - lr lambda. Otherwise noise makes weights grow until tanh saturates. It costs no privacy.
@@ -101,21 +101,21 @@ class ClassifierSettings:
 class ThreePhaseSettings:
     """Settings of one run of the pipeline."""
 
-    model: Annotated[str, "cnn (two convolutions), alexnet, vgg or mlp; for instructors and understudy alike."] = "cnn"
-    # Phases that take part; without 2 there is one instructor, on all training examples.
+    model: Annotated[str, "Network of instructors and understudy: cnn (two convolutions), alexnet, vgg or mlp."] = "cnn"
+    # Phases to include; without phase 2 there is one instructor, trained on all training examples.
     phases: tuple[int, ...] = (1, 2, 3)
     sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6
-    instructors: Annotated[int, "Phase II: networks on disjoint parts of the training set.", COUNT] = 10
-    vote: Annotated[str, "hard, laplace or gaussian."] = "laplace"
-    vote_epsilon: Annotated[float, "Epsilon of one noisy label; all labels together cost more."] = 0.2
-    labels: Annotated[int | None, "Public images to label, from the first on (default: all).", COUNT] = None
-    method: Annotated[str, "Training of the instructors: adam, sgd, dp-adam (the thesis') or dp-sgd."] = "adam"
-    understudy_method: Annotated[str, "Phase III: training of the understudy, likewise."] = "adam"
+    instructors: Annotated[int, "Phase II: number of networks, each on its own part of the training set.", COUNT] = 10
+    vote: Annotated[str, "Kind of vote: hard, laplace or gaussian."] = "laplace"
+    vote_epsilon: Annotated[float, "Epsilon of one noisy label; the epsilon of all labels together is larger."] = 0.2
+    labels: Annotated[int | None, "Number of public images to label, from the first on (default: all).", COUNT] = None
+    method: Annotated[str, "Training method of the instructors: adam, sgd, dp-adam (the thesis') or dp-sgd."] = "adam"
+    understudy_method: Annotated[str, "Phase III: training method of the understudy, one of the same four."] = "adam"
     train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0
     delta: Annotated[float, "Delta of (epsilon, delta): a slack that should be well below 1/n."] = 1e-5
-    epochs: Annotated[int | None, "Epochs of every network (default: as its examples need).", COUNT] = None
+    epochs: Annotated[int | None, "Number of epochs of every network (default: by its examples).", COUNT] = None
     seed: Annotated[int, "Seed, published so that the run can be repeated.", SEED] = 0
-    private_seed: Annotated[bool, "Draw all noise from a secret key, so that epsilon is guaranteed."] = False
+    private_seed: Annotated[bool, "Draw all noise from a secret key, so that an epsilon is guaranteed."] = False
 
     def __post_init__(self) -> None:
         from edp_lab.privacy.gdp import check_delta

@@ -77,11 +77,11 @@ class TrainConfig:
     """
 
     corpus: str
-    model: Annotated[str, "clc (character CNN, bi-LSTM, CRF) or bert."] = "clc"
+    model: Annotated[str, "Model: clc (character CNN, bi-LSTM, CRF) or bert."] = "clc"
     method: Annotated[
         str,
-        "sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped alone) or dp-sgd-naive (the same in a loop, "
-        "one backward pass per utterance).",
+        "Method: sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped individually) or dp-sgd-naive (the same in "
+        "a loop, one backward pass per utterance).",
     ] = "edp-sgd"
     clip_norm: Annotated[float, "Clip norm C: maximum norm of a micro-batch's gradient."] = 1.0
     z0: Annotated[
@@ -91,60 +91,60 @@ class TrainConfig:
     ] = 0.03
     decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none"
     tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1
-    num_devices: Annotated[int, "Devices N, fewer than --batch-size; missing ones are simulated exactly."] = 8
-    processes: Annotated[int, "Real processes that share the devices; more than one are started by Accelerate."] = 1
+    num_devices: Annotated[int, "Number of devices N, below --batch-size. Missing devices are simulated exactly."] = 8
+    processes: Annotated[int, "Number of real processes that share the devices; Accelerate starts several."] = 1
     micro_batch_size: Annotated[
-        int | None, "Utterances that share a clip (default: batch size over devices; 1 for dp-sgd)."
+        int | None, "Number of utterances clipped together (default: batch size over devices; 1 for dp-sgd)."
     ] = None
     sampling: Annotated[
         str | None,
-        "shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd).",
+        "Sampling of batches: shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd).",
     ] = None
     optimizer: Annotated[
         str,
-        "adam, or dp-adam, the same under the thesis' name.",
+        "adam, or dp-adam (the thesis' name for the same optimizer).",
     ] = "adam"
-    precision: Annotated[str, "float32 or float64."] = "float32"
+    precision: Annotated[str, "Floating-point precision: float32 or float64."] = "float32"
     as_printed: Annotated[
-        bool, "The step of Algorithm 1 verbatim, not the sound one; schedule and dropout stay ours."
+        bool, "Use the step of Algorithm 1 verbatim instead of the sound one; the schedule and dropout are still ours."
     ] = False
     alpha: Annotated[
         str | None,
-        "Layer scales: none, or private with --as-printed (the default there).",
+        "Layer scales alpha: none, or private with --as-printed (its default).",
     ] = None
     delta: Annotated[
         float | None,
         "Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (default: n^-1.1).",
     ] = None
-    batch_size: Annotated[int, "Utterances per step, over all devices."] = 64
+    batch_size: Annotated[int, "Number of utterances per step, over all devices."] = 64
     lr: Annotated[
         float | None,
-        "Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger if small).",
+        "Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger for smaller sizes).",
     ] = None
-    lr_schedule: Annotated[str, "linear (falls to 0 over the run) or constant."] = "linear"
-    epochs: Annotated[int, "Passes over the training set."] = 12
-    seed: Annotated[int, "Split, initial weights, order, noise.", SEED] = 0
+    lr_schedule: Annotated[str, "Learning rate schedule: linear (falls to 0 over the run) or constant."] = "linear"
+    epochs: Annotated[int, "Number of passes over the training set."] = 12
+    seed: Annotated[int, "Seed of the split, initial weights, order and noise.", SEED] = 0
     private_seed: Annotated[
         bool,
-        "Draw order, dropout and noise from a secret key; without it no epsilon is guaranteed.",
+        "Draw the order, dropout and noise from a secret key; without one, no epsilon is guaranteed.",
     ] = False
-    size: Annotated[str, "paper (its layers and widths), medium (a third as wide) or small (a quick look)."] = "paper"
-    dropout: Annotated[float, "Share of each representation dropped."] = 0.3
-    intent_weight: Annotated[float, "Weight of the intent in the loss; slots, if any, count 1."] = 1.0
+    size: Annotated[str, "Size: paper (its layers and widths), medium (a third as wide) or small (quick)."] = "paper"
+    dropout: Annotated[float, "Fraction of each representation that is dropped."] = 0.3
+    intent_weight: Annotated[float, "Weight of the intent in the loss; slots, if any, have weight 1."] = 1.0
     pretrained: Annotated[
         str | None,
-        "FastText .vec, a folder of edp-lab pretrain, or a BERT hub name.",
+        "A fastText .vec file, a folder from edp-lab pretrain, or the name of a BERT model on the hub.",
     ] = None
-    frozen: Annotated[bool, "Train only the heads and the CRF of the start that --pretrained names."] = False
+    frozen: Annotated[bool, "Train only the heads and the CRF of the start given by --pretrained."] = False
     noise: Annotated[
         str,
-        "aggregate: one draw for all devices; per-device: N draws, as real ranks do.",
+        "How noise is drawn: aggregate (one draw for all devices) or per-device (N draws, as on real ranks).",
     ] = "aggregate"
     keep_duplicates_together: Annotated[
-        bool, "Keep utterances of the same text on one side of the split, whatever their capitals or Unicode form."
+        bool, "Keep utterances with the same text on one side of the split, ignoring capitals and Unicode form."
     ] = True
     tokens: Annotated[
-        str, "Tokens of a text: words (at white space), or characters for text without spaces, such as Chinese."
+        str, "How text is tokenized: words (at white space), or characters for text without spaces, such as Chinese."
     ] = "words"
 
     def __post_init__(self) -> None:
@@ -190,7 +190,7 @@ class TrainConfig:
             )
         if self.per_example and (self.as_printed or (self.micro_batch_size or 1) > 1):
             raise UsageError(
-                f"{self.method} clips every utterance alone: drop --as-printed and --micro-batch-size, or use "
+                f"{self.method} clips every utterance individually: drop --as-printed and --micro-batch-size, or use "
                 "--method edp-sgd"
             )
         if self.method == "edp-sgd" and self.micro_batches < self.num_devices:

@@ -148,7 +148,7 @@ def test_json_is_the_record_and_nothing_else(output_of):
 
 @pytest.mark.parametrize(
     ("phases", "cost"),
-    [("3", "540 by hard vote"), ("2", "their cost no guarantee, as the vote has no noise"), ("1", "none")],
+    [("3", "540 by hard vote"), ("2", "their cost no guarantee, because the vote has no noise"), ("1", "none")],
 )
 def test_a_vote_without_noise_promises_nothing(output_of, phases, cost):
     assert cost in " ".join(output_of(*RUN, "--phases", phases, "--vote", "hard")[0].split())

@@ -1,4 +1,4 @@
-"""Tiles, sentence and figure of an audit of one step, for notebooks 00 and 06."""
+"""Tiles, sentence and figure for an audit of one step, in notebooks 00 and 06."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from edp_lab.privacy import Variant
 CONFIDENCE = 0.95
 SURE = f"{100 * CONFIDENCE:g} %"
 BINS = 48
-REACH = 4.5  # standard deviations that a histogram shows beyond the means
+REACH = 4.5  # a histogram extends this many standard deviations beyond the means
 
 
 def on_trial(audit: Audit) -> str:
-    """The epsilon under test, rounded as a claimed or as a guaranteed one."""
+    """The epsilon under test, rounded as a claimed or as a guaranteed epsilon."""
     return (digits if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.claimed_epsilon)
 
 
 def trial(audit: Audit, what: str) -> Tile:
-    """Its tile: as printed a claim, else what holds."""
+    """The tile of the epsilon under test: claimed if as printed, else guaranteed."""
     at = f"ε of {what} at δ = {short(audit.delta)}"
     if audit.mechanism.variant is Variant.AS_PRINTED:
         return claimed(on_trial(audit), at)
@@ -40,7 +40,7 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
     verdict = {
         Finding.REFUTED: f"too few for {tested}, which is refuted",
         Finding.CONSISTENT: f"{tested} allows that, and is not refuted",
-        Finding.NO_POWER: f"even without an error so few draws could not refute {tested}",
+        Finding.NO_POWER: f"even without errors, so few draws could not refute {tested}",
     }[audit.verdict]
     role = "printed" if audit.verdict is Finding.REFUTED else "plain"
     proven = Tile("measured", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", role)
@@ -50,7 +50,7 @@ def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
 
 
 def draw_step(result: StepAudit) -> fig.Figure:
-    """Both histograms of what a step releases in the direction of one sentence, and the threshold between them."""
+    """Histograms of a step's release in the direction of one sentence, without and with it, and the threshold."""
     edges = np.linspace(-1, 1, BINS + 1) * (result.distance / 2 + REACH * result.std)
     looks = (("without it", PLAIN, ""), ("with the sentence", NOISE, "/"))
     bars, bells = fig.histograms(edges, (result.absent, result.present), looks, "the draws "), []
@@ -74,7 +74,7 @@ def draw_step(result: StepAudit) -> fig.Figure:
 
 
 def step_command(result: StepAudit, **_: Any) -> str:
-    """The call of `edp-lab audit mechanism` that draws the same."""
+    """The `edp-lab audit mechanism` command that draws the same steps."""
     audit, m = result.audit, result.audit.mechanism
     options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm}
     options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}

@@ -1,4 +1,4 @@
-"""Inputs of a panel: a slider with a box, buttons, a list; and checks of the values that they give."""
+"""Inputs of a panel (a slider with a box, buttons, a list), and checks of their values."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from edp_lab.errors import UsageError
 from edp_lab.privacy import Alpha, Decay, Mechanism
 
 Array = NDArray[np.float64]
-BATCH = 64  # utterances in a step, cut into one micro-batch per device
-DEVICES = (1, 2, 4, 8, 16, 32)  # numbers of them that are compared
-DELTA = 1e-5  # the usual one, where no corpus has its own
-OPTIONS = {"choice", "list"}  # kinds whose value is one of several
+BATCH = 64  # utterances per step, split into one micro-batch per device
+DEVICES = (1, 2, 4, 8, 16, 32)  # numbers of devices to compare
+DELTA = 1e-5  # the usual delta, if no corpus sets its own
+OPTIONS = {"choice", "list"}  # kinds whose value is one of several options
 
 
 class Control(anywidget.AnyWidget):
-    """One input. Nothing is clamped: a number beyond the slider's ends reaches the library, which says what is wrong.
+    """One input. Nothing is clamped: the library checks numbers outside the slider's range, and reports errors.
 
     Args:
-        kind: "number" (a slider over `stops`, none without any, and a box), "choice" (buttons) or "list".
-        label: its name on the screen.
-        value: at first; `reset` goes back to it.
-        unit: of a number.
-        options: (name, meaning) of a choice or list.
-        tips: what each button says under the pointer.
-        rare: whether a reader seldom needs it, so that it waits behind "more".
+        kind: "number" (a box, with a slider if there are `stops`), "choice" (buttons) or "list".
+        label: its name on screen.
+        value: its initial value, which `reset` restores.
+        unit: the unit of a number.
+        options: the (name, meaning) pairs of a choice or list.
+        tips: the tooltip of each button.
+        rare: whether it is rarely needed, so that it is hidden behind "more".
 
     Attributes:
-        entered: what the page has: a number, or what was typed in place of one; the place of an option.
-        error: the sentence under it, "" for none.
+        entered: the value on the page: a number, the text typed instead of one, or the index of the chosen option.
+        error: the message shown under it, "" for none.
     """
 
     _esm = Path(__file__).with_name("control.js")
@@ -72,9 +72,9 @@ class Control(anywidget.AnyWidget):
 
     @property
     def value(self) -> Any:
-        """What is entered, as `compute` gets it.
+        """The entered value, as passed to `compute`.
 
-        UsageError: something else than a number, or than a whole number, was typed.
+        UsageError: the text typed is not a number, or not a whole number if one is needed.
         """
         return self.meaning(self.entered)
 
@@ -87,7 +87,7 @@ class Control(anywidget.AnyWidget):
         self.entered = value
 
     def meaning(self, entered: Any) -> Any:
-        """The value of what may be entered; raises as `value`."""
+        """The value of a possible entry; raises the same errors as `value`."""
         if self.kind in OPTIONS:
             return None if entered is None else self.options[entered][1]
         if isinstance(entered, str):
@@ -100,17 +100,17 @@ class Control(anywidget.AnyWidget):
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows no infinity."""
+    """Make a value fit for JSON, which has no infinity."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def number(label: str, value: float, stops: Sequence[float] = (), *, unit: str = "", rare: bool = False) -> Control:
-    """A slider that stops at the increasing `stops`, and a box for any number; whole numbers if value and stops are."""
+    """A slider with increasing `stops`, and a box for any number; only whole numbers if value and stops are whole."""
     return Control("number", label, value, unit=unit, stops=stops, rare=rare)
 
 
 def decades(low: int, high: int) -> list[float]:
-    """Round numbers, ten to each power of ten, from 10^low to 10^high: stops of a logarithmic slider."""
+    """Round numbers from 10^low to 10^high, ten per power of ten, as the stops of a logarithmic slider."""
     steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     return [float(f"{step}e{power}") for power in range(low, high) for step in steps] + [float(f"1e{high}")]
 
@@ -123,12 +123,12 @@ def choice(
     tooltips: Sequence[str] = (),
     rare: bool = False,
 ) -> Control:
-    """Buttons of which one is pressed; `options` maps what they say to what they mean, where that is not the same."""
+    """Buttons, one of which is pressed; `options` maps their labels to their values if these differ."""
     meanings = options if isinstance(options, Mapping) else {name: name for name in options}
     return Control("choice", label, value, options=meanings.items(), tips=tooltips, rare=rare)
 
 
-# ---- Controls that many panels have --------------------------------------------------------------------------------
+# ---- Controls shared by many panels --------------------------------------------------------------------------------
 
 
 def variant(as_printed: bool) -> Control:
@@ -143,25 +143,25 @@ def devices(num_devices: int, stops: Sequence[int] = DEVICES) -> Control:
 
 
 def decay_of(decay: str) -> Control:
-    """How the noise falls: a name of `Decay`."""
+    """How the noise decreases: a name of `Decay`."""
     return choice("decay of the noise", decay, map(str, Decay))
 
 
 def delta_of(delta: float, low: int = -9, high: int = -2) -> Control:
-    """delta, from 10^low to 10^high."""
+    """The delta, from 10^low to 10^high."""
     return number("δ", delta, decades(low, high), unit="probability", rare=True)
 
 
 def seed_of(seed: int) -> Control:
-    """Another draw."""
+    """The seed; another seed gives another draw."""
     return number("seed", seed, range(21), unit="another draw", rare=True)
 
 
-# ---- Checks of values, and mechanisms that several rooms have --------------------------------------------------------
+# ---- Checks of values, and mechanisms shared by several rooms --------------------------------------------------------
 
 
 def require(holds: object, sentence: str) -> None:
-    """UsageError with this sentence, which names culprit and cure, unless something `holds`."""
+    """Raise UsageError with this sentence, which names the problem and a fix, unless `holds` is true."""
     if not holds:
         raise UsageError(sentence)
 
@@ -172,26 +172,26 @@ def check_share(name: str, share: float) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """UsageError if a seed is negative."""
+    """Raise UsageError if a seed is negative."""
     require(seed >= 0, f"seed is {seed}: it must be 0 or more")
 
 
 def check_option(what: str, name: str, options: Collection[str]) -> None:
-    """UsageError unless the name is one of the options."""
+    """Raise UsageError unless the name is one of the options."""
     require(name in options, f"unknown {what} {name!r}: choose {', '.join(options)}")
 
 
 def rng_of(seed: int, purpose: int) -> np.random.Generator:
-    """Random numbers of a seed, others for each purpose; UsageError where the seed is negative."""
+    """Random number generator of a seed, a different one per purpose; UsageError if the seed is negative."""
     check_seed(seed)
     return np.random.default_rng([seed, purpose])
 
 
-SHARED = 8  # utterances in a micro-batch: with more than one, replace-one costs the same as zero-out, a move by 2C
+SHARED = 8  # utterances per micro-batch: with more than one, replace-one and zero-out both have sensitivity 2C
 
 
 def attacked_mechanism(as_printed: bool, clip_norm: float, z0: float, num_devices: int) -> Mechanism:
-    """What attacks and audits are held against: eDP-SGD with public layer scales (as printed), or none (sound)."""
+    """Mechanism that attacks and audits test: eDP-SGD with public layer scales (as printed), or none (sound)."""
     if as_printed:
         return Mechanism.as_printed(clip_norm, z0, num_devices, SHARED, alpha=Alpha.PUBLIC)
     return Mechanism.sound(clip_norm, z0, num_devices, SHARED)

@@ -1,11 +1,11 @@
-"""Exercises that a notebook checks against the library.
+"""Exercises, which a notebook checks against the library.
 
     check = Checks("02", strict=STRICT, seed=seed)
     check("clip", clip)                             # a function that the student wrote, or an answer
     check.score()
 
 The checks of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`. The ``room.toml`` beside them has all
-texts.
+their texts.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Exercise:
 
     Attributes:
         name: unique in its notebook, such as "clip".
-        title: what is to be done, in a few words.
-        check: from an answer and a seeded generator, for each thing that is compared None, or a sentence that says what
-            differs; after the first sentence it is left. It compares with the library on cases it draws; what it raises
-            counts as a wrong answer, only NotImplementedError as one still to be given.
+        title: the task, in a few words.
+        check: given an answer and a seeded generator, yields for each comparison None, or a sentence on the difference;
+            it is stopped after the first sentence. It compares with the library on random cases. An error counts as a
+            wrong answer, except NotImplementedError, which means that there is no answer yet.
         hint: one sentence, shown with a wrong answer.
-        why: one or two sentences, shown with a right one: what was to be learnt.
+        why: one or two sentences, shown with a right answer: the point of the exercise.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Mark(NamedTuple):
 
 
 class WrongAnswerError(Exception):
-    """A wrong or missing answer where `strict` asks for right ones."""
+    """A wrong or missing answer although `strict` is set."""
 
 
 def exercises(notebook: str) -> dict[str, Exercise]:
-    """The exercises of a notebook ("02"), by name, in their order. UsageError: there is no such notebook."""
+    """The exercises of a notebook ("02") by name, in order. UsageError: there is no such notebook."""
     rooms = [*Path(__file__).parents[1].glob(f"nb{notebook}_*/exercises.py")]
     if len(rooms) != 1:
         raise UsageError(f"there is no notebook {notebook!r}")
@@ -73,7 +73,7 @@ def exercises(notebook: str) -> dict[str, Exercise]:
 
 
 def exercises_of(beside: str, **checks: Callable[..., Differences]) -> tuple[Exercise, ...]:
-    """One exercise for each check, in their order; the texts come from the ``room.toml`` beside a file.
+    """One exercise per check, in order; the texts come from the ``room.toml`` beside the file.
 
     EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise)
     """
@@ -82,7 +82,7 @@ def exercises_of(beside: str, **checks: Callable[..., Differences]) -> tuple[Exe
 
 
 def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
-    """The verdict on an answer, which is tried on the cases of a seed; whatever it raises is part of the verdict."""
+    """The verdict on an answer, tested on the cases of a seed; an error it raises becomes part of the verdict."""
     if answer is None:
         return Mark(exercise.name, "open", _OPEN)
     cases = np.random.default_rng([seed, *exercise.name.encode()])
@@ -98,14 +98,14 @@ def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
 
 
 def stopped(error: BaseException) -> str:
-    """What an error says to the student: its type and text, and the last of the student's own lines on its way."""
-    if isinstance(error.__cause__, StopIteration):  # which Python turns into a RuntimeError on its way out of a check
+    """Message to the student about an error: its type and text, and the student's last line in its traceback."""
+    if isinstance(error.__cause__, StopIteration):  # which Python turns into a RuntimeError when it leaves a check
         error = error.__cause__
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     if isinstance(error, SyntaxError):
         return f"your code stops with {what}."
-    if not lines:  # raised by the check or the library, from a value that neither can read
+    if not lines:  # raised by the check or the library, because of a value that neither can use
         return f"the check cannot use your answer ({what})."
     last = lines[-1]
     where = "the cell" if last.name == "<module>" else last.name
@@ -116,12 +116,12 @@ class Checks:
     """The checks of one notebook.
 
     Args:
-        notebook: its number, "02".
-        strict: raise WrongAnswerError instead of going on; for tests.
-        seed: of the cases an answer is tried on.
+        notebook: its number, such as "02".
+        strict: raise WrongAnswerError instead of continuing; for tests.
+        seed: seed of the cases on which answers are tested.
 
     Attributes:
-        verdicts: by exercise, the last one.
+        verdicts: the last verdict on each exercise.
     """
 
     def __init__(self, notebook: str, *, strict: bool = False, seed: int = 0) -> None:
@@ -144,7 +144,7 @@ class Checks:
             raise WrongAnswerError(f"exercise {self.notebook}.{name}: {verdict.message}")
 
     def score(self) -> None:
-        """Print how many are solved and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
+        """Print how many are solved, and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
         of = {
             status: [mark.exercise for mark in self.verdicts.values() if mark.status == status] for status in STATUSES
         }
@@ -175,10 +175,10 @@ def close(
     atol: float = 1e-9,
     slips: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """None if two arrays or numbers agree; else a sentence that says where they first differ.
+    """None if two arrays or numbers agree; else a sentence on where they first differ.
 
-    If `got` is what a known slip gives (by what is to be said of it), that sentence instead. NotImplementedError:
-    there is nothing to compare yet, `got` is None.
+    If `got` is the result of a known mistake (by the sentence to print), that sentence instead. NotImplementedError:
+    there is nothing to compare yet, because `got` is None.
     """
     mine, theirs = np.asarray(given(got), dtype=float), np.asarray(wanted, dtype=float)
     wrong = mine.shape != theirs.shape or ~np.isclose(mine, theirs, rtol=rtol, atol=atol)
@@ -202,9 +202,9 @@ def given(got: Any) -> Any:
 
 
 def first_wrong(differences: Iterable[str | None], untouched: bool = False, still: str = "") -> str | None:
-    """The first sentence that says what differs, if any.
+    """The first sentence on a difference, if any.
 
-    NotImplementedError: the answer does the same as the stub, `untouched`; `still` says what that is.
+    NotImplementedError: the answer still behaves like the stub (`untouched`), as the sentence `still` explains.
     """
     if untouched:
         raise NotImplementedError(f"({still})")
@@ -215,19 +215,19 @@ MOVES = ("rises", "falls", "stays")
 
 
 def moved(before: float, after: float) -> str:
-    """One of `MOVES`; a number stays if both agree to 1e-6 of themselves."""
+    """One of `MOVES`; a number stays if both values agree to a relative 1e-6."""
     return "stays" if np.isclose(before, after, rtol=1e-6, atol=0) else "rises" if after > before else "falls"
 
 
 def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what: str) -> str | None:
-    """None if every "rises", "falls" or "stays" is right; else one that is not, with the numbers.
+    """None if every "rises", "falls" or "stays" is right; else a sentence on a wrong one, with the numbers.
 
     Args:
-        prediction: the student's words, by question.
-        measured: by question, the value before and after the change: see `moved`.
+        prediction: the student's answer to each question.
+        measured: the values before and after the change, by question: see `moved`.
         what: the name of the value, such as "δ".
 
-    NotImplementedError: a question has no word yet.
+    NotImplementedError: a question has no prediction yet.
     """
     right = {}
     for question, (before, after) in measured.items():
@@ -239,11 +239,11 @@ def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what
 def chosen(
     prediction: Any, right: Mapping[str, tuple[str, str]], options: Collection[str], otherwise: str
 ) -> str | None:
-    """None if every question has the right one of the options; else a sentence on the first that has not.
+    """None if every question is answered with the right option; else a sentence on the first that is not.
 
     Args:
-        right: by question, the answer, and what is said to another, which stands where it has ``{}``.
-        otherwise: what is said of an answer that is no option: it is "neither 'A' nor 'B'".
+        right: by question, the answer, and the reply to a wrong option, which replaces its ``{}``.
+        otherwise: description of an answer that is not an option: it is "neither 'A' nor 'B'".
 
     NotImplementedError: a question has no answer yet.
     """

@@ -1,4 +1,4 @@
-"""Figures as plain dicts, as plotly.js takes them, and the live widget that follows a slider.
+"""Figures as plain dicts in plotly.js's format, and the live widget that follows a slider.
 
     def draw(result):                                    # pure; the same function draws and redraws
         curve = line("loss", PLAIN, x=result.steps, y=result.losses)
@@ -8,11 +8,11 @@
     live = LiveFigure(draw(first))
     live.show(draw(second))                              # plotly.js finds what has changed
 
-A dict costs next to nothing, while every property of a ``go.Figure`` is looked up in plotly's schema: a move of a
-slider takes 1 to 3 ms this way, and 80 to 190 if all objects are redrawn.
+A dict costs almost nothing, while every property of a ``go.Figure`` is looked up in plotly's schema: one move of a
+slider takes 1 to 3 ms this way, and 80 to 190 ms if all objects are redrawn.
 
-plotly.js takes all that it writes for HTML of a kind, with links. Here every string is text, wherever it comes from:
-`figure` escapes it, and a new line in it begins a new line. What is to be markup says so: ``Html("e<sup>ε</sup>")``.
+plotly.js treats all text as a kind of HTML, with links. Here every string is plain text, wherever it comes from:
+`figure` escapes it, and keeps its line breaks. Markup needs a type of its own: ``Html("e<sup>ε</sup>")``.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Still: TypeAlias = go.Figure
 NUMBERS = {bool, int, float, type(None)}
 
 LEGEND = {"orientation": "h"}
-HERE = {"color": "#444", "dash": "dashdot", "width": 1.5}  # a line at the value that a slider has
+HERE = {"color": "#444", "dash": "dashdot", "width": 1.5}  # a line at the value of a slider
 DOTTED = {"color": "#666", "dash": "dot", "width": 1.5}
 # plotly draws powers of ten 1.25 times as large.
 LOG = {"type": "log", "dtick": 1, "exponentformat": "power", "tickfont": {"size": 10}}
 OVERLAID: dict[str, Any] = {"barmode": "overlay", "bargap": 0}  # layout of `histograms`
-ALONE = Html("<extra></extra>")  # after a ``hovertemplate``: without the trace's name beside it
+ALONE = Html("<extra></extra>")  # at the end of a ``hovertemplate``: hides the trace's name beside it
 
 # ---- Drawing -------------------------------------------------------------------------------------------------------
 
@@ -57,26 +57,26 @@ ALONE = Html("<extra></extra>")  # after a ``hovertemplate``: without the trace'
 def figure(
     title: str, *marks: Mark, caption: str = "", height: int = 400, top: Any = None, hover: Any = "", **layout: Any
 ) -> Figure:
-    """A figure with a title, a caption under it, if any, and a legend in a row.
+    """A figure with a title, an optional caption under it, and a legend in a row.
 
     Args:
         title, caption: text, as all strings in a figure.
         marks: traces (`line`, `points`, `area`, `bar`), shapes (`vline`, `hline`) and annotations (`note`, `beside`).
         height: pixels.
-        top: pixels above the plot, for title, caption and legend, at least.
-        hover: the ``hovertemplate`` of all traces that do not say what they show there.
-        layout: by plotly's names, such as ``xaxis`` (see `axis`); where one is a dict, it is merged into what is there.
+        top: minimum pixels above the plot, for title, caption and legend.
+        hover: the ``hovertemplate`` of all traces without their own.
+        layout: options by plotly's names, such as ``xaxis`` (see `axis`); a dict is merged into an existing one.
     """
     heading: dict[str, Any] = {"text": title}
     if caption:
         heading["subtitle"] = {"text": caption}
     above = {} if top is None else {"margin": {"t": top}}
     lines = as_text(caption).count("<br>") + 1 if caption else 0
-    # Under the title, from the figure's left edge: the plot begins where the legend ends, however many rows it has.
+    # Under the title, from the figure's left edge: the plot begins below the legend, however many rows it has.
     under = {"xref": "container", "yref": "container", "y": 1 - (32 + 17 * lines) / height, "yanchor": "top"}
     legend = LEGEND if "legend" in layout else {**LEGEND, **under}
     whole = merged({"height": height, "title": heading, "legend": legend}, above, layout)
-    for name, place in whole.items():  # plotly.js knows no title that is mere text
+    for name, place in whole.items():  # plotly.js has no plain-text titles
         if name[1:5] == "axis" and isinstance(place.get("title"), str):
             whole[name] = {**place, "title": {"text": place["title"]}}
     data: list[Trace] = []
@@ -92,12 +92,12 @@ def figure(
 
 
 def still(title: str, *marks: Mark, **more: Any) -> Still:
-    """A `figure` for a cell that shows it once."""
+    """A `figure` that a cell displays once, without updates."""
     return go.Figure(figure(title, *marks, **more))
 
 
 def as_text(value: Any) -> Any:
-    """Part of a figure with all its strings, but for `Html`, escaped, so that plotly.js writes them as they are."""
+    """Part of a figure with all strings except `Html` escaped, so that plotly.js shows them literally."""
     if isinstance(value, str):
         return (str(value) if hasattr(value, "__html__") else html.escape(value, quote=False)).replace("\n", "<br>")
     if isinstance(value, Mapping):
@@ -110,7 +110,7 @@ def as_text(value: Any) -> Any:
 
 
 def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **more: Any) -> Trace:
-    """A line; with a `symbol` (and `size`) also marks on it. `more`: see `trace`."""
+    """A line; with a `symbol` (and `size`), it also has markers. `more`: see `trace`."""
     look: Trace = {
         "mode": "lines",
         "line": {"color": color, "dash": dash} | ({} if width is None else {"width": width}),
@@ -121,7 +121,7 @@ def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **mor
 
 
 def points(name: str, color: str, symbol: str, size: int, *, edge: Any = 1.5, **more: Any) -> Trace:
-    """Marks without a line, whose outline, if any, is `edge` pixels wide. `more`: see `trace`."""
+    """Markers without a line; their outline, if any, is `edge` pixels wide. `more`: see `trace`."""
     marker: Trace = {"color": color, "symbol": symbol, "size": size}
     if edge is not None:
         marker["line"] = {"width": edge, "color": color}
@@ -129,30 +129,30 @@ def points(name: str, color: str, symbol: str, size: int, *, edge: Any = 1.5, **
 
 
 def ring(size: int = 12, **more: Any) -> Trace:
-    """What marks a chosen point, with no line in the legend. `more`: see `trace`."""
+    """A marker on a chosen point, without an entry in the legend. `more`: see `trace`."""
     return points("", theme.INK, "circle-open", size, **{"edge": 2, "showlegend": False, **more})
 
 
 def area(name: str, color: str, opacity: float, **more: Any) -> Trace:
-    """The inside of an outline ``x``, ``y``; `color` as ``#rrggbb``. `more`: see `trace`."""
+    """The area inside an outline ``x``, ``y``; `color` as ``#rrggbb``. `more`: see `trace`."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     look = {"mode": "lines", "fill": "toself", "fillcolor": f"rgba({red},{green},{blue},{opacity})"}
     return trace(name, {**look, "line": {"width": 0}}, **more)
 
 
 def bar(name: str, color: str, hatch: Any = None, **more: Any) -> Trace:
-    """Bars of one colour, with white strokes on it where a `hatch` is given ("/", "x"). `more`: see `trace`."""
-    # In plotly's default a white pattern replaces the colour, and the bar cannot be seen.
+    """Bars of one colour, with white strokes if a `hatch` is given ("/", "x"). `more`: see `trace`."""
+    # By default, plotly replaces the colour by a white pattern, and the bar cannot be seen.
     pattern = {} if hatch is None else {"pattern": {"shape": hatch, "fillmode": "overlay", "fgcolor": "white"}}
     return trace(name, {"type": "bar", "marker": {"color": color, **pattern}}, **more)
 
 
 def histograms(edges: Any, samples: Iterable[Any], looks: Iterable[tuple[str, str, str]], of: str = "") -> list[Trace]:
-    """Histograms of samples with the same `edges` of bins, which hold what lies beyond them; each is seen through.
+    """Transparent histograms of samples with the same bin `edges`; the outer bins include all values beyond them.
 
     Args:
-        looks: name, colour and hatch of each.
-        of: before its name, what the bars are shares of.
+        looks: name, colour and hatch of each histogram.
+        of: the text before the name that says what the bars are shares of.
     """
     bins: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "width": edges[1] - edges[0]}
     sheer = {"opacity": 0.6, "pattern": {"size": 6}, "line": {"width": 0}}
@@ -164,18 +164,18 @@ def histograms(edges: Any, samples: Iterable[Any], looks: Iterable[tuple[str, st
 
 
 def trace(name: str, look: Trace, *, hover: Any = "", **more: Any) -> Trace:
-    """A trace that looks so. `more`: ``x``, ``y`` and whatever else it takes; `hover` is its ``hovertemplate``."""
+    """A trace with this style. `more`: ``x``, ``y`` and plotly's other properties; `hover` is its ``hovertemplate``."""
     template = {"hovertemplate": hover} if hover else {}
     return merged({"type": "scatter", "name": name}, look, template, more)
 
 
 def between(x: NDArray, low: NDArray, high: NDArray) -> dict[str, Any]:
-    """``x`` and ``y`` of the outline of what lies between two curves, for `area`."""
+    """``x`` and ``y`` of the outline of the area between two curves, for `area`."""
     return {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([low, high[::-1]])}
 
 
 def gaps(starts: Iterable[Any], ends: Iterable[Any], rows: Iterable[Any]) -> dict[str, Any]:
-    """``x`` and ``y`` of one line with many pieces: in each of the `rows`, from a start to an end."""
+    """``x`` and ``y`` of one line with many segments: one per row of `rows`, from a start to an end."""
     pieces = list(zip(starts, ends, rows, strict=True))
     return {"x": [x for a, b, _ in pieces for x in (a, b, None)], "y": [y for *_, y in pieces for y in (y, y, None)]}
 
@@ -193,25 +193,25 @@ def note(text: str, **place: Any) -> dict[str, Any]:
 
 
 def over(text: str, y: Any, **place: Any) -> Mark:
-    """An annotation at the right end of a horizontal line there, above it."""
+    """An annotation above the right end of a horizontal line at this value."""
     here = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": "bottom"}
     return note(text, **{**here, **place})
 
 
 def beside(text: str, x: Any, left: bool) -> dict[str, Any]:
-    """An annotation at the top of the plot, to the left or to the right of a vertical line there."""
+    """An annotation at the top of the plot, left or right of a vertical line at this value."""
     side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
     return note(text, x=x, yref="paper", y=1, yanchor="top", **side)
 
 
 def vline(x: Any, axis: str = "x", **look: Any) -> dict[str, Any]:
-    """A shape: a line from top to bottom of the plot of that x axis, dashed and dotted like `HERE`."""
+    """A shape: a line from top to bottom of that x axis' plot, with the same dashes as `HERE`."""
     of = f"{axis.replace('x', 'y', 1)} domain"
     return {"type": "line", "x0": x, "x1": x, "xref": axis, "y0": 0, "y1": 1, "yref": of, "line": HERE, **look}
 
 
 def hline(y: Any, axis: str = "y", **look: Any) -> dict[str, Any]:
-    """A shape: a line from left to right of the plot of that y axis, dashed and dotted like `HERE`."""
+    """A shape: a line from left to right of that y axis' plot, with the same dashes as `HERE`."""
     of = f"{axis.replace('y', 'x', 1)} domain"
     return {"type": "line", "y0": y, "y1": y, "yref": axis, "x0": 0, "x1": 1, "xref": of, "line": HERE, **look}
 
@@ -220,32 +220,32 @@ def hline(y: Any, axis: str = "y", **look: Any) -> dict[str, Any]:
 
 
 def axis(title: str, span: Any = None, **more: Any) -> dict[str, Any]:
-    """An axis, from one end of its `span` to the other."""
+    """An axis that covers its `span`."""
     return {"title": title, **({} if span is None else {"range": span}), **more}
 
 
 def logs(title: str, span: Any = None, **more: Any) -> dict[str, Any]:
-    """A logarithmic axis with powers of ten; its `span` in exponents."""
+    """A logarithmic axis labelled with powers of ten; `span` is given in exponents."""
     return axis(title, span, **{**LOG, **more})
 
 
 def log_axis(
     title: str, values: Iterable[float | None], *, margin: Any = 0, labels: Any = 0, **more: Any
 ) -> dict[str, Any]:
-    """A logarithmic axis around the values, see `log_range`, with about so many `labels` at most (0: each power)."""
+    """A logarithmic axis around the values, see `log_range`, with at most about `labels` labels (0: each power)."""
     low, high = log_range(values, margin)
     return logs(title, [low, high], **({"dtick": math.ceil((high - low) / labels)} if labels else {}), **more)
 
 
 def positive(values: Iterable[float | None]) -> list[float | None]:
-    """Numbers that a log axis can show, else None."""
+    """The values, with None for numbers that a log axis cannot show."""
     return [float(v) if v is not None and v > 0 and math.isfinite(v) else None for v in values]
 
 
 def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float]:
-    """Exponents of the powers of ten around the values: an axis that stands still while a slider moves a little.
+    """Exponents of the powers of ten around the values, so that an axis stays fixed while a slider moves a little.
 
-    With a `margin`, values so close to a power of ten count as beyond it; without one the range is a bit wider.
+    With a `margin`, values this close to a power of ten count as beyond it; without one, the range is a bit wider.
     """
     logs = [math.log10(v) for v in positive(values) if v is not None] or [0.0]
     beyond = 0 if margin else 0.05
@@ -259,9 +259,9 @@ def plots(rows: int, cols: int, titles: Sequence[str] = (), axes: Any = (), **op
     """The layout of several plots in one figure: domains of ``xaxis``, ``yaxis``, ``xaxis2``, ... row by row.
 
     Args:
-        titles: of each plot; they become ``annotations``.
-        axes: of each plot, see `axis`.
-        options: of `plotly.subplots.make_subplots`, such as ``vertical_spacing`` or ``row_heights``.
+        titles: the title of each plot; they become ``annotations``.
+        axes: the axes of each plot, see `axis`.
+        options: options of `plotly.subplots.make_subplots`, such as ``vertical_spacing`` or ``row_heights``.
     """
     axes_by_name: dict[str, Any] = {}
     for plot, (x, y) in enumerate(axes, 1):
@@ -276,14 +276,14 @@ def _plots(rows: int, cols: int, titles: tuple[str, ...], options: tuple[tuple[s
 
 
 def at(plot: int) -> dict[str, Any]:
-    """Axes of a trace in that plot of `plots`, the first being 1."""
+    """Axes of a trace in plot number `plot` of `plots`, counted from 1."""
     return {"xaxis": "x", "yaxis": "y"} if plot == 1 else {"xaxis": f"x{plot}", "yaxis": f"y{plot}"}
 
 
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
-    """A new dict with the values of all; where two are dicts under one name, they are merged.
+    """A new dict with all values; if two dicts have the same name, they are merged.
 
-    A title given as text joins one that is a dict.
+    A title given as text is merged into a title that is a dict.
     """
     result = dict(base)
     for other in more:
@@ -299,13 +299,13 @@ def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LiveFigure(anywidget.AnyWidget):
-    """A figure in the page, which `show` turns into another one.
+    """A figure on the page, which `show` updates.
 
-    plotly's own widget validates every property, sends four messages for one update, and after each one tells the
-    kernel what it has drawn, which nobody here asks and which keeps the kernel from the next move.
+    Plotly's own widget validates every property, sends four messages per update, and after each one reports to the
+    kernel what it has drawn, which we do not need and which delays the kernel's next move.
 
     Attributes:
-        figure: what is shown.
+        figure: the figure shown.
     """
 
     _css = theme.STYLE
@@ -318,14 +318,14 @@ class LiveFigure(anywidget.AnyWidget):
         self.figure = figure
 
     def show(self, figure: Figure) -> None:
-        """Become this figure: one message, or none where nothing differs."""
+        """Show this figure: sends one message, or none if nothing has changed."""
         self.figure, self.drawn = figure, sent(figure)
 
 
 def sent(value: Any, kind: str = "<f8") -> Any:
-    """A value as JSON; an array as the bytes of its numbers, as plotly.js takes them.
+    """A value as JSON; an array as the bytes of its numbers, as plotly.js expects.
 
-    `kind`: "<f8", or "<f4" for numbers to six digits; those that do not fit into it stay eight bytes long.
+    `kind`: "<f8", or "<f4" for numbers to six digits; arrays that do not fit into "<f4" use eight bytes per number.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
@@ -342,11 +342,11 @@ def sent(value: Any, kind: str = "<f8") -> Any:
     return [sent(item, kind) for item in value] if isinstance(value, list | tuple) else value
 
 
-HALF = "1 1 21rem"  # of one of two figures: side by side only where there is room for titles and captions
+HALF = "1 1 21rem"  # width of one of two figures: side by side only if there is room for titles and captions
 
 
 def framed(live: LiveFigure, flex: str = HALF) -> widgets.Box:
-    """A place for the figure, as high as the figure asks for and as wide as `flex` (CSS) allows."""
+    """A container for the figure, as high as the figure needs and as wide as `flex` (CSS) allows."""
     height = live.figure["layout"]["height"]
     place = widgets.Layout(flex=flex, min_width="0", height=f"{height}px", overflow="hidden")
     return widgets.Box([live], layout=place).add_class("edp-figure")

@@ -1,4 +1,4 @@
-"""Sliders wired to a pure function and to what shows its result. A panel is one declaration:
+"""Panels: sliders connected to a pure function and to the display of its result. A panel is one declaration:
 
     @panel("04")
     def stages(clip_norm: float, z: float) -> Panel:
@@ -8,14 +8,14 @@
             compute,                        # (clip_norm, z) -> result: pure
             [draw],                         # result -> figure, a dict: see `edp_lab.course.kit.figure`
             words,                          # result -> text or `Html`
-            command,                        # (result, **values) -> what to type to get the same
+            command,                        # (result, **values) -> command for the same result
             tiles=tell,                     # result -> two tiles and a sentence
             clip_norm=number("clip norm C", clip_norm, decades(-2, 1)),
             z=number("z", z, decades(-2, 1)),
         )
 
-It can be driven without a browser: ``panel.set(z=0.1)``, then read ``panel.result``. A page without a kernel looks up
-what it shows in `edp_lab.course.kit.table`.
+It also works without a browser: ``panel.set(z=0.1)``, then read ``panel.result``. A page without a kernel looks up
+results in a table, see `edp_lab.course.kit.table`.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from edp_lab.course.kit.text import Fold, Tile, Tiles, python
 from edp_lab.errors import UsageError
 
 Draw = Callable[[Any], Figure]
-MADE: list[Panel] = []  # all panels of this process
+MADE: list[Panel] = []  # all panels made in this process
 
 
 class Panel(Frame):
-    """Sliders over a pure function: figures that follow, two tiles and a sentence; everything else is one click away.
+    """Sliders over a pure function, with live figures, two tiles and a sentence; everything else is one click away.
 
     Args:
-        title: what the panel is about, in a few words.
-        looking_at: what the reader sees, in one sentence.
-        compute: pure, and fast enough for a slider. Its UsageError becomes a sentence under the control.
+        title: the panel's topic, in a few words.
+        looking_at: one sentence on what the panel shows.
+        compute: a pure function, fast enough for a slider. Its UsageError is shown as a sentence under the control.
         figures: for each figure, a function that draws a result as a dict (see `edp_lab.course.kit.figure`), alone or
-            with its CSS width. The main one first; side by side if the window is wide enough.
-        words: a result in words: text, or `Html`. One click away.
-        command: from a result and, as keywords, the controls' values; default: the Python call of `compute`.
-        account: if `command` is omitted, from a result the call of `edp-lab account` to append, "" for none.
-        tiles: from a result the two numbers that it is about, and one sentence.
-        idle: from a result, the names of controls that change nothing at present.
-        joint: names of the controls that move together on a page without a kernel; default: the first two.
-        controls: by name; `compute` gets their values as keyword arguments. At most six are visible initially.
+            with its CSS width. The main figure is first; they are side by side if the window is wide enough.
+        words: from a result, its description: text or `Html`. One click away.
+        command: from a result and, as keywords, the controls' values, a command; default: the Python call of `compute`.
+        account: if `command` is omitted: from a result, the `edp-lab account` command to append, "" for none.
+        tiles: from a result, its two main numbers and one sentence.
+        idle: from a result, the names of controls that currently have no effect.
+        joint: names of the controls that can be combined on a page without a kernel; default: the first two.
+        controls: controls by name; `compute` gets their values as keyword arguments. At most six are visible initially.
 
     Attributes:
-        result: of the last values that `compute` accepted.
+        result: the result for the last values that `compute` accepted.
         figures: the live figures, in order.
 
     Raises:
@@ -96,7 +96,7 @@ class Panel(Frame):
         super().__init__(title, looking_at, [self._inputs(), self.tiles], below)
 
     def _inputs(self) -> widgets.Box:
-        """The controls; rare ones wait behind "more"."""
+        """The controls; rare ones are hidden behind "more"."""
         rare = box("edp-controls", *(control for control in self.controls.values() if control.rare))
         rare.layout.display = "none"
         more = widgets.Button(description="more", tooltip="rarely used controls").add_class("edp-quiet")
@@ -135,21 +135,21 @@ class Panel(Frame):
             self._show()
 
     def _show(self) -> None:
-        """Show the result in every place, or, if one of them cannot be made, in none."""
+        """Update all parts of the panel, or none if one of them fails."""
         drawn = [draw(self.result) for draw in self.draws]
         self._say()
         for live, figure in zip(self.figures, drawn, strict=True):
             live.show(figure)
 
     def _say(self) -> None:
-        """Show all of the result but the figures."""
+        """Update everything except the figures."""
         for widget, shown in self.shown(self.result, self.values).items():
             with widget.hold_sync():
                 for name, value in shown.items():
                     setattr(widget, name, value)
 
     def shown(self, result: Any, values: Mapping[str, Any]) -> dict[widgets.Widget, dict[str, Any]]:
-        """What each part of the panel, but the figures, shows of a result."""
+        """Contents of each part of the panel except the figures, for a result."""
         first, second, line = self._tiles(result)
         idle = self._idle(result)
         return {
@@ -167,7 +167,7 @@ Make = TypeVar("Make", bound=Callable[..., Frame])
 
 
 def panel(notebook: str) -> Callable[[Make], Make]:
-    """Enter a function or class that makes a panel of a notebook ("04") into the registry, under its own name."""
+    """Register a function or class that makes a panel of a notebook ("04"), under its own name."""
 
     def enter(make: Make) -> Make:
         PANELS[f"{notebook} {make.__name__}"] = make

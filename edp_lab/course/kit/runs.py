@@ -1,7 +1,7 @@
-"""The frame of every panel, and panels with work that takes a while: Run, Stop, and a bar that shows how far it is.
+"""The frame of every panel, and panels for long-running work, with Run, Stop and a progress bar.
 
-Jupyter swallows an error that a callback raises; here each one is shown in a box, kept in ``panel.errors``, and raised
-by ``panel.check()``.
+Jupyter swallows errors raised in callbacks; here each error is shown in a box, stored in ``panel.errors``, and raised
+again by ``panel.check()``.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from edp_lab.training.run_files import Event, StepDone
 
 
 class Frame(widgets.VBox):
-    """Frame of every panel: a border, a heading that says in one line what one is looking at, and a place for errors.
+    """Frame of every panel: a border, a heading that says in one line what the panel shows, and a box for errors.
 
-    A notebook's last cell calls `check`, which raises an error that a callback has met.
+    A notebook's last cell calls `check`, which raises the first error of a callback, if any.
 
     Attributes:
-        errors: every error that a callback of this panel raised, bad input included, oldest first.
-        title: as text.
-        controls: by name.
-        tiles, words, command: the read-outs; of words and command the `.value`.
+        errors: every error raised by this panel's callbacks, including bad input, oldest first.
+        title: the title, as text.
+        controls: the controls by name.
+        tiles, words, command: the read-outs; words and command have a `.value`.
     """
 
     controls: Mapping[str, Control]
@@ -51,10 +51,10 @@ class Frame(widgets.VBox):
 
     @contextmanager
     def show_errors(self, culprit: Control | None = None) -> Iterator[None]:
-        """Keep and show an error of the block, and do not let it out; a block without one clears the place.
+        """Store and show an error of the block instead of raising it; a block without errors clears the box.
 
-        Bad input stands under its `culprit`, a fault of the course above the figures; both turn grey what does not
-        belong to what is entered.
+        Bad input is reported under its `culprit`, a bug of the course above the figures; either way, output that does
+        not belong to the current input turns grey.
         """
         message = ""
         try:
@@ -74,20 +74,20 @@ class Frame(widgets.VBox):
         return {name: control.value for name, control in self.controls.items()}
 
     def _in_its_words(self, message: str) -> str:
-        """The library's sentence with this panel's names in place of the command line's."""
+        """The library's message, with this panel's names instead of the command line's."""
         for name, control in self.controls.items():
             message = re.sub(rf"{flag_of(name)}\b", control.label, message)
         return message
 
     def check(self) -> None:
-        """Raise the first error that was not bad input, so that a run without a browser fails on it."""
+        """Raise the first error that was not bad input, so that a run without a browser fails."""
         for error in self.errors:
             if not isinstance(error, UsageError):
                 raise error
 
 
 def box(css: str, *children: widgets.Widget) -> widgets.Box:
-    """A row that breaks where the window is narrow."""
+    """A row that wraps if the window is narrow."""
     return widgets.Box(children).add_class(css)
 
 
@@ -99,14 +99,14 @@ class StoppedError(Exception):
 
 
 class Runs(Frame):
-    """Run and Stop for work that takes a while: it runs in the background, and a bar shows how far it is.
+    """Run and Stop for long-running work: it runs in the background, and a bar shows its progress.
 
-    A subclass says what is to be done (`prepare`, in the kernel's thread, where UsageError becomes one sentence in
-    the error box) and does it (`work`, in the background thread), where it looks at `stopping`, or calls `heed_stop`,
-    now and then. With sliders over a pure function it is also a `Panel`: ``class Explorer(Panel, Runs)``.
+    A subclass defines the work (`prepare`, in the kernel's thread; a UsageError is shown as one sentence in the error
+    box) and does it (`work`, in the background thread, which must check `stopping` or call `heed_stop` regularly).
+    With sliders over a pure function it is also a `Panel`: ``class Explorer(Panel, Runs)``.
 
     Attributes:
-        stop_event: set when Stop is pressed: for what takes an event, such as `edp_lab.training.train`.
+        stop_event: set when Stop is pressed; for functions that take an event, such as `edp_lab.training.train`.
     """
 
     def __init__(
@@ -124,37 +124,37 @@ class Runs(Frame):
 
     @abstractmethod
     def prepare(self) -> Any:
-        """The work to do, from the current values of the widgets. UsageError: it makes no sense."""
+        """The work to do, from the current values of the widgets. UsageError: the values make no sense."""
 
     @abstractmethod
     def work(self, task: Any) -> None:
-        """Do it, in the background thread; an error ends in the error box."""
+        """Do the work, in the background thread; an error is shown in the error box."""
 
     @property
     def stopping(self) -> bool:
         return self.stop_event.is_set()
 
     def heed_stop(self, message: str = "") -> None:
-        """End the work here if Stop was pressed, and show `message`: for what only tells how far it is."""
+        """End the work here if Stop was pressed, and show `message`; for functions that only report progress."""
         if self.stopping:
             raise StoppedError(message)
 
     def progress(self, done: int, of: int, text: str) -> None:
-        """Move the bar to `done` of `of` and say what is going on."""
+        """Move the bar to `done` of `of`, and show what is being done."""
         self.bar.max, self.bar.value, self.state.value = of, done, text
 
     def progress_of(self, event: Event) -> None:
-        """Move the bar by the steps that a training run reports."""
+        """Move the bar as a training run reports its steps."""
         if isinstance(event, StepDone):
             done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
             self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}")
 
     def run(self, wait: bool = False) -> None:
-        """Start in the background; `wait` returns at the end. Bad settings go to the error box."""
+        """Start in the background; `wait` returns at the end. Bad settings are shown in the error box."""
         task, ready = None, False
         with self.show_errors():
             if self._thread.is_alive():
-                raise UsageError("a run is going on: press Stop first")
+                raise UsageError("a run is in progress: press Stop first")
             task, ready = self.prepare(), True
         if ready:
             self.stop_event.clear()
@@ -165,11 +165,11 @@ class Runs(Frame):
             self.wait()
 
     def stop(self) -> None:
-        """End the work at the next place where that is possible."""
+        """End the work as soon as possible."""
         self.stop_event.set()
 
     def wait(self) -> None:
-        """Until the work has ended; interrupting the kernel stops it."""
+        """Wait until the work has ended; interrupting the kernel stops it."""
         try:
             while self._thread.is_alive():
                 self._thread.join()
@@ -189,7 +189,7 @@ class Runs(Frame):
 
 
 class RunPanel(Runs):
-    """A panel whose only work is what Run starts; `figures` are those before anything has run, then the live ones."""
+    """A panel that only works after Run; `figures` are the initial figures, then the live ones."""
 
     def __init__(self, title: str, looking_at: str, figures: Sequence[Figure], **controls: Control) -> None:
         self.controls, self.figures = controls, [LiveFigure(drawn) for drawn in figures]

@@ -1,4 +1,4 @@
-"""What a panel shows on a page without a kernel: a table of its states, which ``page.js`` looks up."""
+"""Tables of panel states, in which ``page.js`` looks up what to show on a page without a kernel."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from edp_lab.course.kit.figure import sent
 from edp_lab.course.kit.panel import MADE, Panel
 from edp_lab.errors import UsageError
 
-STATES, BYTES = 400, 400_000  # of a table at most, the bytes compressed
-ROUND = "1.0 3.0 5.0 2.0 1.5 8.0 4.0 6.0 2.5 1.2"  # mantissas, the roundest first
-SHORT = 24  # characters of JSON that are not worth sharing
+STATES, BYTES = 400, 400_000  # most states and compressed bytes of a table
+ROUND = "1.0 3.0 5.0 2.0 1.5 8.0 4.0 6.0 2.5 1.2"  # mantissas, starting with the roundest
+SHORT = 24  # JSON texts up to this length are not worth sharing
 
 
 def table(panel: Panel) -> dict[str, Any]:
-    """What a panel shows at the stops of its controls, for ``page.js``; the panel goes back to its defaults.
+    """Table of what a panel shows at its controls' stops, for ``page.js``; the panel then returns to its defaults.
 
-    The controls in `joint` move together, each other one alone while all are at their defaults. Sliders lose stops
-    until the table has at most `STATES` states and `BYTES` bytes.
+    The table has all combinations of the controls in `joint`; the others move alone, from the defaults. Sliders lose
+    stops until the table has at most `STATES` states and `BYTES` bytes.
 
     Returns:
-        ``controls``: for each its ``id``, ``stops``, the place of its default ``at`` and whether it is ``joint``.
-        ``states``: compressed JSON, a ``pool`` of parts, of which later ones are made of earlier ones; ``joint``,
-        for each combination of stops (the last control fastest), and ``alone``, for each other control and stop,
-        what to show: by a widget's id its new values.
+        ``controls``: for each, its ``id``, its ``stops``, the index of its default ``at``, whether it is ``joint``.
+        ``states``: compressed JSON with a ``pool`` of parts (later ones use earlier ones), and what to show, as new
+        values by a widget's id: ``joint`` for each combination of stops (the last control varies fastest), ``alone``
+        for each other control and stop.
     """
     panel.reset()
     joint = [name for name in panel.controls if name in panel.joint]
@@ -67,9 +67,9 @@ def table(panel: Panel) -> dict[str, Any]:
 
 
 def _stops(panel: Panel, most: int) -> dict[str, list[Any]]:
-    """What each control may be set to, so that there are at most so many states.
+    """Stops of each control, chosen so that there are at most this many states.
 
-    While there are more, the slider whose loss saves most states loses half its stops, see `_rounder`.
+    While there are more, the slider that saves most states loses half of its stops, see `_rounder`.
     """
     stops: dict[str, list[Any]] = {}
     for name, control in panel.controls.items():
@@ -89,7 +89,7 @@ def _stops(panel: Panel, most: int) -> dict[str, list[Any]]:
 
 
 def _state(panel: Panel, entered: Mapping[str, Any], moved: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the panel shows at these values, by widget; with a UsageError, that under what was moved last."""
+    """What the panel shows at these values, by widget; a UsageError is shown under the control moved last."""
     values = {name: control.meaning(entered[name]) for name, control in panel.controls.items()}
     try:
         result = panel.compute(**values)
@@ -102,7 +102,7 @@ def _state(panel: Panel, entered: Mapping[str, Any], moved: Sequence[str]) -> di
 
 
 def _rounder(stops: Sequence[float], default: float) -> list[float]:
-    """Half of the stops, with default and ends: of several powers of ten the round numbers, else every other one."""
+    """Half of the stops, with default and ends: the round ones if they span several powers of ten, else every other."""
     positive = [stop for stop in stops if stop > 0]
     if positive and positive[-1] >= 100 * positive[0]:
         round_ones = sorted(stops, key=lambda stop: (ROUND + f"{stop:e}"[:3]).index(f"{stop:e}"[:3]))
@@ -113,7 +113,7 @@ def _rounder(stops: Sequence[float], default: float) -> list[float]:
 
 
 def _shared(value: Any, pool: dict[str, int]) -> Any:
-    """The value with each part that may occur again replaced by its place in the pool, and floats to eight digits."""
+    """The value with floats to eight digits, and each part that may recur replaced by its index in the pool."""
     if isinstance(value, float):
         return float(f"{value:.8g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -125,5 +125,5 @@ def _shared(value: Any, pool: dict[str, int]) -> Any:
 
 
 def tables() -> dict[str, Any]:
-    """`table` of every panel that this process has made, by the panel's id."""
+    """The `table` of every panel made in this process, by the panel's id."""
     return {panel.model_id: table(panel) for panel in MADE}

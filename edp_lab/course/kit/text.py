@@ -1,4 +1,4 @@
-"""How the course says numbers, sentences and commands: read-outs, captions, tables and tiles of all notebooks."""
+"""How the course writes numbers, sentences and commands: read-outs, captions, tables and tiles of all notebooks."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from edp_lab.training.config import TrainConfig, flag_of
 
 
 class Html(Markup):
-    """Markup that was made here: a constant, or text that `format` escapes. All else that anything shows is text."""
+    """Trusted markup: a constant, or one whose values `format` escapes. Everything else is shown as plain text."""
 
     def _repr_html_(self) -> str:
-        return f'<div class="mathjax_ignore">{self}</div>'  # Jupyter would read what stands between dollars as TeX
+        return f'<div class="mathjax_ignore">{self}</div>'  # Jupyter would read text between dollar signs as TeX
 
 
-CELL = Html('style="text-align:left; vertical-align:top; white-space:normal"')  # how a cell of a table looks
+CELL = Html('style="text-align:left; vertical-align:top; white-space:normal"')  # style of a table cell
 
 
 class Words:
-    """The sentences of a room: each macro of the ``words.html.j2`` beside a file is a method that renders it.
+    """The texts of a room: each macro of the ``words.html.j2`` beside a file becomes a method that renders it.
 
         words = Words(__file__)
         words.stages(result)    # HTML in one line
 
     Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `at_least`, `short`, `percent`,
     `duration`) and as functions (`count`, ``table`` for `html_table`), ``cell`` for `CELL`, the macros
-    ``privacy`` and ``scope`` of the kit's own ``words.html.j2``, and what a room gives by name. What is filled in is
+    ``privacy`` and ``scope`` of the kit's own ``words.html.j2``, and the names that a room passes. Inserted values are
     escaped. An unknown name is an error.
     """
 
@@ -64,24 +64,24 @@ class Words:
 
 
 def digits(value: float | None) -> str:
-    """Three digits, as people write them: 0.0296, 16.4, 1,234, 12.3 million, 3 × 10⁻⁸; inf, or None, is too large for a
-    float."""
+    """Three digits, as people write them: 0.0296, 16.4, 1,234, 12.3 million, 3 × 10⁻⁸; inf and None mean too large for
+    a float."""
     return _written(value, 3)
 
 
 def at_most(value: float | None) -> str:
-    """An epsilon that holds, or noise that suffices: written as `digits`, but rounded up, or it would not hold.
+    """An upper bound, such as a guaranteed epsilon or sufficient noise: like `digits`, but rounded up to stay valid.
 
     None stands for a number that is too large for a float.
     """
     if value is None or not math.isfinite(value):
         return digits(value)
-    value *= 1 - 1e-12  # the error of the arithmetic: a thousand times 0.1 is 100
+    value *= 1 - 1e-12  # absorbs rounding errors: a thousand times 0.1 is 100
     return f"{math.ceil(value):,}" if 1000 <= value < 1e6 else digits(float(upward(value)))
 
 
 def at_least(value: float | None) -> str:
-    """An epsilon that is proven, or noise that there is: written as `digits`, but rounded down, or it would not be so.
+    """A lower bound, such as a measured epsilon or the actual noise: like `digits`, but rounded down to stay valid.
 
     None stands for a number that is too large for a float.
     """
@@ -99,7 +99,7 @@ def short(value: float | None) -> str:
 
 
 def _written(value: float | None, figures: int) -> str:
-    """One format for all numbers that people read; those that are typed are `repr`."""
+    """The format of all numbers to read; numbers to type use `repr`."""
     if value is None or math.isinf(value):
         return "beyond 10³⁰⁸"
     if 1000 <= abs(value) < 1e6 and figures > 2:
@@ -120,7 +120,7 @@ SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(share: float, decimals: int | None = None) -> str:
-    """A share of 1, in percent: "12.5 %" with three digits, or "12.50 %" with `decimals` decimals."""
+    """A fraction as a percentage: "12.5 %" with three digits, or "12.50 %" with `decimals` decimals."""
     return f"{digits(100 * share) if decimals is None else f'{100 * share:.{decimals}f}'} %"
 
 
@@ -138,7 +138,7 @@ def count(number: int, what: str, many: str | None = None) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> Html:
-    """Headings and rows of cells."""
+    """An HTML table; the first row holds the headings."""
     cell, lines = Html("<{0} {1}>{2}</{0}>").format, []
     for place, row in enumerate(rows):
         cells = (cell("td" if place else "th", CELL, text) for text in row)
@@ -147,7 +147,7 @@ def html_table(rows: Sequence[Sequence[str]]) -> Html:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells in plain text, each column as wide as its widest cell."""
+    """A table in plain text, each column as wide as its widest cell."""
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     lines = ("".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -161,25 +161,25 @@ def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
 
 # ---- Settings and commands -----------------------------------------------------------------------------------------
 
-# Options of `edp-lab train` that a reader wants to see in any case.
+# Options of `edp-lab train` to show even at their defaults.
 ALWAYS = ("corpus", "method", "clip_norm", "z0", "decay", "tau", "num_devices", "epochs", "seed")
 MECHANISM = ("clip_norm", "z0", "decay", "tau", "num_devices", "as_printed", "alpha", "noise")
 
 
 def plain(config: TrainConfig, epochs: int) -> TrainConfig:
-    """The run without privacy with which an eDP-SGD run is compared: the same for every setting of the mechanism."""
+    """The run without privacy to compare an eDP-SGD run with; the mechanism's settings do not affect it."""
     defaults = type(config)(config.corpus)
     return replace(config, method="sgd", epochs=epochs, **{name: getattr(defaults, name) for name in MECHANISM})
 
 
 def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
-    """The call of `edp-lab train` that makes this very run."""
+    """The `edp-lab train` command for exactly this run."""
     options = options_of(config, type(config)(config.corpus), ALWAYS)
     return shlex.join(["edp-lab", "train", *options, "--out", out])
 
 
 def options_of(settings: Any, defaults: Any, always: Collection[str]) -> Iterator[str]:
-    """Options for settings, a dataclass: those that are not the defaults, and those that a reader wants in any case."""
+    """Options for settings, a dataclass: those that differ from the defaults, and those in `always`."""
     usual = asdict(defaults)
     for name, value in asdict(settings).items():
         if name in always or value != usual[name]:
@@ -190,7 +190,7 @@ def options_of(settings: Any, defaults: Any, always: Collection[str]) -> Iterato
 
 
 def command(name: str, options: Mapping[str, Any], *flags: str) -> str:
-    """A call of ``edp-lab NAME``: `flags`, then `options`, of which None is left out; numbers with 12 digits."""
+    """An ``edp-lab NAME`` command: `flags`, then `options` without those that are None; numbers with 12 digits."""
     words = ["edp-lab", *name.split(), *flags]
     for option, value in options.items():
         if value is not None:
@@ -199,7 +199,7 @@ def command(name: str, options: Mapping[str, Any], *flags: str) -> str:
 
 
 def account_of(mechanism: Mechanism, **options: Any) -> str:
-    """The call of ``edp-lab account`` for a mechanism, with further `options`."""
+    """The ``edp-lab account`` command for a mechanism, with further `options`."""
     m, printed = mechanism, ["--as-printed"] if mechanism.variant is Variant.AS_PRINTED else []
     settings = {"clip": m.clip_norm, "z0": m.z0, "gpus": m.num_devices, "micro-batch-size": m.micro_batch_size}
     options = {**settings, **options}
@@ -215,17 +215,17 @@ def account_of(mechanism: Mechanism, **options: Any) -> str:
 
 
 def python(function: Callable[..., object], *arguments: object, do: str = "print({})", **values: object) -> str:
-    """A command line for a function of the course: it prints the result, or does with that, ``{}``, what `do` says."""
+    """A command line that calls a function of the course and prints its result, or runs `do` with the result, `{}`."""
     given = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in values.items())])
     name = function.__name__
     return f'python -c "from {function.__module__} import {name}; {do.replace("{}", f"{name}({given})")}"'
 
 
-# ---- Tiles, and what is one click away ------------------------------------------------------------------------------
+# ---- Tiles and folds -------------------------------------------------------------------------------------------------
 
 
 class EscapedHTML(widgets.HTML):
-    """A place in a page for text, or for `Html`: whatever is not is escaped."""
+    """A widget for text, which is escaped, or for `Html`."""
 
     @validate("value")
     def _asked_for(self, proposal: dict[str, Any]) -> str:
@@ -233,13 +233,13 @@ class EscapedHTML(widgets.HTML):
 
 
 class Tile(NamedTuple):
-    """A number that a panel is about, as text: no markup.
+    """A main number of a panel, as text without markup.
 
     Attributes:
-        label: what it is, in a word or two.
-        value: the number, "no guarantee".
-        unit: what it is a number of, in a few words.
-        role: "claimed", "holds", "printed" (what fails) or "plain": its colour, the same as in the figures.
+        label: its name, in a word or two.
+        value: the number, or "no guarantee".
+        unit: what the number measures, in a few words.
+        role: "claimed", "holds", "printed" (for failures) or "plain": sets its colour, the same as in the figures.
     """
 
     label: str
@@ -249,17 +249,17 @@ class Tile(NamedTuple):
 
 
 def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
-    """The tile of a source's claim."""
+    """The tile for a source's claim."""
     return Tile(label, value, unit, "claimed")
 
 
 def holds(value: str, unit: str = "", label: str = "guaranteed") -> Tile:
-    """The tile of a guaranteed number."""
+    """The tile for a guaranteed number."""
     return Tile(label, value, unit, "holds")
 
 
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
-    """The epsilon that the paper's accounting claims, and the guaranteed one."""
+    """Tiles for the epsilon claimed by the paper's accounting, and for the guaranteed epsilon."""
     at = f"ε at δ = {short(held.delta)}"
     why = "outside the paper's formula" if "Poisson" in held.sampling else "no noise, or too little"
     claim = claimed("none", why) if held.claimed_epsilon is None else claimed(digits(held.claimed_epsilon), at)
@@ -271,20 +271,20 @@ def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
 
 
 class Tiles(anywidget.AnyWidget):
-    """Two tiles and a sentence, which a screen reader speaks when it changes."""
+    """Two tiles and a sentence, which a screen reader reads out when it changes."""
 
     _esm = Path(__file__).with_name("tiles.js")
     tiles: Any = traitlets.List().tag(sync=True)
     sentence = traitlets.Unicode("").tag(sync=True)
 
     def show(self, first: Tile, second: Tile, sentence: str) -> None:
-        """Become these, in one message."""
+        """Show these, with one message."""
         with self.hold_sync():
             self.tiles, self.sentence = [list(first), list(second)], sentence
 
 
 class Fold(anywidget.AnyWidget):
-    """A fold with text or `Html`, or a command with a button that copies it. It stays open once opened."""
+    """A fold with text or `Html`, or with a command and a button that copies it. It stays open once opened."""
 
     _esm = Path(__file__).with_name("fold.js")
     summary = traitlets.Unicode().tag(sync=True)

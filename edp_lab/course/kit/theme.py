@@ -1,4 +1,4 @@
-"""How every figure and panel looks: colours that the colour-blind can tell apart, and no button that calls home.
+"""Style of every figure and panel: colours that colour-blind readers can distinguish, and no button that calls home.
 
 `activate` is called once, in a notebook's first cell.
 """
@@ -16,16 +16,16 @@ import plotly.io as pio
 import traitlets
 from plotly.offline import get_plotlyjs
 
-# Okabe and Ito's palette, each colour with one meaning in all of the course; dash and marker vary with it.
+# Okabe and Ito's palette; each colour has one meaning throughout the course, and dash and marker vary with it.
 PLAIN = "#0072B2"  # without noise or privacy: the signal, the data, a world without the sentence
 NOISE = "#CC79A7"  # the noise, and a world with the sentence
-CLAIMED = "#E69F00"  # what a source says
-HOLDS = "#009E73"  # what is so; sound
-PRINTED = "#D55E00"  # Algorithm 1 to the letter; what fails, what leaks
+CLAIMED = "#E69F00"  # a source's claims
+HOLDS = "#009E73"  # guarantees; the sound mechanism
+PRINTED = "#D55E00"  # Algorithm 1 as printed; failures and leaks
 OTHER = "#56B4E9"  # a second of the same kind
-INK = "#000000"  # what is released or chosen
+INK = "#000000"  # released or chosen values
 GRID = "#e4e4e4"
-DARK = {  # what a dark page shows in their place
+DARK = {  # replacements on a dark page
     PLAIN: "#5cb3ee",
     NOISE: "#e29ac3",
     CLAIMED: "#f0b429",
@@ -44,7 +44,7 @@ DARK = {  # what a dark page shows in their place
 
 
 def _style() -> str:
-    """The panels' style sheet, and for dark pages other colours than plotly has written into each element."""
+    """The panels' style sheet, with rules that replace plotly's inline colours on dark pages."""
     plot = 'body[data-jp-theme-light="false"] .js-plotly-plot'
     rules = [Path(__file__).with_name("panel.css").read_text(encoding="utf-8")]
     rules += [
@@ -65,8 +65,8 @@ STYLE = _style()
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "displaylogo": False,
-    "responsive": False,  # `figure.js` watches the width of its place
-    "typesetMath": False,  # a page's MathJax would read formulas, and links in them, in what is text
+    "responsive": False,  # `figure.js` watches the width of its container
+    "typesetMath": False,  # a page's MathJax would read formulas, and links in them, into plain text
     "modeBarButtons": [["toImage", "resetScale2d"]],  # dragging zooms
 }
 
@@ -77,7 +77,7 @@ _AXIS = {
     "ticks": "outside",
     "tickcolor": "#888",
     "automargin": True,
-    "ticklabeloverflow": "allow",  # else each label is measured at every move; margins leave room for all
+    "ticklabeloverflow": "allow",  # otherwise each label is measured at every move; the margins have room for all
     "title": {"standoff": 8},
 }
 
@@ -108,7 +108,7 @@ TEMPLATE = go.layout.Template(
 
 
 def activate() -> None:
-    """Use the course's template, and send figures as JSON, from here on."""
+    """Switch to the course's template, and to figures sent as JSON."""
     pio.templates["edp_lab"] = TEMPLATE
     pio.templates.default = "edp_lab"
     pio.renderers["plotly_mimetype"].config = CONFIG
@@ -117,11 +117,11 @@ def activate() -> None:
 
 
 class _Bundle(anywidget.AnyWidget):
-    """plotly.js and the course's template, sent to a page once. To read it keeps a slow machine busy for seconds: so it
-    is read while nothing else is going on."""
+    """plotly.js and the course's template, sent to a page once. Parsing it keeps a slow machine busy for seconds, so
+    the page does it when idle."""
 
     _esm = """
-    // anywidget gives up a model that is not there after 2 s: on a busy machine that is too soon.
+    // anywidget gives up on a missing model after 2 s: on a busy machine that is too soon.
     const timeout = AbortSignal.timeout.bind(AbortSignal);
     AbortSignal.timeout = ms => timeout(ms === 2000 ? 120_000 : ms);
 
@@ -142,11 +142,11 @@ class _Bundle(anywidget.AnyWidget):
 
 @cache
 def bundle() -> anywidget.AnyWidget:
-    """What all live figures of a page are drawn by; sent when it is first asked for."""
+    """The plotly.js that draws all live figures of a page; sent on first use."""
     return _Bundle(code=get_plotlyjs(), how={"template": TEMPLATE.to_plotly_json(), "config": CONFIG})
 
 
-# From the input of a network to its outputs: the order in which people read a figure.
+# From the input of a network to its outputs, the order in which people read a figure.
 LAYERS = {
     "words": "word vectors",
     "characters": "character vectors",
@@ -156,16 +156,16 @@ LAYERS = {
     "slots": "slot head",
     "crf": "CRF",
 }
-TENSORS = {"weight": "", "w_ih": "input", "w_hh": "recurrent"}  # the others are called what they are
+TENSORS = {"weight": "", "w_ih": "input", "w_hh": "recurrent"}  # the others keep their names
 
 
 def layer_name(parameter: str) -> str:
-    """A parameter's name for people: ``lstm.0.w_hh`` -> "LSTM 1 recurrent"; an unknown part stays as it is."""
+    """A parameter's readable name: ``lstm.0.w_hh`` -> "LSTM 1 recurrent"; unknown parts stay unchanged."""
     first, *rest = parameter.split(".")
     rest = [str(int(part) + 1) if part.isdigit() else TENSORS.get(part, part) for part in rest]
     return " ".join(word for word in (LAYERS.get(first, first), *rest) if word)
 
 
 def reading_order(parameters: Sequence[str]) -> list[str]:
-    """Parameters from input to output: the heads, which come first in a model, last."""
+    """Parameters from input to output; the heads, which come first in a model, go last."""
     return sorted(parameters, key=lambda name: name.startswith(("intent", "slots", "crf")))

@@ -1,8 +1,8 @@
-"""The panels of ``00_start.ipynb``: a number read out of a model, one step and training with its noise, a
-claim tested, and a private model.
+"""The panels of ``00_start.ipynb``: extracting a number from a model, one step and training with its noise, testing
+a claim, and a private model.
 
     model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
-    read = model.secrets[16]                           # a number that is 16 times in its data
+    read = model.secrets[16]                           # a number that occurs 16 times in its data
     result = model.step(config)                        # pure
     tested = challenge(as_printed=True, z0=1.0, num_devices=8)
 """
@@ -52,8 +52,8 @@ words = Words(__file__)
 figure = partial(fig.figure, height=430)
 
 
-TIMES = (0, 1, 4, 16)  # how often the training set holds a number
-NUMBERS = 10_000  # hidden ones and others
+TIMES = (0, 1, 4, 16)  # numbers of copies in the training set
+NUMBERS = 10_000  # hidden numbers and others
 
 
 class Secret(NamedTuple):
@@ -62,8 +62,8 @@ class Secret(NamedTuple):
     times: int  # occurrences in the training set
     number: str  # seven digits
     loss: float  # of this number
-    losses: np.ndarray  # (F), of it and all others
-    rank: int  # of its loss among them; 1 is the smallest
+    losses: np.ndarray  # (F), of this number and all others
+    rank: int  # rank of its loss among them; 1 is the smallest
 
 
 class StepResult(NamedTuple):
@@ -73,30 +73,30 @@ class StepResult(NamedTuple):
     mechanism: Mechanism
     layers: tuple[str, ...]  # names of the parameter tensors
     signal: tuple[float, ...]  # of the mean clipped gradient
-    noise: tuple[float, ...]  # expected on it: standard deviation times square root of the layer's size
-    draw: tuple[float, ...]  # of one draw of that noise
+    noise: tuple[float, ...]  # expected norm of its noise: standard deviation times square root of the layer's size
+    draw: tuple[float, ...]  # norm of one draw of that noise
     guarantee: Guarantee  # of the whole run, for one sentence
     together: float | None  # guaranteed epsilon for all sentences with the number that is hidden most often
 
     @property
     def ratio(self) -> float:
-        """Expected noise over signal, all layers together."""
+        """Expected noise divided by signal, over all layers together."""
         return math.hypot(*self.noise) / math.hypot(*self.signal)
 
 
 class SmallModel:
     """A small model, trained without noise by the library's loop, and its next batch.
 
-    The same model and batch stand behind every setting of the sliders, so that only the mechanism differs. All layer
+    All settings of the sliders use the same model and batch, so that only the mechanism differs. All layer
     scales are 1.
 
     Args:
-        config: what the panels start with; `plain` makes the model's own run of it.
-        epochs: how long to train.
+        config: the panels' initial values; `plain` derives the model's own run from it.
+        epochs: number of training epochs.
 
     Attributes:
-        secrets: by how often the training set holds a number, what the model reveals of it.
-        on: from a number of devices N, the mean gradient of each device's micro-batch (N, P); computed once for each N.
+        secrets: what the model reveals of a number, by its copies in the training set.
+        on: for N devices, the mean gradient of each device's micro-batch (N, P); computed once per N.
         noise: (P) standard normal draws of the step.
         epochs: the rows of its run record.
     """
@@ -113,7 +113,7 @@ class SmallModel:
         self.on = cache(self._on)
 
     def trainer(self, config: TrainConfig) -> Trainer:
-        """A run on the same corpus with the same numbers hidden in it; `Trainer.epoch` trains it."""
+        """A run on the same corpus, with the same hidden numbers; `Trainer.epoch` trains it."""
         corpus = load_corpus(config.corpus)
         data = split(corpus, config.seed)
         self.numbers = draw_canaries(corpus, data.train, TIMES, 2, NUMBERS - 2 * len(TIMES), config.seed)
@@ -139,9 +139,9 @@ class SmallModel:
         return stacked_gradients(run.model, data, parts, masks, self.layout).gradients.cpu()
 
     def step(self, config: TrainConfig) -> StepResult:
-        """The step of the first epoch of `config` that this model would take next, and the guarantee of the whole run.
+        """The next step of this model, by the first epoch of `config`, and the guarantee of the whole run.
 
-        What the step releases is signal + noise: `release` without noise gives the signal. UsageError: plain SGD.
+        The step releases signal + noise; `release` without noise gives the signal. UsageError: plain SGD.
         """
         mechanism = config.mechanism()
         if mechanism is None:
@@ -174,13 +174,13 @@ def _digits(tokens: Sequence[str]) -> str:
 
 @panel("00")
 class Step(Panel, Runs):
-    """One step, with sliders that begin with the values of `start`; Run trains with them and repeats the attack.
+    """One step, with sliders that start at the values of `start`; Run trains with them and repeats the attack.
 
     Attributes:
         result: a `StepResult`.
         rows: by method, the rows of the run record so far.
-        trained: the configuration of the last run that came to its end.
-        secret: what the last trained model reveals of the number that it saw most often.
+        trained: the configuration of the last finished run.
+        secret: what the last trained model reveals of the number with most copies.
     """
 
     def __init__(self, model: SmallModel, start: TrainConfig) -> None:
@@ -237,7 +237,7 @@ TOTAL = Html("<b>all layers</b>")
 
 
 def draw_layers(result: StepResult) -> Figure:
-    """Per layer, on a log axis: the mean clipped gradient, the noise expected on it, and one draw of that."""
+    """Per layer, on a log axis: the mean clipped gradient, the expected noise on it, and one draw of the noise."""
     rows = [*map(theme.layer_name, result.layers), TOTAL]
     lengths = (result.signal, result.noise, result.draw)
     signal, noise, draw = (positive([*norms, math.hypot(*norms)]) for norms in lengths)
@@ -262,7 +262,7 @@ def draw_layers(result: StepResult) -> Figure:
 
 @panel("00")
 def read(model: SmallModel) -> Panel:
-    """What the model reveals of a number in its training data: `result` is a `Secret`."""
+    """What the model reveals about a number in its training data: `result` is a `Secret`."""
     times = {str(times): times for times in TIMES}
     return Panel(
         "Read a number out of a model",
@@ -277,7 +277,7 @@ def read(model: SmallModel) -> Panel:
 
 
 def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
-    """The number, and its place among ten thousand."""
+    """The number, and its rank among ten thousand."""
     of = f"of {len(result.losses):,}; 1 has the smallest loss"
     truth = Tile("true number", result.number, "only its owner knows it")
     place = Tile("its rank", f"{result.rank:,}", of)
@@ -290,7 +290,7 @@ def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
 
 
 def draw_secret(result: Secret) -> Figure:
-    """A histogram of the losses of all numbers, and the true one's."""
+    """A histogram of the losses of all numbers, and the true number's loss."""
     shares, edges = np.histogram(result.losses, 60)
     middle, width = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0])
     left = result.loss > (edges[0] + edges[-1]) / 2
@@ -316,11 +316,11 @@ KEPT = RESULTS / "course_private.json"
 
 @panel("00")
 class Private(RunPanel):
-    """Trains on generated commands for an epsilon, by the recipe with a secret key; ends with a certificate.
+    """Trains on generated commands for an epsilon, by the recipe with a secret key; finishes with a certificate.
 
     Attributes:
-        rows: of the run's record so far; before the first Run, of the one that ``data/results/course.py`` has made.
-        outcome: error, epsilon and delta of the last run that came to its end.
+        rows: the run's record so far; before the first Run, that of the run from ``data/results/course.py``.
+        outcome: error, epsilon and delta of the last finished run.
     """
 
     def __init__(self, epsilon: float = 3.0, commands: int = 45_000) -> None:
@@ -408,14 +408,14 @@ def draw_errors(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 # ---- A test of the claimed epsilon -----------------------------------------------------------------------------------
 
-ROUNDS = 5_000  # draws of a step without the sentence, and as many with it
+ROUNDS = 5_000  # draws of a step without the sentence, and the same number with it
 
 
 def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:
     """Test the claimed epsilon of one step at clip norm 1 and delta 1e-5, as `edp-lab audit mechanism` does.
 
     Guarantee: the lower bound on epsilon holds with probability 95 % if the noise is as good as random. UsageError: no
-    finite claim; as `Mechanism`.
+    finite claim; see also `Mechanism`.
     """
     return _step_noise().audit(attacked_mechanism(as_printed, 1.0, z0, num_devices), DELTA, ROUNDS)
 

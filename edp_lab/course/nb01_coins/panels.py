@@ -28,7 +28,7 @@ from edp_lab.privacy.foundations import advanced_composition, gaussian_loss_tail
 from edp_lab.privacy.gdp import check_delta, gdp_delta, gdp_epsilon
 from edp_lab.privacy.zcdp import zcdp_epsilon
 
-TINY = "below 10⁻³⁰⁷"  # the number is not 0, but a float of it is
+TINY = "below 10⁻³⁰⁷"  # the number is not 0, but rounds to 0 as a float
 figure = partial(fig.figure, height=380)
 EPSILON = "nats"
 
@@ -37,7 +37,7 @@ HALF = float(ndtri(0.95))  # half of a 90 % interval, in standard errors
 
 
 def spread(first: int, last: int) -> NDArray[np.int64]:
-    """Whole numbers from `first` to `last`, in about equal ratios, each once."""
+    """Distinct whole numbers from `first` to `last`, in about equal ratios."""
     return np.unique(np.geomspace(first, last, POINTS).round().astype(np.int64))
 
 
@@ -47,10 +47,10 @@ FORMS = basic.generalise_code(5), basic.generalise_number(5, 10, 20), (str, basi
 
 
 def linked(k: int, seed: int) -> tuple[float, float]:
-    """Shares of 600 made-up patients who are singled out in their k-anonymous table; with `k` = 1 it is the original.
+    """Shares of 600 made-up patients who are singled out in their k-anonymous table; `k` = 1 is the original table.
 
-    The first is by a list of 3000 voters, the second by an attacker
-    who knows their data and the month of the visit.
+    The first share is by a list of 3000 voters, the second by an
+    attacker who knows their data and the month of the visit.
     """
     rng = rng_of(seed, 0)
     columns = rng.integers(42000, 42020, 3000), rng.integers(18, 91, 3000), rng.choice(["f", "m"], 3000)
@@ -70,20 +70,20 @@ def linked(k: int, seed: int) -> tuple[float, float]:
 class Poll(NamedTuple):
     """Randomised response to a yes-or-no question, and the collector's estimate; 1 is yes."""
 
-    epsilon: float  # of one answer, pure: local DP, one answer replaced by the other
+    epsilon: float  # pure epsilon of one answer: local DP, one answer replaced by the other
     share: float  # of the population whose true answer is yes
     truth: NDArray[np.int64]  # (people,)
-    responses: NDArray[np.int64]  # (people,); only these leave their owners
-    asked: NDArray[np.int64]  # (points,), how many were asked so far
+    responses: NDArray[np.int64]  # (people,); only these are sent to the collector
+    asked: NDArray[np.int64]  # (points,), number of people asked so far
     yes: Array  # (points,), the share of yes among these responses
     estimate: Array  # (points,), of `share`, from these responses
     standard_error: Array  # (points,), of the estimate
 
 
 def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
-    """Ask `people` of a population in which a `share` would truly say yes. With one seed, people keep their coins.
+    """Ask `people` of a population in which a `share` would truly say yes. The seed determines everyone's coins.
 
-    UsageError: epsilon not positive and finite, people no whole number from 2 to 100,000, share outside [0, 1], seed
+    UsageError: epsilon not positive and finite, people not a whole number from 2 to 100,000, share outside [0, 1], seed
     negative.
     """
     check_whole("the number of people", people, 2, 100_000)
@@ -124,11 +124,11 @@ def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int 
 
 
 def tell_coin(result: Poll) -> tuple[Tile, Tile, str]:
-    """What one yes reveals about its person, and the estimate from all answers."""
+    """What a yes reveals about the person, and the estimate from all answers."""
     share, (estimate, error) = 100 * result.share, (100 * result.estimate[-1], 100 * result.standard_error[-1])
     after = f"{d(share)} % → {percent(float(belief(result.share, result.epsilon)))}"
     person = Tile("one who says yes", after, "belief before and after")
-    spread, at = (f" ± {short(HALF * error)}", ", at 90 % confidence") if error else ("", "")  # 0: all said the same
+    spread, at = (f" ± {short(HALF * error)}", ", at 90 % confidence") if error else ("", "")  # 0: all answered alike
     everyone = holds(f"{d(estimate)} %{spread}", f"estimated yes{at}; {d(share)} % is true", "all of them")
     first = min(SHOWN, result.truth.size)
     lies = int((result.truth != result.responses)[:first].sum())
@@ -136,7 +136,7 @@ def tell_coin(result: Poll) -> tuple[Tile, Tile, str]:
     return person, everyone, f"{lies} of the first {first} people {lie}, and nobody can see which."
 
 
-SHOWN = 100  # people in the picture of a poll
+SHOWN = 100  # people drawn in the figure of a poll
 LOOKS_OF_ANSWERS = {
     ("yes, true", PLAIN, "circle"): (1, True),
     ("no, true", PLAIN, "circle-open"): (0, True),
@@ -146,7 +146,7 @@ LOOKS_OF_ANSWERS = {
 
 
 def draw_people(result: Poll) -> Figure:
-    """The first hundred, ten in a row: what each said, and whether it was true."""
+    """The first hundred people, ten in a row: their answers, and whether they are true."""
     truth, responses = result.truth[:SHOWN], result.responses[:SHOWN]
     marks = []
     for look, (answer, honest) in LOOKS_OF_ANSWERS.items():
@@ -163,7 +163,7 @@ def draw_people(result: Poll) -> Figure:
 
 
 def draw_poll(result: Poll) -> Figure:
-    """The estimate as more are asked, in its 90 % interval."""
+    """The estimate as more people are asked, with its 90 % interval."""
     asked, estimate = result.asked, 100 * result.estimate
     half = 100 * HALF * result.standard_error
     band = between(asked, estimate - half, estimate + half)
@@ -183,7 +183,7 @@ def draw_poll(result: Poll) -> Figure:
 
 
 class GaussianCount(NamedTuple):
-    """A count of 1000, or `sensitivity` more with one more person, under Gaussian noise: figures 2.1 to 2.3.
+    """A count of 1000, or `sensitivity` more with one more person, under Gaussian noise: thesis figures 2.1 to 2.3.
 
     `delta` is the area of `density` above `raised`.
     """
@@ -192,8 +192,8 @@ class GaussianCount(NamedTuple):
     sigma: float
     sensitivity: float
     mu: float  # sensitivity over sigma
-    delta: float  # the smallest that goes with epsilon (Gaussian DP, exact)
-    tail: float  # P[loss > epsilon], what figure 2.3 of the thesis measures
+    delta: float  # the smallest delta for epsilon (Gaussian DP, exact)
+    tail: float  # P[loss > epsilon], shown in figure 2.3 of the thesis
     output: Array  # (301,), the noisy count
     density: Array  # (301,), of the count without the person
     density_neighbour: Array  # (301,), and with them
@@ -212,7 +212,7 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     mu /= basic.check_positive("the standard deviation sigma", sigma)
     if epsilon == math.inf:
         raise UsageError("epsilon is inf: it must be a finite number, 0 or more")
-    shift = np.linspace(-4 / mu, 1 + 4 / mu, 301)  # of the noisy count from 1000, over the sensitivity
+    shift = np.linspace(-4 / mu, 1 + 4 / mu, 301)  # distance of the noisy count from 1000, divided by the sensitivity
     peak = mu / (sensitivity * math.sqrt(2 * math.pi))
     density, neighbour = (peak * np.exp(-np.square((shift - more) * mu) / 2) for more in (0, 1))
     epsilons = np.linspace(0, max(1.25 * epsilon, 4 * mu + mu * mu / 2), POINTS)
@@ -246,7 +246,7 @@ def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -
 
 
 def tell_delta(result: GaussianCount) -> tuple[Tile, Tile, str]:
-    """How often an outcome reveals more than epsilon, which the thesis confuses with delta, and delta."""
+    """The chance that an outcome reveals more than epsilon, which the thesis confuses with delta, and delta."""
     at = f"at ε = {d(result.epsilon)}"
     tail, least = d(result.tail) if result.tail else TINY, at_most(result.delta) if result.delta else TINY
     both = claimed(tail, at, "chance of a loss beyond ε"), holds(least, at, "smallest δ")
@@ -256,13 +256,13 @@ def tell_delta(result: GaussianCount) -> tuple[Tile, Tile, str]:
 
 
 def _account(noise_multiplier: float, releases: int, delta: float) -> str:
-    """The command that prints the epsilon of these Gaussian releases; "" for a delta it refuses."""
+    """The command that prints the epsilon of these Gaussian releases; "" for a delta that it refuses."""
     options = {"z0": noise_multiplier, "epochs": releases, "delta": delta}
     return command("account", options) if 0 < delta < 1 else ""
 
 
 def draw_delta(result: GaussianCount) -> Figure:
-    """The density without the person, above e^epsilon times the one with them: the area between is delta."""
+    """The density without the person, and e^epsilon times the density with them: the area between is delta."""
     output, raised, top = result.output, result.raised, 1.2 * float(result.density.max())
     return figure(
         "δ as an area",
@@ -277,7 +277,7 @@ def draw_delta(result: GaussianCount) -> Figure:
 
 
 def draw_deltas(result: GaussianCount) -> Figure:
-    """For every epsilon, delta and the chance of a larger loss."""
+    """Delta and the chance of a larger loss, for every epsilon."""
     low = max(-12, fig.log_range(result.deltas)[0])
     return figure(
         "δ for every ε",
@@ -300,9 +300,9 @@ class Composed(NamedTuple):
     """The total cost of many releases, by four accountants."""
 
     epsilon: float  # of one release, pure
-    delta: float  # of the total, for all accountants except the plain sum, which has 0
+    delta: float  # delta of the total, for all accountants except the plain sum, which has 0
     releases: NDArray[np.int64]  # (points,), numbers of releases
-    total: Mapping[str, Array]  # by accountant, (points,), epsilon of each number of releases
+    total: Mapping[str, Array]  # by accountant, (points,), total epsilon for each number of releases
 
     @property
     def last(self) -> dict[str, float]:
@@ -311,12 +311,12 @@ class Composed(NamedTuple):
 
 
 def composed(epsilon: float, releases: int, delta: float) -> Composed:
-    """Total epsilon of 1 ... `releases` releases of pure `epsilon` each.
+    """Total epsilon of 1 to `releases` releases of pure `epsilon` each.
 
-    The Gaussian account is exact, but of another mechanism: noise of the standard deviation that Laplace noise of
-    this epsilon has, on a single number. It has sensitivity over sigma = epsilon / sqrt(2) per release.
+    The Gaussian account is exact, but for another mechanism: Gaussian noise on a single number, with the standard
+    deviation of the Laplace noise of this epsilon. It has sensitivity over sigma = epsilon / sqrt(2) per release.
 
-    UsageError: epsilon not positive and finite, releases no whole number from 1 to 10^9, delta outside (0, 1).
+    UsageError: epsilon not positive and finite, releases not a whole number from 1 to 10^9, delta outside (0, 1).
     """
     basic.check_positive("the epsilon of one release", epsilon)
     check_whole("the number of releases", releases, 1, 10**9)
@@ -353,7 +353,7 @@ LOOKS = {SUM: (PLAIN, "solid"), ADVANCED: (OTHER, "dash"), ZCDP: (HOLDS, "dashdo
 
 
 def tell_composition(result: Composed) -> tuple[Tile, Tile, str]:
-    """The plain sum, and the least of the valid totals of the same releases."""
+    """The plain sum, and the smallest valid total of the same releases."""
     last = result.last
     best = min((SUM, ADVANCED, ZCDP), key=last.__getitem__)
     plain = Tile(SUM, f"ε = {at_most(last[SUM])}", "δ = 0")

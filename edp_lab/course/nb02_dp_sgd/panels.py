@@ -88,15 +88,15 @@ class PerExample(NamedTuple):
     """Gradient norms of one batch of a small model, and the time that they take."""
 
     norms: Mapping[int, Array]  # by micro-batch size b, (B / b) L2 norms of the mean gradients of b examples
-    disagreement: float  # largest relative difference between the norms by book-keeping and in a loop
-    seconds: Mapping[str, float]  # of one gradient by `LOOP`, `BOOKS` (both clip every example) and `WHOLE` (plain SGD)
+    disagreement: float  # largest relative difference between the norms from book-keeping and from a loop
+    seconds: Mapping[str, float]  # of one gradient by `LOOP`, `BOOKS` (both clip each example) and `WHOLE` (plain SGD)
 
 
 def per_example(config: TrainConfig, epochs: int) -> PerExample:
     """The first batch after `epochs` epochs of plain training, in micro-batches of 1, 4, 16 and 64.
 
     Args:
-        config: of plain training (method "sgd").
+        config: configuration of plain training (method "sgd").
     """
     corpus = load_corpus(config.corpus)
     run = Trainer(config, corpus, split(corpus, config.seed))
@@ -134,19 +134,19 @@ class Cloud(NamedTuple):
     """Per-example gradients of a model with two weights, clipped, averaged and noised."""
 
     mechanism: Mechanism  # per-example DP-SGD with the threshold C and the noise multiplier z
-    rule: str  # how gradients are bounded, a name of `edp_lab.three_phase.classifier.RULES`
+    rule: str  # rule that bounds gradients, a name of `edp_lab.three_phase.classifier.RULES`
     gradients: Array  # (B, 2)
     clipped: Array  # (B, 2)
     released: Array  # (2,), the mean of the clipped gradients with noise
-    sensitivity: float  # how far one example can move the sum of the clipped gradients; inf if nothing bounds it
+    sensitivity: float  # how far one example can move the sum of the clipped gradients; inf if there is no bound
     noise_std: float  # of the noise on each coordinate of the mean
     biases: Array  # (len(CLIPS),), how far clipping at other thresholds moves the mean
-    noises: Array  # (len(CLIPS),), expected length (root mean square) of the noise; inf where the sensitivity is
-    guarantee: Guarantee | None  # of this one release; None if the rule bounds nothing
+    noises: Array  # (len(CLIPS),), expected length (root mean square) of the noise; inf if the sensitivity is
+    guarantee: Guarantee | None  # guarantee of this one release; None if the rule bounds nothing
 
     @property
     def means(self) -> Array:
-        """The mean gradient before and after the clip: (2, 2)."""
+        """The mean gradient before and after clipping: (2, 2)."""
         return np.stack([self.gradients.mean(0), self.clipped.mean(0)])
 
     @property
@@ -161,7 +161,7 @@ def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule:
 
     The gradients are made up: a cloud, and a share of outliers far away. More examples keep the first ones. If the
     rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing. UsageError: C not above
-    0, z negative, examples none from 1 to 2,000, a share outside [0, 1], an unknown rule, seed negative.
+    0, z negative, examples not from 1 to 2,000, a share outside [0, 1], an unknown rule, seed negative.
     """
     check_option("rule", rule, RULES)
     chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
@@ -197,7 +197,7 @@ def cloud(clip_norm: float = 1.0, z: float = 2.0, examples: int = 10, outliers: 
     sizes = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
     tips = [
         "longer gradients become as long as C",
-        "each coordinate cut to ±C",
+        "each coordinate is cut to ±C",
         "every gradient becomes as long as C",
         "the thesis' Algorithm 8, with a reversed condition",
     ]
@@ -229,7 +229,7 @@ def tell_cloud(result: Cloud) -> tuple[Tile, Tile, str]:
     return *tiles, f"The clip moves the mean {'more' if bias > noise else 'less'} than the noise does."
 
 
-SHOWN = 200  # examples in the picture of a cloud
+SHOWN = 200  # examples drawn in the figure of a cloud
 CIRCLE = np.stack([wave(np.linspace(0, 2 * np.pi, 73)) for wave in (np.cos, np.sin)], axis=1)  # of radius 1, closed
 SQUARE = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1], [1, 1]])
 
@@ -259,12 +259,12 @@ def draw_cloud(result: Cloud) -> Figure:
 
 
 def _xy(rows: Array) -> dict[str, Any]:
-    """Points (n, 2) as a trace takes them."""
+    """Points (n, 2) in a trace's format."""
     return {"x": rows[:, 0], "y": rows[:, 1]}
 
 
 def draw_error(result: Cloud) -> Figure:
-    """How far the released mean is off, by C: through clipping, through noise, and through both."""
+    """Error of the released mean by C: due to clipping, due to noise, and due to both."""
     both = np.hypot(result.biases, result.noises)
     return figure(
         "How far off is the released mean?",
@@ -283,7 +283,7 @@ def draw_error(result: Cloud) -> Figure:
 PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
 PEOPLE, STEPS = 400, 30
 START, TRUTH = np.array([-0.8, -1.5]), np.array([1.0, 2.0])
-SCALES = np.array([2.0, 0.5])  # of the two features: one weight is learnt more easily than the other
+SCALES = np.array([2.0, 0.5])  # scales of the two features: one weight is easier to learn than the other
 SAMPLED = {"poisson": "Poisson", "shuffle": "shuffled"}
 
 
@@ -298,15 +298,15 @@ class Training(NamedTuple):
     mechanism: Mechanism
     paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
     losses: Mapping[str, Array]  # (STEPS + 1,), over all people
-    guarantee: Guarantee  # of all steps as they were drawn
-    billed: Guarantee  # if the batches were Poisson samples
-    passes: int  # over the data, that shuffled batches begin
+    guarantee: Guarantee  # guarantee of all steps as they were drawn
+    billed: Guarantee  # guarantee if the batches were Poisson samples
+    passes: int  # passes over the data that shuffled batches begin
 
 
 def train(clip_norm: float, z: float, batch_size: int, lr: float, sampling: str, seed: int = 0) -> Training:
     """Thirty steps, each on a batch of (Poisson: about) `batch_size` of 400 people.
 
-    UsageError: as `edp_lab.privacy.Mechanism`, or an unknown sampling, a batch size none from 1 to 400, lr
+    UsageError: as `edp_lab.privacy.Mechanism`, or an unknown sampling, a batch size not from 1 to 400, lr
     not positive and finite, seed negative.
     """
     check_whole("the batch size", batch_size, 1, PEOPLE)
@@ -348,7 +348,7 @@ def loss(weights: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def people() -> tuple[Tensor, Tensor]:
-    """Features (n, 2) and labels (n), 0 or 1; the same for every seed, so that the loss surface stands still."""
+    """Features (n, 2) and labels (n), 0 or 1; the same for every seed, so that the loss surface does not change."""
     rng = rng_of(0, 2)
     features = rng.standard_normal((PEOPLE, 2)) * SCALES
     labels = rng.random(PEOPLE) < expit(features @ TRUTH)
@@ -389,7 +389,7 @@ def _path(mechanism: Mechanism | None, batch_size: int, lr: float, sampling: str
 
 @panel("02")
 def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
-    """A whole training of two weights: `result` is a `Training`."""
+    """A whole training run of two weights: `result` is a `Training`."""
 
     def account(result: Training) -> str:
         return _account(result, **{"steps": STEPS} if result.sampling == "poisson" else {"epochs": result.passes})

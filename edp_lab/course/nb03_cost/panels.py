@@ -56,13 +56,13 @@ _account = partial(command, "account")
 
 # ---- The bill of a run, and noise for a target -----------------------------------------------------------------------
 
-JUDGED = 16  # numbers of epochs: a verdict takes a millisecond
+JUDGED = 16  # most numbers of epochs: each verdict takes a millisecond
 
 
 class RunBill(NamedTuple):
     """Cost of a run after some of its epochs, and the noise with which it would meet a target.
 
-    For one utterance, clipped alone, disjoint batches and secret randomness.
+    For one utterance, clipped individually, with disjoint batches and secret randomness.
     """
 
     mechanism: Mechanism
@@ -98,7 +98,7 @@ def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, d
     """Claimed and guaranteed epsilon of a run, and the noise for a target: `result` is a `RunBill`."""
 
     def command(result: RunBill, **_: Any) -> str:
-        """The calls of `edp-lab account` for the bill, and at the noise that meets the target."""
+        """The `edp-lab account` commands for the bill, and for the noise that meets the target."""
         run = {"epochs": result.after[-1], "delta": delta}
         return "\n".join(
             account_of(replace(result.mechanism, z0=z), **run) for z in (result.mechanism.z0, result.needed_z)
@@ -150,17 +150,17 @@ class Loss(NamedTuple):
     delta: float
     mu: float  # of all releases together
     epsilon: float  # at delta, exact
-    loss: Array  # (P), in nats, as far below 0 as above
+    loss: Array  # (P), in nats, symmetric about 0
     with_it: Array  # (P), density of the loss if the utterance took part
-    without: Array  # (P), and if it did not
-    excess: Array  # (P), (1 - e^(epsilon - loss)) of the first beyond epsilon: its area is delta
+    without: Array  # (P), density if it did not
+    excess: Array  # (P), (1 - e^(epsilon - loss)) times `with_it` above epsilon: its area is delta
     best_found: float  # true positives at 1 % false positives: the most that any attack can expect
 
 
 def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
-    """`releases` of mu each, everyone in each of them.
+    """Loss of `releases` releases of mu each; everyone is in each of them.
 
-    UsageError: mu not from 0.001 to 1000, releases no whole number from 1 to 1000, delta outside (0, 1).
+    UsageError: mu not from 0.001 to 1000, releases not a whole number from 1 to 1000, delta outside (0, 1).
     """
     require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must be between 0.001 and 1000")
     check_whole("the number of epochs", releases, 1, 1000)
@@ -186,7 +186,7 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
     """Privacy losses, and an attacker's success: `result` is a `Loss`."""
 
     def command(result: Loss, *, mu: float, **_: Any) -> str:
-        """The call of `edp-lab account` with the same epsilon."""
+        """The `edp-lab account` command for the same epsilon."""
         return _account({"z0": 1 / mu, "epochs": result.releases, "delta": result.delta})
 
     return Panel(
@@ -204,7 +204,7 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
 
 
 def tell_loss(result: Loss) -> tuple[Tile, Tile, str]:
-    """Epsilon, what the best attack can find, and mu."""
+    """Epsilon, the share of members that the best attack can find, and mu."""
     return (
         holds(f"ε = {at_most(result.epsilon)}", f"at δ = {short(result.delta)}, all epochs"),
         Tile("best attack, on average", percent(result.best_found), "of members, at 1 % false positives", "printed"),
@@ -229,7 +229,7 @@ def draw_loss(result: Loss) -> Figure:
 
 
 def draw_tradeoff(result: Loss) -> Figure:
-    """The least possible false negatives for each rate of false positives."""
+    """The smallest possible rate of false negatives for each rate of false positives."""
     fpr = np.concatenate([[0.0], np.logspace(-6, -2, 40), np.linspace(0.01, 1, 100)[1:]])
     least, pair = (
         100 * (1 - bound.tpr(fpr)) for bound in (gaussian_bound(result.mu), dp_bound(result.epsilon, result.delta))
@@ -241,7 +241,7 @@ def draw_tradeoff(result: Loss) -> Figure:
         line("guessing", INK, "dot", width=1.5, x=[0, 100], y=[100, 0], hoverinfo="skip"),
         top=48,
         hover="%{x:.3g} % against %{y:.3g} %",
-        legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yanchor": "top"},  # above guessing is nothing
+        legend={"orientation": "v", "x": 1, "xanchor": "right", "y": 1, "yanchor": "top"},  # no curve is above guessing
         xaxis=axis("false positives (% of non-members)", [-1, 101]),
         yaxis=axis("false negatives (% of members)", [-1, 101]),
     )
@@ -251,27 +251,27 @@ def draw_tradeoff(result: Loss) -> Figure:
 
 
 class Sampled(NamedTuple):
-    """Per-example DP-SGD (each utterance clipped alone) with one noise multiplier, under three ways to make batches.
+    """Per-example DP-SGD with one noise multiplier, with three ways to make batches.
 
-    Clipped alone, an utterance moves the sum by C, so that the noise over that is z itself.
+    Each utterance is clipped individually and moves the sum by at most C, so noise / sensitivity is z itself.
     """
 
-    rate: float  # q, the share of the corpus that a step sees
+    rate: float  # q, the share of the corpus used in a step
     noise_multiplier: float
     delta: float
-    passes: int  # how often the steps begin the corpus, with disjoint batches
+    passes: int  # passes over the corpus that the steps begin, with disjoint batches
     after: NDArray[np.int64]  # (P), numbers of steps; the last is that of the run
     everyone: Array  # (P), epsilon if every utterance is in every step (exact)
-    shuffled: Array  # (P), one shuffled pass after the other; exact for an attacker who knows the batches (Gaussian DP)
-    now_and_then: NDArray[np.int64]  # (P''), some of `after`, with the last
-    sampled: Array  # (P''), after as many, under Poisson sampling at rate q, by privacy loss distributions
-    at_least: float  # no epsilon below that holds for a shuffled pass: `shuffled_at_least`; 0 before a pass is whole
+    shuffled: Array  # (P), epsilon of successive shuffled passes; exact if the attacker knows the batches (Gaussian DP)
+    now_and_then: NDArray[np.int64]  # (P''), some of `after`, including the last
+    sampled: Array  # (P''), epsilon after those, with Poisson sampling at rate q, by privacy loss distributions
+    at_least: float  # lower bound on the epsilon of a shuffled pass: `shuffled_at_least`; 0 before a pass is complete
 
 
 def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> Sampled:
     """`steps` steps at rate `rate`.
 
-    UsageError: a rate outside (0, 1], no noise, steps no whole number from 1 to 10^6, delta outside (0, 1).
+    UsageError: a rate outside (0, 1], no noise, steps not a whole number from 1 to 10^6, delta outside (0, 1).
     """
     check_whole("the number of steps", steps, 1, 10**6)
     check_delta(delta)
@@ -295,7 +295,7 @@ def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> S
 
 
 def steps_of_a_pass(rate: float) -> int:
-    """After how many steps of disjoint batches everyone has been in one."""
+    """The number of steps of disjoint batches after which everyone has been in a batch."""
     return math.ceil(1 / rate - 1e-9)
 
 
@@ -304,7 +304,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
     """Poisson sampling and shuffled batches compared: `result` is a `Sampled`."""
 
     def command(result: Sampled, **_: Any) -> str:
-        """Two calls of `edp-lab account`: Poisson sampling, and disjoint batches."""
+        """Two `edp-lab account` commands: for Poisson sampling, and for disjoint batches."""
         each_alone = {"z0": result.noise_multiplier, "micro-batch-size": 1, "delta": result.delta}
         sampled = _account({**each_alone, "sampling-rate": result.rate, "steps": result.after[-1]})
         return f"{sampled}\n{_account({**each_alone, 'epochs': result.passes})}"
@@ -325,7 +325,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
 
 
 def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
-    """Epsilon of a secret sample and of shuffled batches, and the lower bound by an attack on the latter."""
+    """Epsilon of secret samples and of shuffled batches, and an attack's lower bound on the latter."""
     sampled, shuffled = result.sampled[-1], result.shuffled[-1]
     tiles = (
         holds(f"ε = {at_most(sampled)}", f"Poisson, δ = {short(result.delta)}", "secret sample"),
@@ -337,7 +337,7 @@ def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
 
 
 def draw_sampled(result: Sampled) -> Figure:
-    """Epsilon by steps under three ways to make batches; log scales."""
+    """Epsilon by steps for three ways to make batches; log scales."""
     on: dict[str, Any] = {"x": result.after, "mode": "lines" if result.after.size > 1 else "lines+markers"}
     whole = [steps_of_a_pass(result.rate), 2 * result.after[-1]] if result.at_least else []
     everyone, shuffled, sampled = map(positive, (result.everyone, result.shuffled, result.sampled))
@@ -357,12 +357,12 @@ def draw_sampled(result: Sampled) -> Figure:
 
 
 class Behind(NamedTuple):
-    """Settings that may explain one epsilon that Table 1 prints for training without decay."""
+    """Settings that may explain one epsilon printed in Table 1 for training without decay."""
 
     row: Table1Row
     epochs: int  # T
-    z0: Array  # (120,), the z0 that gives the printed value exactly, for T = 1 ... 120
-    fits: tuple[float, float] | None  # least and largest z0 of the paper's range that give it within rounding
+    z0: Array  # (120,), the z0 that gives the printed value exactly, for T = 1 to 120
+    fits: tuple[float, float] | None  # smallest and largest z0 of the paper's range that give it within rounding
 
     @property
     def digits(self) -> int:
@@ -373,7 +373,7 @@ class Behind(NamedTuple):
 def behind(model: str, corpus: str, epochs: int) -> Behind:
     """The settings that a row of Table 1 may stand for with T = `epochs`.
 
-    UsageError: no such row, epochs no whole number from 1 to 120.
+    UsageError: no such row, epochs not a whole number from 1 to 120.
     """
     check_whole("the number of epochs T", epochs, 1, MAX_EPOCHS)
     rows = [row for row in TABLE_1 if (row.model, row.corpus) == (model, corpus)]

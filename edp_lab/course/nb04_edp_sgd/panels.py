@@ -64,7 +64,7 @@ from edp_lab.training.trainer import Trainer
 words = Words(__file__)
 figure = partial(fig.figure, height=380)
 ALPHAS = decades(-2, 1)
-TALL = 440  # height of two plots above each other
+TALL = 440  # height of two plots, one above the other
 
 
 # ---- Sound or printed ------------------------------------------------------------------------------------------------
@@ -74,22 +74,22 @@ MANY = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Promise(NamedTuple):
-    """What the same z stands for: in the paper's accounting, as printed, and in the sound variant.
+    """Meaning of the same z in the paper's accounting, as printed, and in the sound variant.
 
     One epoch, alpha public except in `guarantee`.
     """
 
     printed: Mechanism  # Algorithm 1
     sound: Mechanism
-    multiplier: Mapping[str, float]  # by name, noise divided by the sensitivity of what one step releases
+    multiplier: Mapping[str, float]  # by name, noise divided by sensitivity of one step's release
     epsilon: Mapping[str, float | None]  # by name; None if it overflows
     curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
-    pull: Array  # over `MANY` devices, how far one sentence can move the mean (C is 1)
+    pull: Array  # over `MANY` devices, the most that one sentence can move the mean (C is 1)
     noise: Array  # and the standard deviation of the printed noise on it
     guarantee: Guarantee  # of Algorithm 1 as printed: alpha all 1, or private if the largest is not 1
 
     def right(self, name: str) -> float:
-        """The best chance to tell from one step whether a sentence was there (worst case, even odds)."""
+        """The best chance of telling from one step whether it used a sentence (worst case, even odds)."""
         return float(ndtr(0.5 / self.multiplier[name])) if self.multiplier[name] else 1.0
 
 
@@ -123,7 +123,7 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
     """Claimed and guaranteed privacy of the same z0: `result` is a `Promise`."""
 
     def command(result: Promise, **_: Any) -> str:
-        """Two calls of `edp-lab account`: as printed, with what is claimed, and sound."""
+        """Two `edp-lab account` commands: as printed, with the claim, and sound."""
         of = (result.printed, result.sound)
         return "\n".join(account_of(mechanism, epochs=1, delta=DELTA) for mechanism in of)
 
@@ -211,16 +211,16 @@ class Stages(NamedTuple):
     The clip norm is 1.
     """
 
-    mechanism: Mechanism  # with alpha taken for public; clip norm and alpha are normalised if it is sound
+    mechanism: Mechanism  # with alpha treated as public; clip norm and alpha are normalised if it is sound
     alpha: Array  # (2,), layer scales as given
     points: Mapping[str, Array]  # by line, in the variant's order, (N, 2); device 0 has the first sentence
     scaled: Collection[str]  # lines after which gradients are in units of alpha
     kept: Array  # (N,), clip factors
     silent: Array  # (2,), the mean over devices without noise
-    released: Array  # (2,), and with it
+    released: Array  # (2,), the mean with noise
     reach: Array  # (2,), centre of the ellipse of means that the first sentence can reach
     half_axes: Array  # (2,), its half axes: alpha / N
-    noise: Array  # (2,), deviation of the noise on the mean, by layer
+    noise: Array  # (2,), standard deviation of the noise on the mean, by layer
     guarantee: Guarantee  # of one epoch
 
 
@@ -233,7 +233,7 @@ def algorithm1(
     pull: float = 0.0,
     seed: int = 0,
 ) -> Stages:
-    """One step on a batch of 64 made-up sentences, cut into N micro-batches.
+    """One step on a batch of 64 made-up sentences, split into N micro-batches.
 
     UsageError: as `Mechanism`; more than 64 devices, a scale not above 0, a pull or seed below 0.
     """
@@ -243,7 +243,7 @@ def algorithm1(
     size, largest, unit = math.ceil(BATCH / max(num_devices, 1)), float(alpha.max()), alpha
     if as_printed:
         mechanism = Mechanism.as_printed(1.0, z, num_devices, size, alpha=Alpha.PUBLIC, alpha_max=largest)
-    else:  # scales have maximum 1, and the clip norm takes up the rest
+    else:  # scales have maximum 1, and the clip norm absorbs the factor
         mechanism = Mechanism.sound(largest, z, num_devices, size, alpha=Alpha.PUBLIC)
         unit = alpha / largest
     gradients = _device_gradients(num_devices, pull, seed)
@@ -307,7 +307,7 @@ def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
 
 
 def tell_stages(result: Stages) -> tuple[Tile, Tile, str]:
-    """The two meanings of z, and what they are made of."""
+    """The two meanings of z, and their parts."""
     mechanism, meant = result.mechanism, "noise / sensitivity"
     role = "printed" if mechanism.variant is Variant.AS_PRINTED else "holds"
     large, small = map(short, result.noise)
@@ -326,16 +326,16 @@ TITLES = {
     "rescale": "line 3: × α",
     "noise": "line 4: add noise",
 }
-SHAPE = np.array([1.5, 1.0])  # a picture is about so much wider than high
+SHAPE = np.array([1.5, 1.0])  # width of a picture over its height, about
 
 
 def draw_stages(result: Stages) -> Figure:
-    """Every device's gradient after each line, and last the release: all to scale."""
+    """Every device's gradient after each line, and finally the release, all to scale."""
     layout = fig.plots(2, 3, [" "] * 6, horizontal_spacing=0.1, vertical_spacing=0.25)
     marks: list[Mark] = []
     for place, (name, held) in enumerate(result.points.items(), 1):
         allowed = np.ones(2) if name in result.scaled else result.alpha
-        # A long first gradient would leave no room for the others: what lies further out stands at the edge.
+        # A long first gradient would leave no room for the others: points further out are drawn at the edge.
         usual = [held] if place > 2 else [held[1:], [MEAN / (1 if place == 1 else result.alpha)]]
         window = _window([0, 0], *usual, *([[-allowed, allowed]] if place > 1 else []))
         _show(layout, place, TITLES[name], window)
@@ -369,7 +369,7 @@ def _window(*corners: Any) -> Array:
 
 
 def _show(layout: Figure, place: int, heading: str, window: Array) -> None:
-    """Give the picture its title and its axes. Many axes are slow: nothing to measure, nothing to drag."""
+    """Give the picture its title and its axes. Many axes are slow, so these need no measuring and cannot be dragged."""
     layout["annotations"][place - 1] |= {"text": heading, "font": {"size": 13}}
     fixed = {"automargin": False, "fixedrange": True, "nticks": 4, "tickfont": {"size": 11}, "constrain": "domain"}
     ends = str(place) if place > 1 else ""
@@ -388,22 +388,22 @@ def _ellipse(centre: Array, half_axes: Array, place: int, **look: Any) -> Mark:
 
 # ---- Decay -----------------------------------------------------------------------------------------------------------
 
-FINEST = 32  # micro-batches of which all others are made
+FINEST = 32  # the finest micro-batches, of which all others consist
 
 
 class GradientHistory:
     """A small model, trained without noise, and the gradients of one batch at the start of each epoch.
 
-    Kept are not the gradients but, by layer, their products with one another: norms of all sums follow from these.
+    Only the gradients' inner products are stored, by layer: the norms of all sums follow from these.
 
     Args:
-        config: of eDP-SGD; `plain` makes the model's own run of it.
-        epochs: how long to train.
+        config: configuration of eDP-SGD; `plain` derives the model's own run from it.
+        epochs: number of training epochs.
 
     Attributes:
         first: (FINEST, P) gradients of the first batch.
-        alpha: (K) layer scales from it, as the paper takes them.
-        rows: of the run's record.
+        alpha: (K) layer scales from this batch, computed as in the paper.
+        rows: rows of the run's record.
     """
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
@@ -427,7 +427,7 @@ class GradientHistory:
     def gram(self, num_devices: int) -> Tensor:
         """Products of N devices' mean gradients, by epoch and layer: (T, K, N, N).
 
-        UsageError: a number of devices into which the batch cannot be cut evenly.
+        UsageError: the batch cannot be split evenly among this number of devices.
         """
         known = ", ".join(map(str, DEVICES))
         require(num_devices in DEVICES, f"this batch was cut for {known} devices, not for {num_devices}")
@@ -444,7 +444,7 @@ class GradientHistory:
 
 
 def _batch_gradients(run: Trainer) -> Tensor:
-    """(FINEST, P) gradients of the batch that the run meets next, with its own dropout."""
+    """(FINEST, P) gradients of the run's next batch, with the batch's own dropout."""
     now = run.progress
     [[batch]] = run.batches.devices(now.epoch, 0, now.step)
     masks = dropout_key(run.key, now.step, False)
@@ -456,19 +456,19 @@ class Decayed(NamedTuple):
     """Noise against gradients, epoch by epoch: lengths."""
 
     config: TrainConfig
-    gradient: Array  # (T,), of the batch's mean gradient, neither scaled nor clipped
-    signal: Array  # (T,), of the mean of the clipped gradients, which is what gets the noise
-    noise: Array  # (T,), expected (root mean square), of the noise on the mean
-    same_cost: float | None  # noise of a run without decay that costs as much as the one chosen; None without noise
+    gradient: Array  # (T,), length of the batch's mean gradient, neither scaled nor clipped
+    signal: Array  # (T,), length of the mean of the clipped gradients, to which the noise is added
+    noise: Array  # (T,), expected length (root mean square) of the noise on the mean
+    same_cost: float | None  # noise of a run without decay with the same epsilon as the chosen run; None without noise
     guarantee: Guarantee  # of all epochs
 
 
 def decayed(
     history: GradientHistory, as_printed: bool, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int
 ) -> Decayed:
-    """How the noise of eDP-SGD would compare with these gradients, and what it would cost.
+    """The noise of eDP-SGD compared with these gradients, and its cost.
 
-    UsageError: as `TrainConfig` and `Mechanism`, or a number of devices that the batch was not cut for.
+    UsageError: as `TrainConfig` and `Mechanism`, or a number of devices for which the batch was not split.
     """
     config = replace(
         history.config, method="edp-sgd", as_printed=as_printed, clip_norm=clip_norm, z0=z0, decay=decay, tau=tau,
@@ -532,14 +532,14 @@ def decay(
 
 
 def tell_decay(result: Decayed) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the run, and noise over signal at its ends."""
+    """Both epsilons of the run, and noise divided by signal in its first and last epoch."""
     first, last = (short(over) for over in (result.noise / result.signal.clip(1e-300))[[0, -1]])
     sentence = f"Over all weights, the noise has {first} times the signal's norm in the first epoch and {last} times"
     return *epsilons(result.guarantee), f"{sentence} in the last."
 
 
 def draw_decay(result: Decayed) -> Figure:
-    """Lengths by epoch, on a log axis: gradient, what the clip leaves of it, and noise."""
+    """Lengths by epoch, on a log axis: gradient, clipped gradient, and noise."""
     epochs = list(range(len(result.gradient)))
     same = [] if result.config.decay == Decay.NONE or result.same_cost is None else epochs
     return figure(

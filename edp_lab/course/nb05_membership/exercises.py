@@ -14,7 +14,7 @@ from edp_lab.course.nb05_membership.panels import sharp_and_blunt
 AUDIENCES = 100  # made-up groups of people on which an advantage is measured
 PEOPLE = 60  # on either side of each
 SHIFT = 1.0  # of members' scores, in standard deviations: an advantage of 0.383
-WELL_KNOWN = 2.0  # on top, of a text that the training set has several times
+WELL_KNOWN = 2.0  # extra score of a text with several copies in the training set
 
 
 def _tpr(answer: Any, cases: np.random.Generator) -> Differences:
@@ -45,7 +45,7 @@ def _tpr(answer: Any, cases: np.random.Generator) -> Differences:
 
 
 def _thresholds(members: np.ndarray, others: np.ndarray, fpr: float) -> dict[str, float]:
-    """By what is said of it, the TPR at a threshold that a known slip chooses."""
+    """The TPR at a threshold chosen by a known mistake, by the sentence to print."""
     allowed, ranked = math.floor(fpr * len(others) + 1e-9), np.sort(others)[::-1]
     everybody = np.sort(np.concatenate([members, others]))[::-1]
     found = {
@@ -61,7 +61,7 @@ def _thresholds(members: np.ndarray, others: np.ndarray, fpr: float) -> dict[str
 
 
 def _intervals(hits: int, members: int) -> dict[str, list[float]]:
-    """By what is said of it, an interval by a known slip."""
+    """An interval computed by a known mistake, by the sentence to print."""
     rate = hits / members
     reach = 1.96 * math.sqrt(rate * (1 - rate) / members)
     lower, upper = clopper_pearson(hits, members)
@@ -81,7 +81,7 @@ def _intervals(hits: int, members: int) -> dict[str, list[float]]:
 
 
 def _compare(answer: Any, cases: np.random.Generator) -> Differences:
-    """Both attacks on many people, by each measure."""
+    """Both attacks on many people, evaluated by each measure."""
     attacks = sharp_and_blunt(20_000, int(cases.integers(2**31)))
     tails = {name: tpr_at_fpr(*sides, 0.01) for name, sides in attacks.items()}
     measured = {
@@ -135,7 +135,7 @@ def _shuffled(cases: np.random.Generator, scores: np.ndarray, member: np.ndarray
     return scores[order], member[order], texts[order]
 
 
-CROWDS = (  # who is drawn, between which numbers the mean advantage must lie, and what is said otherwise
+CROWDS = (  # who is drawn, the range that must include the mean advantage, and the sentence to print otherwise
     (
         lambda cases: _people(cases, PEOPLE, 0.0),
         -0.08,

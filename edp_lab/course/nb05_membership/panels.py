@@ -40,7 +40,7 @@ POINTS = 90  # of a curve
 
 KEPT = RESULTS / "course_membership.json"
 PARTS = ("shadows", "defended", "canaries")
-EPOCHS = 8  # enough for a small model to learn its training set by heart
+EPOCHS = 8  # enough for a small model to memorise its training set
 Z0S = (0.001, 0.003, 0.01, 0.03, 0.1)
 REPETITIONS = (0, 1, 2, 4, 8, 16)
 CANARIES = TrainConfig("smart-home", size="small", epochs=EPOCHS)
@@ -62,7 +62,7 @@ CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by met
 
 
 class Measured(NamedTuple):
-    """Runs under attack, SGD first, and canaries, a row for each repetition count.
+    """Attacked runs, SGD first, and canaries, one row per repetition count.
 
     Each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon",
     "epsilon_if_alpha_public" (and the seed secret; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR,
@@ -79,7 +79,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def measured(path: Path = KEPT) -> Measured:
-    """The runs and canaries of a file that ``data/results/course.py`` wrote."""
+    """Runs and canaries from a file written by ``data/results/course.py``."""
     kept = _read(path)
     runs = [run | {"config": TrainConfig(**run["config"])} for run in kept["defended"]]
     rows = {(model["method"], model["z0"]): model["rows"] for model in kept["canaries"]}
@@ -98,9 +98,9 @@ def measured(path: Path = KEPT) -> Measured:
 class Moments(NamedTuple):
     """Sufficient statistics of shadow models for LiRA with one variance for all utterances; n utterances, d logits."""
 
-    models: int  # how many there were
+    models: int  # number of models
     inside: Array  # (n, d), mean logits of the models with each utterance
-    outside: Array  # and without it
+    outside: Array  # and of those without it
     v_in: Array  # (d), their variances over models, the mean over utterances
     v_out: Array
 
@@ -124,7 +124,7 @@ class Moments(NamedTuple):
 
 
 def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
-    """LiRA (online) with kept shadow models on the target of a loss attack; None for another corpus, seed or split."""
+    """LiRA (online) with saved shadow models on the target of a loss attack; None for another corpus, seed or split."""
     target = loss.target
     key = target.corpus.sha256, target.config.seed, len(target.pool)
     rows = [row for row in _read(path)["shadows"] if (row["corpus_sha256"], row["seed"], row["pool"]) == key]
@@ -148,19 +148,19 @@ Attacks = Mapping[str, Attacked]  # by name
 
 
 class Shown(NamedTuple):
-    """An attack on some members and as many non-members, one threshold, and the bounds of a mechanism."""
+    """An attack on equal numbers of members and non-members, one threshold, and the bounds of a mechanism."""
 
     result: AttackResult
-    threshold: float  # reached by as many of all as were `called` members
+    threshold: float  # threshold reached by the `called` percent of all
     hits: Rate  # TPR there, with its Clopper-Pearson interval
     alarms: Rate  # FPR there
     curve: Array  # (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis
     sides: list[Array]  # scores of members, and of non-members
     mechanism: Mechanism
     guarantee: Guarantee  # of a run against replacing one utterance; void, as its seed is published
-    claimed: Bound  # what the claimed epsilon lets any attack reach
-    guaranteed: Bound  # what the guaranteed mu does
-    beyond: tuple[bool, bool]  # whether somewhere the TPR exceeds either bound, intervals of both rates granted
+    claimed: Bound  # limit that the claimed epsilon sets on any attack
+    guaranteed: Bound  # limit that the guaranteed mu sets
+    beyond: tuple[bool, bool]  # whether the TPR exceeds either bound anywhere, allowing for the intervals of both rates
 
 
 def show_roc(
@@ -176,8 +176,8 @@ def show_roc(
     """One of the attacks on the first `people` members and non-members, with the bounds of a mechanism.
 
     Args:
-        attacks: by name, all on one target.
-        called: percent of all that the threshold calls members.
+        attacks: attacks by name, all on one target.
+        called: percentage that the threshold calls members.
     """
     require(attack in attacks, f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
     target = attacks[attack].target
@@ -195,7 +195,7 @@ def show_roc(
         np.array([clopper_pearson(round(rate * people), people) for rate in rates]).T for rates in (tpr, fpr)
     )
     mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # C does not matter to a bound
-    delta = float(len(target.members) ** -1.1)  # n^-1.1 for n members, as for a run on them
+    delta = float(len(target.members) ** -1.1)  # n^-1.1 for n members, as in a run on them
     held = judge(mechanism, epochs, delta, adjacency=Adjacency.REPLACE_ONE)
     epsilon, mu = (np.inf if number is None else number for number in (held.claimed_epsilon, held.mu))
     claimed, guaranteed = stats.dp_bound(epsilon, delta), stats.gaussian_bound(mu)
@@ -205,7 +205,7 @@ def show_roc(
 
 
 def view(attack: str, scores: Array) -> Array:
-    """Scores as a histogram shows them, in the same order: minus the logarithm of the loss, a ratio cut to +-10."""
+    """Scores transformed for a histogram, in the same order: minus the logarithm of the loss, ratios cut to +-10."""
     if attack == "loss":
         return -np.log10(np.maximum(-scores, 1e-6))
     return np.clip(scores, -10, 10) if attack == "lira-online" else scores
@@ -216,7 +216,7 @@ def roc(attacks: Attacks, *bounds: Any) -> Panel:
     """Attacks as curves; `result` is a `Shown`.
 
     Args:
-        bounds: as_printed, z0, num_devices and epochs of a mechanism, if its bounds are to be drawn.
+        bounds: as_printed, z0, num_devices and epochs of a mechanism whose bounds are drawn, if any.
     """
     most = len(next(iter(attacks.values())).target.members)
     sizes = [*(n for n in (stats.LEAST_MEMBERS, 100, 200, 500, 1000, 2000) if n < most), most]
@@ -247,7 +247,7 @@ def roc(attacks: Attacks, *bounds: Any) -> Panel:
 
 
 def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
-    """Both rates at the threshold, and where the curve runs beside the lines of both epsilons."""
+    """Both rates at the threshold, and whether either epsilon allows the curve."""
     held, says = result.guarantee, "Trained without noise: nothing limits an attack."
     if held.conditional_epsilon is not None:
         claimed = f"claimed ε = {digits(held.claimed_epsilon)}"
@@ -265,7 +265,7 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
     return members_found, Tile("strangers accused", percent(result.alarms.value), of, "printed"), says
 
 
-SMALLEST = 3e-4  # rate that a log axis shows
+SMALLEST = 3e-4  # smallest rate on a log axis
 
 
 def draw_roc(result: Shown) -> Figure:
@@ -302,7 +302,7 @@ SCORES = {
     "lira-online": "log-likelihood ratio (nats, cut at ±10)",
 }
 BINS = 44
-TAILS = (0.5, 99.5)  # percentiles: scores beyond are in the outermost bins
+TAILS = (0.5, 99.5)  # percentiles: scores beyond them are in the outermost bins
 
 
 def draw_scores(result: Shown) -> Figure:
@@ -327,7 +327,7 @@ def draw_scores(result: Shown) -> Figure:
 
 
 def roc_command(result: Shown, attacked: Attacked) -> str:
-    """The calls that train the target, make this attack, and account for the lines drawn in, if any."""
+    """Commands that train the target, run this attack, and compute the epsilons of the lines drawn, if any."""
     run, held = "runs/target", result.guarantee
     attack = f"{result.result.attack.partition('-')[0]} --run {run}"
     if "shadows" in attacked.about or result.result.attack == "lira-online":
@@ -357,8 +357,8 @@ class Remembered(NamedTuple):
 
     method: str  # of the chosen model
     z0: float  # of all models with noise
-    chosen: Memorisation  # how well it remembers canaries with the chosen number of copies
-    rows: Mapping[str, Sequence[Memorisation]]  # by method, for all numbers of copies
+    chosen: Memorisation  # memorisation of canaries with the chosen number of copies
+    rows: Mapping[str, Sequence[Memorisation]]  # the same by method, for all numbers of copies
 
 
 def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Remembered:
@@ -375,7 +375,7 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
 
 @panel("05")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
-    """What models remember of canaries; `result` is a `Remembered`."""
+    """How well models remember canaries; `result` is a `Remembered`."""
     return Panel(
         "What does it remember?",
         "How far up a hidden number ranks among ten thousand others.",
@@ -392,7 +392,7 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
 
 
 def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
-    """How well the chosen canaries are remembered."""
+    """Memorisation of the chosen canaries."""
     row = result.chosen
     seen = {0: "was never seen", 1: "was seen once"}.get(row.repetitions, f"was seen {row.repetitions} times")
     rank, fillings = short(2 ** (row.cap - row.exposure)), short(2**row.cap)
@@ -404,7 +404,7 @@ def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
 
 
 def draw_exposure(result: Remembered) -> Figure:
-    """Mean exposure by repetitions, for each method; the ring is the one looked at."""
+    """Mean exposure by repetitions, for each method; the ring marks the chosen one."""
     looks = ((PLAIN, "dot", "x"), (PRINTED, "dash", "square"), (HOLDS, "solid", "circle"))
     traces = []
     for (method, rows), (color, dash, symbol) in zip(result.rows.items(), looks, strict=True):
@@ -428,7 +428,7 @@ def draw_exposure(result: Remembered) -> Figure:
 
 
 def canaries_command(result: Remembered) -> str:
-    """The call of `edp-lab attack canaries` that measures this model."""
+    """The `edp-lab attack canaries` command that measures this model."""
     asked, counts = CANARIES, ",".join(str(row.repetitions) for row in result.rows[result.method])
     options = {"corpus": asked.corpus, "methods": result.method, "repetitions": counts, "epochs": asked.epochs}
     return text.command("attack canaries", {**options, "size": asked.size, "z0": result.z0, "seed": asked.seed})
@@ -438,7 +438,7 @@ def canaries_command(result: Remembered) -> str:
 
 
 def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
-    """Made-up scores of members and of as many non-members, by attack.
+    """Made-up scores of equal numbers of members and non-members, by attack.
 
     The blunt attack scores every member 0.36 standard deviations higher; the sharp one knows one member in twenty for
     certain and guesses about the others.

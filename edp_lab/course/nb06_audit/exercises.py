@@ -25,7 +25,7 @@ QUESTIONS = {
 
 
 def _at_least(answer: Any, cases: np.random.Generator) -> Differences:
-    """Compare with the library: either rate the smaller one, and rates that prove nothing."""
+    """Compare with the library: either rate can be the smaller one, and some rates prove nothing."""
     for low, high in ((0.001, 0.05), (0.02, 0.4), (0.3, 0.95)):
         small, large = sorted(cases.uniform(low, high, 2).round(4).tolist())
         delta = 10.0 ** -int(cases.integers(2, 6))
@@ -43,7 +43,7 @@ def _verdicts(answer: Any, cases: np.random.Generator) -> Differences:
 
 @cache
 def _audited() -> dict[str, tuple[str, str]]:
-    """Each question's verdict, and what is said to another."""
+    """Each question's verdict, and the reply to any other answer."""
     noise, right = StepNoise(0), {}
     for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
         audit = audit_step(noise, printed, 1.0, z0, num_devices, draws).audit

@@ -29,7 +29,7 @@ from edp_lab.course.kit.theme import CLAIMED, HOLDS, INK, OTHER, PLAIN
 from edp_lab.errors import check_whole
 from edp_lab.training.config import TrainConfig
 
-MOST_DRAWS = 10_000  # a side
+MOST_DRAWS = 10_000  # per side
 words = Words(__file__)
 figure = partial(fig.figure, height=390)
 
@@ -40,7 +40,7 @@ figure = partial(fig.figure, height=390)
 def audit_step(
     noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, draws: int
 ) -> StepAudit:
-    """Test the claimed epsilon of one step with that many draws a side; no layer is scaled.
+    """Test the claimed epsilon of one step with this many draws per side; no layer is scaled.
 
     Guarantee: as `StepNoise.audit`, epsilon is at least `measured_epsilon` with probability 95 % if the noise is as
     good as random.
@@ -72,11 +72,11 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
 
 
 ROWS = ("claimed", "guaranteed", "measured:\nGaussian", "measured: any\nmechanism", "at most\nmeasurable")
-FLOOR = 0.05  # a lower bound of 0 has no place on a log axis
+FLOOR = 0.05  # a log axis cannot show a lower bound of 0
 
 
 def draw_scale(result: StepAudit) -> Figure:
-    """The epsilon that is claimed, the guaranteed one, and those that the draws leave possible."""
+    """The claimed epsilon, the guaranteed epsilon, and those that the draws leave possible."""
     claim, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
     assert audit.epsilon_if_seed_secret is not None  # see `StepNoise.audit`
@@ -95,7 +95,7 @@ def draw_scale(result: StepAudit) -> Figure:
         on = {"x": [max(bound, FLOOR), 0.9 * 10**last], "y": [name] * 2}
         traces.append(line(name, color, dash, width=7, size=15, **ends, **label, **on))
     for name, color, symbol, value in numbers:
-        # The claim has a line of its own, which its number must not stand on.
+        # The claim has its own line, which must not cross its number.
         side = "middle right" if name == claim else "top center"
         text = {claim: on_trial(audit), true: at_most(value), most: at_least(value)}[name]
         label = {"mode": "markers+text", "text": [text], "textposition": side}
@@ -127,13 +127,13 @@ def table(results: Mapping[str, StepAudit]) -> str:
 
 
 def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, seed: int) -> TrainConfig:
-    """What `edp-lab audit one-run --model linear` makes of these options, with delta 1e-5."""
+    """The result of `edp-lab audit one-run --model linear` with these options and delta 1e-5."""
     settings = {"alpha": "none", "dropout": 0.0, "delta": DELTA, "seed": seed}
     return TrainConfig("", as_printed=as_printed, z0=z0, num_devices=num_devices, epochs=epochs, **settings)  # type: ignore[arg-type]
 
 
 def needed(audit: OneRunAudit, guesses: int) -> int | None:
-    """The number of right guesses needed to refute the claim; None if even all are too few."""
+    """The number of correct guesses needed to refute the claim; None if even all of them are too few."""
     confidence = 1 - (1 - audit.confidence) / len(audit.tallies)  # each of the tallies gets its share of the error
 
     def refutes(right: int) -> bool:
@@ -150,7 +150,7 @@ class OneRun(RunPanel):
     """Training runs of the one-layer model with canaries, each audited; only Run starts any work."""
 
     def __init__(self, as_printed: bool, z0: float, num_devices: int, canaries: int, runs: int, seed: int) -> None:
-        self.audits: dict[int, OneRunAudit] = {}  # by seed, of the last setting that was run
+        self.audits: dict[int, OneRunAudit] = {}  # by seed, for the last setting that was run
         self._seed = seed
         super().__init__(
             "Audit a run",
@@ -194,7 +194,7 @@ class OneRun(RunPanel):
 
 
 def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
-    """The claimed epsilon, how many audits of one setting refute it, and the guaranteed epsilon."""
+    """The claimed epsilon, the number of audits of one setting that refute it, and the guaranteed epsilon."""
     last, of = audits[-1], count(len(audits), "audit")
     refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
     if last.epsilon_if_seed_secret is None:
@@ -211,7 +211,7 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
 
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
-    """Shares in the last run: of right guesses, and the share that would refute the claim."""
+    """The share of correct guesses in the last run, and the share that would refute the claim."""
     last = [(audit, tally) for audit in list(audits.values())[-1:] for tally in audit.tallies]
     names, texts = [f"{t.guesses:,} of {a.canaries:,}" for a, t in last], [f"{t.correct:,} right" for _, t in last]
     right, least = [100 * t.correct / t.guesses for _, t in last], [needed(a, t.guesses) for a, t in last]
@@ -230,7 +230,7 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
 
 
 def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
-    """The measured epsilon of each audit, with the claimed and the guaranteed one; for one setting, by seed."""
+    """The measured epsilon of each audit, with the claimed and the guaranteed epsilon; for one setting, by seed."""
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
     gaussian, free = [audit.measured_epsilon for audit in rows], [audit.bounds.distribution_free for audit in rows]
@@ -250,7 +250,7 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
 
 
 def one_run_command(config: TrainConfig, canaries: int) -> str:
-    """The call of `edp-lab audit one-run` that makes this very audit."""
+    """The `edp-lab audit one-run` command for exactly this audit."""
     settings = {"z0": config.z0, "gpus": config.num_devices, "epochs": config.epochs, "canaries": canaries}
     options = {**settings, "delta": config.delta, "seed": config.seed}
     return command("audit one-run --model linear", options, *(["--as-printed"] if config.as_printed else []))

@@ -1,6 +1,6 @@
-"""The panel of ``07_train_privately.ipynb``, measured runs with the reader's, and a table of runs.
+"""The panel of ``07_train_privately.ipynb``, with measured runs and the reader's, and a table of runs.
 
-    grid = load_grid()                       # as they ship with the course
+    grid = load_grid()                       # the runs that ship with the course
     shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
 
 Mechanism and accountants are the library's, and ``data/results/course.py`` measured the runs. `UsageError` refuses
@@ -32,7 +32,7 @@ from edp_lab.training.config import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
-USELESS = 0.9  # SER: nearly as many errors as there are slots and intents
+USELESS = 0.9  # SER: nearly one error per slot or intent
 
 METHODS = {
     "sgd": "SGD",
@@ -42,7 +42,7 @@ METHODS = {
     "poisson": "DP-SGD, Poisson sampling",
     "naive": "DP-SGD, one pass per sentence",
 }
-ROOM = 0.05  # decades beyond the values on a log axis
+ROOM = 0.05  # margin of a log axis, in decades
 
 
 # ---- Runs and points -----------------------------------------------------------------------------------------------
@@ -58,8 +58,8 @@ def method_of(config: TrainConfig) -> str:
 class Point:
     """One run of `config.epochs` epochs, measured.
 
-    Seconds of the grid are those of one processor, the same for all runs of a method and micro-batch size; those of a
-    run that the reader made are by the clock.
+    Seconds in the grid were measured on one processor, and are the same for all runs of a method and micro-batch size;
+    those of the reader's runs are wall-clock seconds.
     """
 
     config: TrainConfig
@@ -79,7 +79,7 @@ class Point:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """Guarantee of this run, whose seed is published; at delta = n^-1.1 unless the configuration has another."""
+        """Guarantee of this run, whose seed is published; at delta = n^-1.1 unless the configuration sets another."""
         delta = self.config.delta or self.utterances**-1.1
         return judge(self.config.mechanism(self.utterances), self.config.epochs, delta)
 
@@ -118,14 +118,14 @@ def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, deca
 
 
 def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
-    """The point of a run that `edp_lab.training.train` has made."""
+    """The point of a run made by `edp_lab.training.train`."""
     scores = {name: record["final"][name] for name in (*SCORES, "seconds")}
     done = replace(config, epochs=len(record["epochs"]))
     return Point(done, record["corpus"]["splits"]["train"], **scores)
 
 
 def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
-    """The measured points of a file that ``data/results/course.py`` wrote."""
+    """Measured points from a file written by ``data/results/course.py``."""
     kept = read_kept(path, "runs", "seconds_per_epoch")
     try:
         points = []
@@ -186,16 +186,16 @@ class Explored(NamedTuple):
     """The measured run nearest to a setting, and the runs to compare it with."""
 
     point: Point
-    differs: dict[str, Any]  # settings of the point that are not those asked for
-    others: tuple[Point, ...]  # all measured points after as many epochs
-    live: tuple[Point, ...]  # the reader's runs of as many epochs; `point` is among the others or these
+    differs: dict[str, Any]  # settings in which the point differs from the request
+    others: tuple[Point, ...]  # all measured points after the same number of epochs
+    live: tuple[Point, ...]  # the reader's runs of the same number of epochs; `point` is among these or the others
     cheaper: Point  # the smallest epsilon with at most this SER on this corpus; `point` itself if there is none
 
 
 def explore(
     grid: Grid, method: str, micro_batch: int, z0: float, decay: str, epochs: int, live: Sequence[Point] = ()
 ) -> Explored:
-    """The run nearest to a setting: of the method, then by micro-batch size, decay, z0 and epochs, the newest first."""
+    """The run nearest to a setting: same method, then by micro-batch size, decay, z0 and epochs, the newest first."""
     noised = method == "sgd" or 0 < z0 < math.inf
     require(noised, f"z0 is {z0}: the measured runs have noise, so give a number above 0")
     asked = configured(BASE, method, micro_batch, z0, decay, epochs)
@@ -268,7 +268,7 @@ IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "pois
 
 
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the nearest run, its error, and a run with no larger error and a smaller epsilon."""
+    """Both epsilons of the nearest run, its error, and a run with a smaller epsilon and no larger error."""
     point, cheaper = result.point, result.cheaper
     differs = [
         f"{name} = {value if isinstance(value, str) else short(value)}" for name, value in result.differs.items()
@@ -304,7 +304,7 @@ def _places(shown: Sequence[Point]) -> dict[str, Any]:
 
 
 def draw_runs(result: Explored) -> Figure:
-    """SER against epsilon of all runs with as many epochs; bright if they have the same method and micro-batch size."""
+    """SER against epsilon of all runs with equally many epochs; bright for the same method and micro-batch size."""
     families = []
     for method, look in FAMILIES.items():
         family = [p for p in result.others if p.method == method]

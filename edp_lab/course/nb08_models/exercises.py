@@ -18,7 +18,7 @@ Slots = list[tuple[str, str]]
 Meaning = tuple[str, Slots]
 
 
-# What few drawn cases show: an SER above 1, and the right slots in another order.
+# Cases that are rarely drawn: an SER above 1, and the right slots in another order.
 MUST_DIFFER: tuple[tuple[list[Meaning], list[Meaning]], ...] = (
     ([("play", [])], [("play", [("name", "bob"), ("place", "rome")])]),
     ([("call", [("name", "anna"), ("date", "noon")])], [("call", [("date", "noon"), ("name", "anna")])]),
@@ -29,9 +29,9 @@ def _majority(answer: Any, cases: np.random.Generator) -> Differences:
     ser = look_at("smart-home", int(cases.integers(1000))).majority.ser
     right = MAJORITY[int(np.searchsorted((0.3, 0.7), ser))]
     if answer not in MAJORITY:
-        yield f"{answer!r} is none of {', '.join(map(repr, MAJORITY))}."
+        yield f"{answer!r} is not one of {', '.join(map(repr, MAJORITY))}."
     if answer != right:
-        yield f"you said {answer}, but it is another."
+        yield f"you said {answer}, but that is wrong."
 
 
 def _pool(answer: Any, cases: np.random.Generator) -> Differences:
@@ -44,7 +44,7 @@ def _pool(answer: Any, cases: np.random.Generator) -> Differences:
         leaks &= got is not None and got.shape == leaky.shape and bool(torch.equal(got, leaky))
         wanted = torch.stack([row.amax(0) for row in rows])
         verdicts.append(close(got, wanted, f"pooled utterances of {', '.join(map(str, sizes))} words"))
-    # What multiplies by the mask returns the same as the notebook's bug, and is yet an answer.
+    # Multiplying by the mask returns the same as the notebook's bug, but it is still an answer.
     bytecode = getattr(getattr(answer, "__code__", None), "co_code", None)
     untouched = leaks and bytecode == leaky_pool.__code__.co_code
     if leaks and not untouched:
@@ -70,7 +70,7 @@ def _meaning(cases: np.random.Generator) -> Meaning:
 
 
 def _spoiled(meaning: Meaning, cases: np.random.Generator) -> Meaning:
-    """With errors of every kind."""
+    """The meaning with random errors of every kind."""
     intent, slots = meaning
     if cases.random() < 0.5:
         intent = "stop"
@@ -80,7 +80,7 @@ def _spoiled(meaning: Meaning, cases: np.random.Generator) -> Meaning:
 
 
 def _frames(reference: Meaning, prediction: Meaning) -> tuple[Frame, Frame]:
-    """The same slots as tagged words: both sides have every word, and each tags its own."""
+    """The same slots as tagged words: both sides have all words, and each tags only its own slots."""
     (intent, slots), (predicted_intent, predicted_slots) = reference, prediction
     words = ["say", *(value for _, value in (*slots, *predicted_slots))]
     true = ["O", *(f"B-{label}" for label, _ in slots), *["O"] * len(predicted_slots)]

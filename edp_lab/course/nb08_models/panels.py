@@ -1,4 +1,4 @@
-"""The panels of ``08_data_and_models.ipynb``, a CRF to bend and a score to break, and its cells' corpora and networks.
+"""The panels of ``08_data_and_models.ipynb`` (a CRF and the error rate), and the corpora and networks of its cells.
 
     look = look_at("smart-home", seed=0)                     # sizes, label frequencies, repeated texts, majority
     score = score_errors("right", "missed", "right", "none", others=0)
@@ -48,7 +48,7 @@ WIDE = {**ROWS, "ticklabelstandoff": 4}
 
 
 class CorpusLook(NamedTuple):
-    """What there is to see of a corpus; its 45:5:50 split keeps utterances of the same text together."""
+    """Statistics of a corpus; its 45:5:50 split keeps utterances with the same text together."""
 
     corpus: Corpus
     intents: Mapping[str, int]  # numbers of occurrences, the most frequent first
@@ -56,20 +56,20 @@ class CorpusLook(NamedTuple):
     lengths: NDArray[np.int64]  # (n) words in each utterance
     repeated: int  # utterances whose text occurs more than once
     parts: Mapping[str, int]  # utterances in "train", "validation" and "test"
-    delta: float  # what the library takes where none is given: n^-1.1 for n training utterances
+    delta: float  # the library's default: n^-1.1 for n training utterances
     leaked: int  # test utterances whose text is in the training set if utterances are shuffled one by one
-    patterns: float  # share of test utterances whose pattern (slot values struck out) occurs in the training set
-    majority: Scores  # on the test set, of always the training set's most frequent intent and no slots
+    patterns: float  # share of test utterances whose pattern (without slot values) occurs in the training set
+    majority: Scores  # test scores of always predicting the training set's most frequent intent and no slots
 
 
 def available(corpus: str) -> dict[str, bool]:
-    """Corpora to choose from, and whether each is there: embedded and published ones, and `corpus`, perhaps a path."""
+    """Corpora to choose from, and whether each is available: embedded and published ones, and `corpus`, or its path."""
     present = {info.name: info.where is not None for info in list_corpora()}
     return {name: present.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
 
 
 def look_at(name: str, seed: int) -> CorpusLook:
-    """Statistics of a corpus of the catalogue, or of a path to one."""
+    """Statistics of a corpus, given its name in the catalogue or a path."""
     corpus = load_corpus(name)
     texts = Counter(u.tokens for u in corpus.utterances)
     together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
@@ -89,7 +89,7 @@ def look_at(name: str, seed: int) -> CorpusLook:
 
 
 def pattern(utterance: Utterance) -> tuple[str, ...]:
-    """The words, with each slot's value struck out: ("call", "<contact>", "at", "<place>")."""
+    """The words, with each slot's value replaced by its label: ("call", "<contact>", "at", "<place>")."""
     words, done = [], 0
     for start, end, label in spans(utterance.tags or ()):
         words += [*utterance.tokens[done:start], f"<{label}>"]
@@ -98,12 +98,12 @@ def pattern(utterance: Utterance) -> tuple[str, ...]:
 
 
 def frames(utterances: Sequence[Utterance]) -> list[Frame]:
-    """What `edp_lab.corpora.metrics` compares."""
+    """The utterances in the form that `edp_lab.corpora.metrics` compares."""
     return [(u.intent, u.tokens, u.tags) for u in utterances]
 
 
 def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Scores:
-    """Always the training set's most frequent intent, never a slot: the least that a model must beat."""
+    """Scores of always predicting the training set's most frequent intent and no slot, the baseline for any model."""
     intent = Counter(u.intent for u in train).most_common(1)[0][0]
     guesses = [(intent, u.tokens, None if u.tags is None else ("O",) * len(u.tokens)) for u in test]
     return evaluate(frames(test), guesses)
@@ -120,7 +120,7 @@ def layers(kind: str, corpus: Corpus) -> dict[str, int]:
     """Parameters of each part of the paper's "clc" or "bert", from input to output, for the labels of a corpus.
 
     Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary from private text.
-    UsageError: another kind.
+    UsageError: unknown kind.
     """
     check_option("model", kind, ("clc", "bert"))
     labels = Labels.of(corpus)
@@ -141,7 +141,7 @@ def _bert(labels: Labels) -> IntentSlotModel:
 
 
 def train_small(config: TrainConfig, epochs: int) -> tuple[IntentSlotModel, Split]:
-    """A network after a few epochs without privacy, and the split whose training set it has seen."""
+    """A network after a few epochs of training without privacy, and the split that it was trained on."""
     corpus = load_corpus(config.corpus)
     data = split(corpus, config.seed)
     run = Trainer(config, corpus, data)
@@ -154,7 +154,7 @@ def train_small(config: TrainConfig, epochs: int) -> tuple[IntentSlotModel, Spli
 
 
 def leaky_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Wrong on purpose: the maximum over padded positions, too. (R, D), (B) -> (B, D)."""
+    """Wrong on purpose: the maximum includes padded positions. (R, D), (B) -> (B, D)."""
     padded, _ = to_padded(tokens, lengths)
     return padded.amax(1)
 
@@ -164,18 +164,18 @@ class Leak(NamedTuple):
 
     utterance: Utterance
     neighbours: tuple[int, ...]
-    losses: Mapping[str, Sequence[float]]  # by way of pooling: the library's masked maximum, and two that read padding
+    losses: Mapping[str, Sequence[float]]  # by pooling method: the library's masked maximum, and two that read padding
 
 
 @torch.no_grad()
 def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Leak:
-    """Batch the shortest utterance with a longer one, of each length there is, and look at its own loss only.
+    """Loss of the shortest utterance, batched with a longer utterance of every available length in turn.
 
-    UsageError: all utterances are of one length.
+    UsageError: all utterances have the same length.
     """
     by_length = {len(u.tokens): u for u in utterances}
     shortest, *others = sorted(by_length)
-    require(others, "all utterances are of one length, so that nothing is padded: take a larger corpus")
+    require(others, "all utterances have the same length, so nothing is padded: take a larger corpus")
     pairs = [[by_length[shortest]], *([by_length[shortest], by_length[length]] for length in others)]
     losses: dict[str, list[float]] = {"masked maximum": [], "max, padding as 0": [], "mean, padding as 0": []}
     for pair in pairs:
@@ -191,7 +191,7 @@ def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Lea
 
 WORDS = ("call", "april", "smith", "on", "sunday")
 TAGS = ("O", "B-name", "I-name", "B-date", "I-date")
-EMISSIONS = (  # what a tagger that sees one word at a time might say; one row per word, in the order of TAGS
+EMISSIONS = (  # possible scores of a tagger that sees one word at a time; one row per word, in the order of TAGS
     (4.0, -1.0, -2.0, -1.0, -2.0),
     (-2.0, 1.5, 0.0, 2.3, -1.0),
     (-1.0, 1.0, 2.0, -2.0, -1.5),
@@ -273,7 +273,7 @@ def crf() -> Panel:
 
 
 def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
-    """A word's tag without and with neighbours, and what those change."""
+    """A word's tag without and with neighbours, and the changes they cause."""
     place = WORDS.index(result.word)
     alone, best = result.alone[place], result.path[place]
     score, p = result.emissions[place, TAGS.index(alone)], result.marginals[place, TAGS.index(best)]
@@ -292,8 +292,8 @@ def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
 
 
 def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float], title: str, hover: str) -> Figure:
-    """A number for each tag of each word (T, K), the best path through them, and the best tag of each word alone."""
-    sheer: dict[str, Any] = {"opacity": 0.35, "hoverinfo": "skip", "x": WORDS}  # numbers stay readable through it
+    """Heat map of a number per word and tag (T, K), with the best path and the best tag of each word alone."""
+    sheer: dict[str, Any] = {"opacity": 0.35, "hoverinfo": "skip", "x": WORDS}  # keeps numbers readable
     blue = {"colorscale": [[0.0, "rgba(86, 180, 233, 0)"], [1.0, "rgba(86, 180, 233, 0.6)"]], "showscale": False}
     places = {"x": [word for _ in TAGS for word in WORDS], "y": [tag for tag in TAGS for _ in WORDS]}
     text = [form.format(value) for value in values.T.ravel()]
@@ -312,7 +312,7 @@ def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float
 
 
 def draw_emissions(result: CrfView) -> Figure:
-    """Each word's scores, its best tag alone, and the best path."""
+    """Each word's scores, its best tag by itself, and the best path."""
     return _lattice(result, result.emissions, "{:.1f}", (-4, 4), "Score of each tag for each word alone", "%{z:.1f}")
 
 
@@ -346,18 +346,18 @@ class Scored(NamedTuple):
 
     intent: str
     predicted: tuple[str, ...]  # tags
-    tally: Tally  # of all; the others are copies of the reference without an error
+    tally: Tally  # counts over all utterances; the others are copies of the reference without errors
 
 
 def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> Scored:
-    """How the errors of one prediction change the four scores.
+    """Effect of one prediction's errors on the four scores.
 
     Args:
         intent: a key of `INTENTS`.
         name, time, extra: keys of `NAME_ERRORS`, `TIME_ERRORS` and `EXTRAS`.
-        others: further utterances without an error, 0 to 1000.
+        others: number of further utterances without errors, 0 to 1000.
 
-    UsageError: an unknown error, or another number of others.
+    UsageError: an unknown error, or a number of others outside this range.
     """
     check_option("intent", intent, INTENTS)
     check_option("name", name, NAME_ERRORS)
@@ -375,7 +375,7 @@ def ser() -> Panel:
     """Break a prediction; `result` is a `Scored`."""
     return Panel(
         "Break a prediction",
-        "One prediction that you spoil, and four scores of it.",
+        "One prediction that you spoil, and its four scores.",
         score_errors,
         [draw_scores],
         words.ser,
@@ -389,7 +389,7 @@ def ser() -> Panel:
 
 
 def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
-    """SER beside the score that it is mistaken for."""
+    """The SER, and the score that it is often confused with."""
     tally, scores = result.tally, result.tally.scores()
     wrong = tally.utterances - tally.intents_right
     errors = f"{count(wrong + tally.slot_errors, 'error')} of {tally.utterances + tally.slots}"
@@ -422,5 +422,5 @@ def draw_scores(result: Scored) -> Figure:
 
 words = Words(__file__, PAPER_DELTA=PAPER_DELTA, REFERENCE=REFERENCE, TAGS=TAGS)
 corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
-predicted = words.predicted  # of pairs: utterances as a network reads them; what it gets wrong stands out
-network_table = words.network  # name and parts of a network from input to output, with a bar for the parameters of each
+predicted = words.predicted  # of pairs of utterances and predictions; errors are highlighted
+network_table = words.network  # name and parts of a network from input to output, with a bar for each part's parameters

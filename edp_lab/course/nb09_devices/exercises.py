@@ -13,7 +13,7 @@ from edp_lab.privacy import Mechanism, guaranteed_epsilon
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 from edp_lab.training.batches import shard
 
-SIZE = 4000  # coordinates: a deviation is then known to 1 %
+SIZE = 4000  # coordinates: enough to estimate a standard deviation to 1 %
 STEPS = (0, 1, 2)
 BY_CHANCE = 6  # standard errors
 
@@ -24,15 +24,15 @@ def _aggregate(answer: Any, cases: np.random.Generator) -> Differences:
         z0 = round(float(cases.uniform(0.1, 3)), 2)
         mechanism = Mechanism.as_printed(1.0, z0, devices, 2)
         stds = np.full(devices, mechanism.device_noise_std(0))
-        quantity = f"devices: {devices}, of deviation {stds[0]:.3g} each; the mean's deviation"
+        quantity = f"devices: {devices}, of standard deviation {stds[0]:.3g} each; the mean's"
         yield close(answer(stds.copy()), mechanism.noise_std(0) / devices, quantity)
     stds = cases.uniform(0.1, 2, 5).round(2)
     wanted = math.sqrt(float(np.sum(stds**2))) / len(stds)
-    yield close(answer(stds.copy()), wanted, f"devices of deviations {stds.tolist()}; the mean's deviation")
+    yield close(answer(stds.copy()), wanted, f"devices of standard deviations {stds.tolist()}; the mean's")
 
 
 def _processes(answer: Any, cases: np.random.Generator) -> Differences:
-    """The noise of 8 devices, drawn by one process and by two, and what they cost."""
+    """The noise of 8 devices, drawn by one process and by two, and its epsilon."""
     key, step = key_from_seed(int(cases.integers(10**6))), int(cases.integers(100))
     draws = np.array([stream(key, Purpose.DEVICE_NOISE, step, device).standard_normal(SIZE) for device in range(8)])
     mechanism = Mechanism.sound(1.0, round(float(cases.uniform(0.5, 2)), 1), 8, 8)
@@ -48,13 +48,13 @@ def _processes(answer: Any, cases: np.random.Generator) -> Differences:
         "numbers drawn by one process": (each[0], each[1]),
         "numbers drawn by all together": (total[0], total[1]),
         "the released gradient's length": (lengths[0], lengths[1]),
-        "the ε that holds": (epsilon, epsilon),  # the mechanism knows devices, and no processes
+        "the ε that holds": (epsilon, epsilon),  # the mechanism depends on devices, not on processes
     }
     yield predicted(answer, measured, f"it (8 devices, {SIZE:,} parameters)")
 
 
 def _ranks(answer: Any, cases: np.random.Generator) -> Differences:
-    """Deviation of the sum over ranks, and whether keys, steps and ranks draw for themselves, and again the same."""
+    """Standard deviation of the sum over ranks, independence of keys, steps and ranks, and repeatability."""
     untouched, verdicts = True, []
     for ranks in (2, 8):
         key, other = map(int, cases.choice(2**31, 2, replace=False))
@@ -68,22 +68,22 @@ def _ranks(answer: Any, cases: np.random.Generator) -> Differences:
             yield f"a rank's noise should have {SIZE} numbers; yours has shape {noise.shape[2:]}."
         untouched &= bool((noise == noise[0, 0]).all()) and math.isclose(noise[0, 0].std(), std, rel_tol=0.1)
         wrong = _wrong(noise, again, another, std)
-        verdicts.append(wrong and f"{ranks} ranks, deviation {std}: {wrong}")
+        verdicts.append(wrong and f"{ranks} ranks, standard deviation {std}: {wrong}")
     yield first_wrong(verdicts, untouched, "it still draws the same numbers on every rank and in every step")
 
 
 def _wrong(noise: np.ndarray, again: np.ndarray, another: np.ndarray, std: float) -> str | None:
-    """What is wrong with noise drawn twice with one key, and once with another; (steps, ranks, SIZE) each."""
+    """The error in noise drawn twice with one key and once with another, if any; (steps, ranks, SIZE) each."""
     ranks = range(noise.shape[1])
     if _alike(noise[0, 0], noise[0, 1]):
         return "ranks 0 and 1 draw the same numbers, so the difference of their messages has no noise at all."
     if any(_alike(noise[k, i], noise[k + 1, j]) for k, i, j in product(range(len(noise) - 1), ranks, ranks)):
-        return "numbers of one step come again in the next, where they can be subtracted."
+        return "numbers of one step recur in the next, so they can be subtracted."
     total = noise.sum(axis=1).std()
     if abs(total / std - 1) > BY_CHANCE / math.sqrt(2 * noise[:, 0].size):
-        return f"the sum over ranks has deviation {total:.3g}."
+        return f"the sum over ranks has standard deviation {total:.3g}."
     if not np.array_equal(noise, again):
-        return "the same key, step and rank give other numbers the second time, so that no run can be repeated."
+        return "the same key, step and rank give other numbers the second time, so no run can be repeated."
     for step, rows, other_rows in zip(STEPS, noise, another, strict=True):
         if any(map(_alike, rows, other_rows)):
             return f"in step {step} another key gives the same numbers: someone without the key can draw them, too."

@@ -32,7 +32,7 @@ from edp_lab.training.run_files import MODEL, Event, StepDone
 from edp_lab.training.session import train
 
 words = Words(__file__, guarantee_of=text.guarantee_of)
-LITTLE = 600  # utterances of the corpus: five steps an epoch
+LITTLE = 600  # utterances in the corpus: five steps per epoch
 
 
 # ---- Runs on real processes ----------------------------------------------------------------------------------------
@@ -42,8 +42,8 @@ class LittleRun(NamedTuple):
     """One training run on a small corpus."""
 
     config: TrainConfig
-    record: dict[str, Any]  # "devices" says how many processes were real and how many devices simulated
-    losses: list[float]  # mean over the batch, of each step (not private)
+    record: dict[str, Any]  # "devices" states how many processes were real and how many devices were simulated
+    losses: list[float]  # each step's mean over the batch (not private)
     parameters: Array  # (P,), of the trained model
     seconds: float  # including process start-up, scoring and saving
 
@@ -51,7 +51,7 @@ class LittleRun(NamedTuple):
 def little_run(
     config: TrainConfig, listener: Callable[[Event], None] = lambda event: None, stop: threading.Event | None = None
 ) -> LittleRun:
-    """Train on 600 generated commands, on as many processes as `config` says; `config.corpus` is ignored."""
+    """Train on 600 generated commands with `config.processes` processes; `config.corpus` is ignored."""
     losses: list[float] = []
 
     def listen(event: Event) -> None:
@@ -70,17 +70,17 @@ def little_run(
 
 
 def difference(first: LittleRun, second: LittleRun) -> float:
-    """The largest difference of any parameter."""
+    """The largest difference between any parameters."""
     return float(np.abs(first.parameters - second.parameters).max())
 
 
 @panel("09")
 class Processes(RunPanel):
-    """A real run, its devices on one process or on several; only Run starts any work."""
+    """A real run, with its devices on one or several processes; only Run starts any work."""
 
     def __init__(self, start: TrainConfig) -> None:
         self._start = start
-        self.runs: list[LittleRun] = []  # all that were made, oldest first
+        self.runs: list[LittleRun] = []  # all runs made, oldest first
         super().__init__(
             "Run on real processes",
             "Run trains N devices on one process or on several. The figure shows the loss of every step.",
@@ -125,14 +125,14 @@ class Processes(RunPanel):
 
 
 def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
-    """How long a run took, and how far it is from one that differs only in the number of processes, if any."""
+    """The time a run took, and its difference from a run with only another number of processes, if any."""
     final, processes = run.record["final"], count(run.config.processes, "process", "processes")
     took = Tile("training took", duration(final["seconds"]), f"on {processes}")
     if run.record["status"] == "interrupted":
         return took, Tile("other run", "none"), f"Stopped after {count(len(run.losses), 'step')}."
     if other is None:
         advice = "Run it again with another number of processes, and compare."
-        return took, Tile("other run", "none", "that differs in processes only"), advice
+        return took, Tile("other run", "none", "with other processes only"), advice
     apart = difference(run, other)
     same = "It is the same model, up to summation order." if apart < 1e-6 else "The models differ."
     return took, Tile("largest difference", short(apart), f"of {run.parameters.size:,} parameters"), same
@@ -146,7 +146,7 @@ LOOKS: list[dict[str, Any]] = [
 
 
 def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
-    """The loss of each step of the last three runs; of each, its name (devices, processes) and its losses so far."""
+    """Loss by step of the last three runs, each given as its name (devices, processes) and its losses so far."""
     lines = []
     for look, (name, losses) in zip(LOOKS, runs[-len(LOOKS) :], strict=False):
         steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": list(losses)}
@@ -157,7 +157,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
 
 
 def run_command(config: TrainConfig) -> str:
-    """Make the little corpus, then the run, into a folder that is named after its devices and processes."""
+    """Commands for the little corpus and the run, whose folder is named after its devices and processes."""
     out = f"runs/n{config.num_devices}-p{config.processes}"
     make = f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl"
     return f"{make}\n{train_command(replace(config, corpus='little.jsonl'), out)}"

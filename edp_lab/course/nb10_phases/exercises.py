@@ -10,8 +10,8 @@ import numpy as np
 from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong, given, predicted
 from edp_lab.three_phase.votes import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
 
-DRAWS = 3_000  # of one vote: shares of wins are then known to 0.01
-BY_CHANCE = 5  # standard deviations: one right answer in a hundred thousand would be beyond
+DRAWS = 3_000  # draws of one vote: enough to estimate shares of wins to 0.01
+BY_CHANCE = 5  # standard deviations: about one right answer in a hundred thousand would exceed this
 MNIST = 60_000
 
 
@@ -22,18 +22,18 @@ def _gnmax(answer: Any, cases: np.random.Generator) -> Differences:
         won = [given(answer(counts.copy(), sigma, cases)) for _ in range(DRAWS)]
         winners = np.asarray(won, dtype=float)
         if not np.isin(winners, np.arange(labels)).all():
-            yield f"votes {counts.tolist()}: a label from 0 to {labels - 1} should come out, yours gives {won[0]!r}."
+            yield f"votes {counts.tolist()}: return a label from 0 to {labels - 1}; yours gives {won[0]!r}."
         chances = label_probabilities(counts, Aggregator(Vote.GAUSSIAN, sigma))
         shares = np.bincount(winners.astype(int), minlength=labels) / DRAWS
         beyond = np.abs(shares - chances) - BY_CHANCE * np.sqrt(chances * (1 - chances) / DRAWS) - 1 / DRAWS
         if beyond.max() > 0:
             label, votes = int(beyond.argmax()), f"votes {counts.tolist()}, σ = {sigma}"
-            comparison = f"should win in {chances[label]:.0%} of all draws, yours lets it win in {shares[label]:.0%}"
+            comparison = f"should win in {chances[label]:.0%} of all draws, but wins in {shares[label]:.0%} of yours"
             yield f"{votes}: label {label} {comparison}."
 
 
 def _parts(answer: Any, cases: np.random.Generator) -> Differences:
-    """The library's account of instructors that train on parts of MNIST."""
+    """Compare with the library's account of instructors that train on parts of MNIST."""
     batch, epochs = 10 * int(cases.integers(10, 41)), int(cases.integers(3, 12))
     noise, delta = round(float(cases.uniform(0.9, 1.6)), 2), 1e-5
     cost = partition_cost(MNIST, 10, batch, epochs, noise, delta)
@@ -47,7 +47,7 @@ def _parts(answer: Any, cases: np.random.Generator) -> Differences:
 
 
 def _budget(answer: Any, cases: np.random.Generator) -> Differences:
-    """The plain sum of labels with the noise that the answer asks for."""
+    """Compare the plain sum over labels, with the answer's noise, with the allowed total."""
     untouched, verdicts = True, []
     for _ in range(3):
         total, labels = round(float(cases.uniform(0.2, 20)), 1), int(cases.integers(10, 10_000))
@@ -63,7 +63,7 @@ def _overspent(scale: float, total: float, labels: int) -> str | None:
     spent = composed_epsilons(Aggregator(Vote.LAPLACE, scale), labels, 1e-5)["plain sum"]
     if math.isclose(spent, total, rel_tol=1e-6):
         return None
-    return f"with noise of scale {scale:.4g} on each count, {labels} labels cost ε = {spent:.4g}, and not {total}."
+    return f"with noise of scale {scale:.4g} on each count, {labels} labels cost ε = {spent:.4g}, not {total}."
 
 
 EXERCISES = exercises_of(__file__, gnmax=_gnmax, parts=_parts, budget=_budget)

@@ -1,4 +1,4 @@
-"""The panels of ``10_three_phases.ipynb``: noised pixels, what noisy votes cost and teach, and Adam under noise.
+"""The panels of ``10_three_phases.ipynb``: noisy pixels, cost and benefit of noisy votes, and Adam under noise.
 The second also runs the pipeline.
 
     result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
@@ -53,9 +53,9 @@ from edp_lab.three_phase.votes import (
 )
 
 SHOWN = 6  # images of phase I in the figure
-RIDGE = 1.0  # keeps least squares stable where examples are fewer than pixels
-DRAWS = 5  # of the noise on the labels, over which accuracies are averaged
-MNIST_SHAPE, MNIST_QUERIES = (1, 28, 28), 9000  # what the thesis has
+RIDGE = 1.0  # keeps least squares stable if there are fewer examples than pixels
+DRAWS = 5  # draws of the noise on the labels, over which accuracies are averaged
+MNIST_SHAPE, MNIST_QUERIES = (1, 28, 28), 9000  # as in the thesis
 SIGMAS = [float(s) for s in np.geomspace(0.01, 10, 31)]
 LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
 Labels = NDArray[np.int64]
@@ -69,11 +69,11 @@ class Sketch:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.images = seed, load_images("digits", seed)
-        self.public = int(PUBLIC_SHARE * len(self.images.test))  # the first ones may be labelled; the others test
-        self.key = key_from_seed(f"three phases {seed}")  # that of a run with this seed
+        self.public = int(PUBLIC_SHARE * len(self.images.test))  # the first may be labelled; the others test
+        self.key = key_from_seed(f"three phases {seed}")  # the key of a run with this seed
         self.order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
-        # Remembered: (sigma) -> noised train, noised test, (n, 1, 8, 8) both; (sigma) -> what a linear model reads of
-        # the noised test images, (n, 65); (sigma, N) -> (N, 600), what each instructor says of each test image.
+        # Cached: (sigma) -> noised train, noised test, (n, 1, 8, 8) both; (sigma) -> a linear model's features of
+        # the noised test images, (n, 65); (sigma, N) -> (N, 600), each instructor's label for each test image.
         self.noised = lru_cache(maxsize=8)(self._noised)
         self.features = lru_cache(maxsize=8)(lambda sigma: linear_features(self.noised(sigma)[1]))
         self.predictions = lru_cache(maxsize=64)(self._predictions)
@@ -84,7 +84,7 @@ class Sketch:
         return vote_counts(predictions[:, : self.public], self.images.classes)
 
     def labels(self, settings: ThreePhaseSettings, draw: int = 0) -> Labels:
-        """The noisy label of each public image; draw 0 has the noise of a run."""
+        """The noisy label of each public image; draw 0 uses the noise of a real run."""
         return settings.aggregator().labels(self.counts(settings), stream(self.key, Purpose.NOISE, 2 + draw))
 
     def _noised(self, sigma: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -111,7 +111,7 @@ def fit_linear(features: Array, y: Labels, classes: int) -> Array:
 
 def linear_features(x: NDArray[np.floating[Any]]) -> Array:
     """Pixels and a constant: (n, ...) -> (n, pixels + 1)."""
-    flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # also of no images
+    flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # works even without images
     return np.concatenate([flat, np.ones((len(x), 1))], axis=1)
 
 
@@ -127,11 +127,11 @@ words = text.Words(
     thesis_accuracy=THESIS_ACCURACY,
 )
 figure = partial(fig.figure, height=380)
-EDGE = {"line": {"width": 1, "color": INK}}  # of a mark
+EDGE = {"line": {"width": 1, "color": INK}}  # outline of a marker
 
 
 def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
-    """The inputs for settings of these names, in this order."""
+    """The inputs for the settings with these names, in this order."""
     noised = "vote" not in names or start.vote in PRIVATE
     require(noised, f"a {start.vote} vote has no noise to look at: choose {', '.join(PRIVATE)}")
     kinds = ["most votes after Laplace noise", "the same with Gaussian noise"]
@@ -147,7 +147,7 @@ def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
 
 
 def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> str:
-    """The call of `edp-lab three-phase` that does these phases with networks."""
+    """The `edp-lab three-phase` command that runs these phases with networks."""
     always = ("phases", "sigma", "instructors", "vote", "vote_epsilon", "delta", "seed")
     options = text.options_of(replace(settings, phases=tuple(take)), ThreePhaseSettings(), always)
     return shlex.join(["edp-lab", "three-phase", "--data", "digits", *options])
@@ -172,16 +172,16 @@ class NoisedImages(NamedTuple):
 
     settings: ThreePhaseSettings
     labels: Labels  # (SHOWN)
-    shown: Array  # (2, SHOWN, 8, 8) images as they are, and noised
+    shown: Array  # (2, SHOWN, 8, 8) original and noised images
     pixels: Perturbation  # the thesis' statistics of the training set
-    guarantee: ImageGuarantee  # what holds
-    mnist: ImageGuarantee  # what would for images of 28 x 28
-    sensitivity_needed: float  # with which this noise would have the claimed epsilon; 0 without noise
-    curves: dict[str, list[float]]  # epsilon over `SIGMAS` by name of a line
+    guarantee: ImageGuarantee  # the guarantee here
+    mnist: ImageGuarantee  # the guarantee for images of 28 x 28 pixels
+    sensitivity_needed: float  # at which this noise would have the claimed epsilon; 0 without noise
+    curves: dict[str, list[float]]  # epsilon over `SIGMAS`, by name of the line
 
 
 def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
-    """Phase I: Gaussian noise on every pixel, the noisy images and their epsilon."""
+    """Phase I: Gaussian noise on every pixel, with the noisy images and their epsilon."""
     sigma, delta, clean = settings.sigma, settings.delta, sketch.images.train
     train, shape = sketch.noised(sigma)[0], clean.shape[1:]
     return NoisedImages(
@@ -208,7 +208,7 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
     """Noise on the pixels; `result` is a `NoisedImages`."""
     return Panel(
         "Phase I: noise on the pixels",
-        "Six private images before and after noise, and the ε that this noise gives to one of them.",
+        "Six private images before and after noise, and the ε of one image with this noise.",
         lambda **values: noise_images(sketch, replace(start, **values)),
         [draw_images, draw_epsilon],
         words.pixels,
@@ -219,11 +219,11 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 
 
 def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
-    """The thesis' epsilon of one image and the true one, and what the claim would take."""
+    """The thesis' epsilon of one image, the guaranteed epsilon, and what the claim would require."""
     sigma, epsilon = result.settings.sigma, result.guarantee.epsilon
     claim = claimed(digits(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
     if not sigma:
-        return claim, holds("none", "without noise"), "Without noise the images leave as they are."
+        return claim, holds("none", "without noise"), "Without noise, the images are passed on unchanged."
     sentence = f"A black and a white image are {result.guarantee.sensitivity:g} apart; "
     if epsilon > CLAIMED_EPSILON:
         sentence += f"for the claimed ε no two may be more than {at_least(result.sensitivity_needed)} apart."
@@ -238,11 +238,11 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
 
 ROWS = ("as it is", "noised")
 PICTURE = {"type": "heatmap", "colorscale": [[0, "black"], [1, "white"]], "zmin": 0, "zmax": 1, "showscale": False}
-BARE = {"ticks": "", "showline": False, "constrain": "domain"}  # axes of a picture
+BARE = {"ticks": "", "showline": False, "constrain": "domain"}  # axes of an image
 
 
 def draw_images(result: NoisedImages) -> Figure:
-    """Images as they are, and noised."""
+    """Original and noised images."""
     shown, side = result.shown.shape[1:3]
     places = [(side + 1) * i + (side - 1) / 2 for i in range(shown)]
     bare: dict[str, Any] = {**BARE, "showgrid": False, "ticklabelstandoff": 4}
@@ -267,7 +267,7 @@ def _side_by_side(images: NDArray[np.float64]) -> list[list[float | None]]:
 
 
 def draw_epsilon(result: NoisedImages) -> Figure:
-    """Epsilon of one image by sigma, for three sizes, and what the thesis claims."""
+    """Epsilon of one image by sigma, for three sizes, and the thesis' claim."""
     looks = ((OTHER, "dot", None), (OTHER, "dash", None), (HOLDS, "solid", 3))
     here: dict[str, Any] = {"x": positive([result.settings.sigma]), "y": positive([result.guarantee.epsilon])}
     marked = {"marker": EDGE, "hover": "σ %{x:g}: ε ≈ %{y:.3g}"}
@@ -291,20 +291,20 @@ class LabelBill(NamedTuple):
     """The epsilon of noisy votes, and an understudy's accuracy with their labels."""
 
     settings: ThreePhaseSettings
-    unanimous: float  # chance that a label on which all N agree survives the noise
-    silent: float  # share of all public images whose label is true if the votes are counted without noise
-    alone: float  # the same by one instructor on average
-    account: VoteAccount  # of the labels by vote
-    accountant: str  # the way of adding up that gives the least epsilon
-    composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, whatever the votes are, by accountant
+    unanimous: float  # probability that a label on which all N agree survives the noise
+    silent: float  # share of all public images with the true label if votes are counted without noise
+    alone: float  # the same for one instructor, on average
+    account: VoteAccount  # account of the labels by vote
+    accountant: str  # the accountant with the smallest epsilon
+    composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, for any votes, by accountant
     # Means over draws of the noise:
-    accuracy: float  # of the understudy on images that nobody labels,
+    accuracy: float  # the understudy's accuracy on images without labels,
     interval: tuple[float, float]  # both ends of its 95 % interval,
     right: float  # and the share of the labels that are true
 
 
 def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
-    """Account for the labels that linear instructors give, and train linear understudies on them."""
+    """Account for the labels from linear instructors, and train linear understudies on them."""
     spent = settings.labels or sketch.public
     there = f"there are {sketch.public} public images: ask for no more than that"
     require(spent <= sketch.public, f"{spent} labels, but {there}")
@@ -330,7 +330,7 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
 
 
 def _understudy(sketch: Sketch, settings: ThreePhaseSettings, spent: int, draw: int) -> tuple[float, ...]:
-    """Accuracy of an understudy, both ends of its interval, and the share of its labels that are true."""
+    """An understudy's accuracy, both ends of its interval, and the share of its labels that are true."""
     features, truth, public = sketch.features(settings.sigma), sketch.images.test_labels, sketch.public
     labels = sketch.labels(settings, draw)[:spent]
     model = fit_linear(features[:spent], labels, sketch.images.classes)
@@ -343,11 +343,11 @@ _composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)
 
 @panel("10")
 class Pipeline(Panel, Runs):
-    """Epsilon and accuracy of labels, by linear models that follow the controls; Run does the same with networks.
+    """Epsilon of labels and the accuracy they give, by linear models that follow the controls; Run trains networks.
 
     Attributes:
         result: a `LabelBill`.
-        runs: all that came to their end.
+        runs: all finished runs.
     """
 
     def __init__(self, sketch: Sketch, start: ThreePhaseSettings) -> None:
@@ -356,7 +356,7 @@ class Pipeline(Panel, Runs):
         spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
         super().__init__(
             "Phases II and III: instructors vote, an understudy learns",
-            "What noisy labels cost, and how well a model does that learns from nothing else. Run trains networks.",
+            "The cost of noisy labels, and the accuracy of a model trained on nothing else. Run trains networks.",
             lambda **values: spend_labels(sketch, replace(start, **values)),
             [draw_bill, lambda bill: draw_runs(self.runs, bill)],
             lambda bill: words.pipeline(bill, self._run_of(bill)),
@@ -369,7 +369,7 @@ class Pipeline(Panel, Runs):
         )
 
     def _run_of(self, bill: LabelBill) -> ThreePhaseRecord | None:
-        """The last run with these settings."""
+        """The last run with these settings, if any."""
         return next((run for run in reversed(self.runs) if run.settings == bill.settings), None)
 
     def prepare(self) -> ThreePhaseSettings:
@@ -377,13 +377,13 @@ class Pipeline(Panel, Runs):
         return replace(self._start, **self.values)
 
     def work(self, settings: ThreePhaseSettings) -> None:
-        from edp_lab.three_phase import phases  # brings torch, which only networks need
+        from edp_lab.three_phase import phases  # imports torch, which only networks need
 
         self.bar.max, self.bar.value = settings.instructors + 3, 0
 
         def listen(event: Event) -> None:
             if self.stopping:
-                self.tiles.sentence = "Stopped before an understudy was ready: nothing released, nothing to pay."
+                self.tiles.sentence = "Stopped before an understudy was ready: nothing released, so no cost."
             self.heed_stop()
             self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
             self.bar.value += event.epoch == event.epochs
@@ -393,14 +393,14 @@ class Pipeline(Panel, Runs):
 
 
 def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
-    """The thesis' epsilon of all labels, the true one, and what the understudy has learnt."""
+    """The thesis' epsilon of all labels, the guaranteed epsilon, and the understudy's accuracy."""
     kept = f"The noise keeps {percent(result.unanimous)} of unanimous labels; {percent(result.right)} of all are true"
     taught = f"a linear understudy is right on {percent(result.accuracy)} of new images"
     return *_epsilons(result.account, result.settings), f"{kept}, and {taught}."
 
 
 def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
-    """The same for a run with networks, beside a network that learnt without privacy."""
+    """The same for a run with networks, compared with a network trained without privacy."""
     account, plainly, scores = record.privacy, record.part(PLAIN_MODEL).scores, record.part(UNDERSTUDY).scores
     assert account is not None
     taught = f"The understudy is right on {percent(scores.accuracy)} of new images"
@@ -414,7 +414,7 @@ def _epsilons(account: VoteAccount, settings: ThreePhaseSettings) -> tuple[Tile,
 
 
 def draw_bill(result: LabelBill) -> Figure:
-    """Epsilon of all labels by their number: by the plain sum, by the least of the accountants, and as claimed."""
+    """Epsilon of all labels by their number: by the plain sum, by the best accountant, and as claimed."""
     settings, account, n = result.settings, result.account, LABEL_COUNTS
     least = [min(epsilons) for epsilons in zip(*result.composed.values(), strict=True)]
     summed, as_claimed = [k * account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
@@ -431,7 +431,7 @@ def draw_bill(result: LabelBill) -> Figure:
 
 
 def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
-    """Accuracy of the understudy against the epsilon of its labels: linear models now, and networks, a point a run."""
+    """The understudy's accuracy against the epsilon of its labels: linear models now, networks one point per run."""
     scores = [run.part(UNDERSTUDY).scores for run in runs]
     paid = [run.privacy.epsilon for run in runs if run.privacy is not None]  # every run with an understudy
     accuracies, numbers = [score.accuracy for score in scores], [str(k + 1) for k in range(len(runs))]
@@ -455,7 +455,7 @@ def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
 
 
 class Divisors(NamedTuple):
-    """What Adam divides each weight's average gradient by, under noise of one standard deviation."""
+    """Adam's divisor of each weight's average gradient, under noise with the same standard deviation for all."""
 
     noise_std: float
     sizes: Array  # (120) each weight's gradient, the same in every step
@@ -463,8 +463,8 @@ class Divisors(NamedTuple):
 
 
 def adam_divisors(noise_std: float, steps: int) -> Divisors:
-    """Adam's second moment, after `steps`, of 120 weights whose gradients get noise of the same standard deviation."""
-    from edp_lab.training.build import BETAS  # brings torch, which only networks need
+    """Adam's second moment after `steps` for 120 weights whose gradients get noise of the same standard deviation."""
+    from edp_lab.training.build import BETAS  # imports torch, which only networks need
 
     require(0 <= noise_std <= 100, f"noise of standard deviation {noise_std}: take 0 to 100")
     require(1 <= steps <= 10_000, f"{steps} steps: take 1 to 10,000")
@@ -479,10 +479,10 @@ def adam() -> Panel:
     """Adam under noise; `result` is a `Divisors`."""
     return Panel(
         "What Adam divides by",
-        "One mark for each of 120 weights, whose made-up gradients lie between 0.001 and 1.",
+        "One mark for each of 120 weights, with made-up gradients between 0.001 and 1.",
         adam_divisors,
         [draw_divisors],
-        lambda r: f"By theory, the divisor of a gradient g is about the root of g² + {short(r.noise_std)}².",
+        lambda r: f"In theory, the divisor of a gradient g is about the square root of g² + {short(r.noise_std)}².",
         tiles=tell_divisors,
         noise_std=number("noise σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1"),
         steps=number("steps", 30, [1, 3, 10, 30, 100, 300, 1000], unit="of Adam"),
@@ -490,18 +490,18 @@ def adam() -> Panel:
 
 
 def tell_divisors(result: Divisors) -> tuple[Tile, Tile, str]:
-    """How far Adam moves the weights with the smallest and the largest gradient on average, and why."""
+    """Average distance that Adam moves the weights with the smallest and the largest gradient, and the reason."""
     low, high = (result.sizes / result.divisors)[[0, -1]]
     below = int((result.sizes <= result.noise_std).sum())
     sentence = "No gradient is below σ, so Adam moves every weight by about one learning rate."
     if below:
         sentence = f"{below} of 120 gradients are below σ; Adam divides them all by about the same number, as SGD does."
-    unit = "learning rates a step"
+    unit = "learning rates per step"
     return Tile("smallest gradient", short(low), unit), Tile("largest gradient", short(high), unit), sentence
 
 
 def draw_divisors(result: Divisors) -> Figure:
-    """The divisor by the size of the gradient, with and without noise."""
+    """Adam's divisor by size of the gradient, with and without noise."""
     x, hover = result.sizes, "gradient %{x:.2g}: divided by %{y:.2g}"
     return figure(
         "What Adam divides the average gradient by",
