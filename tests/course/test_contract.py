@@ -241,7 +241,7 @@ def test_a_panel_that_runs_starts_nothing_with_bad_values_ends_when_it_is_stoppe
     def stop_at_once(_: object) -> None:
         assert (panel.run_button.disabled, panel.stop_button.disabled) == (True, False)
         panel.run()
-        assert "a run is going on" in panel.error_box.value
+        assert "a run is in progress" in panel.error_box.value
         panel.stop_button.click()
 
     if name not in ("11 Again",):  # which take long, and nothing, to stop: with stand-ins in their own tests

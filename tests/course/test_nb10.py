@@ -158,7 +158,7 @@ guess = partial(prediction, "10", "parts")
 WRONG: dict[str, dict[str, Any]] = {
     "gnmax": {
         "one noise for all counts": Wrong(
-            noisy(lambda rng, sigma, labels: rng.normal(0, sigma)), "of all draws, yours lets it win in"
+            noisy(lambda rng, sigma, labels: rng.normal(0, sigma)), "of all draws, but wins in"
         ),
         "the noisy count instead of its label": lambda counts, sigma, rng: (
             counts + rng.normal(0, sigma, len(counts))
