@@ -67,7 +67,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "divides, but all ranks draw the same": Wrong(
             draws(lambda key, step, rank: [key, step], lambda ranks: 1 / ranks), "ranks 0 and 1 draw the same numbers"
         ),
-        "own draws, not divided": Wrong(draws(lambda *own: own, lambda ranks: 1.0), "the sum over ranks has standard deviation"),
+        "own draws, not divided": Wrong(draws(lambda *own: own, lambda ranks: 1.0), "ranks has standard deviation"),
         "own draws, divided like a mean": draws(lambda *own: own, lambda ranks: 1 / ranks),
         "the same numbers in every step": Wrong(draws(lambda key, step, rank: [key, rank]), COMES_AGAIN),
         "seeds of rank and step meet": Wrong(draws(lambda key, step, rank: key + step + rank), COMES_AGAIN),
