@@ -2,6 +2,7 @@
 // narrow place titles break into lines, plots side by side go into fewer columns, and the figure grows higher by that.
 const LINE = 1.3;  // height of a line of text over its size
 const LEGEND = 67, TITLE = 20;  // heights in pixels: of a legend of three rows, of a plot's title
+const UNSEEN = 700;  // pixels: the width of a figure that is out of view
 const NARROW = 150;  // pixels that each of several plots side by side has at least
 const pen = document.createElement("canvas").getContext("2d");
 const lines = text => text.split("<br>").length;
@@ -75,7 +76,8 @@ export default { render({ model, el }) {
         return { ...seen, legend: legend?._height ?? 0, axes: places };
     };
     const draw = () => {
-        if (!loaded || !width) return;
+        if (!loaded) return;
+        width ||= UNSEEN;
         const { plotly, template, config } = loaded, drawn = model.get("drawn");
         const wanted = () => fitted(structuredClone(drawn.layout), template.layout.margin, width, seen);
         let layout = wanted();
@@ -91,7 +93,7 @@ export default { render({ model, el }) {
     };
     const resize = () => {  // asks how wide the place is, which takes long: not at every move
         const now = el.clientWidth;
-        if (!now || now == width) return;
+        if (!loaded || !now || now == width) return;
         width = now;
         draw();
         const buttons = el.querySelector(".modebar-group")?.offsetWidth ?? 0;
@@ -105,6 +107,8 @@ export default { render({ model, el }) {
     addEventListener("resize", resize);
     bundle.then(all => {
         loaded = all;
+        resize();
+        if (!width) draw();
         watch.observe(el);
     });
     return async () => {
