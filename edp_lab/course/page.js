@@ -84,7 +84,7 @@ const move = (el, { table, models, buttons }) => {
         const mine = ++turn, shown = await state();
         if (mine != turn) return;  // moved again while the table was unpacked
         el.classList.toggle("edp-stale", Object.values(shown).some(values => values.error));
-        for (const one of controls) one.model.show({ error: "" });
+        for (const one of controls) one.model.show(one == moved ? { error: "" } : { error: "", entered: one.stops[one.place] });
         for (const [id, values] of Object.entries(shown)) models[id].show(values);
         if (message) moved.model.show({ error: message });
     };

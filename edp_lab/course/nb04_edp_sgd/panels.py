@@ -339,7 +339,8 @@ def draw_stages(result: Stages) -> Figure:
         usual = [held] if place > 2 else [held[1:], [MEAN / (1 if place == 1 else result.alpha)]]
         window = _window([0, 0], *usual, *([[-allowed, allowed]] if place > 1 else []))
         _show(layout, place, TITLES[name], window)
-        inside, on = np.clip(held, *window.T), {**fig.at(place), "cliponaxis": False, "showlegend": place == 1}
+        edges = (window + 1e-6 * (window[:, ::-1] - window)).T  # within the range also as float32
+        inside, on = np.clip(held, *edges), {**fig.at(place), "cliponaxis": False, "showlegend": place == 1}
         marks.append(points("device", PLAIN, "circle", 6, x=inside[1:, 0], y=inside[1:, 1], **on))
         marks.append(points("device 1", PRINTED, "diamond", 9, x=inside[:1, 0], y=inside[:1, 1], **on))
         if place > 1:
