@@ -159,7 +159,7 @@ def enter(driver: browsing.Chrome, text: str) -> str:
         "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", box, text
     )
     time.sleep(0.2)
-    return str(driver.find_element("css selector", ".edp-control .edp-lab-error").text)
+    return str(driver.find_element("css selector", ".edp-note .edp-lab-error").text)
 
 
 def test_sliders_move_on_a_page_and_what_is_not_there_is_marked(out: Path, browser: browsing.Chrome) -> None:
