@@ -133,7 +133,8 @@ addEventListener("DOMContentLoaded", async () => {
     for (const pre of document.querySelectorAll(".jp-OutputArea pre")) {  // lines of a table do not break
         pre.classList.toggle("edp-columns", (pre.textContent.match(/^.*\S {2,}\S/gm) ?? []).length > 1);
     }
-    for (const one of document.querySelectorAll(".edp-columns, .jp-OutputArea-output, .jp-RenderedMarkdown :is(p, div)")) {
+    const wide = ".edp-columns, [style*=overflow-x], .jp-OutputArea-output, .jp-RenderedMarkdown, .jp-RenderedMarkdown p";
+    for (const one of document.querySelectorAll(wide)) {
         const size = parseFloat(getComputedStyle(one).fontSize), wanted = size * one.clientWidth / one.scrollWidth;
         if (wanted < size && !one.matches("div")) one.style.fontSize = `${Math.max(8, Math.floor(9.8 * wanted) / 10)}px`;
         if (one.scrollWidth > one.clientWidth + 1) one.tabIndex = 0;  // for the keyboard to scroll

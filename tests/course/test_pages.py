@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from tests.course.examples import all_panels, panel_of
 
 SETTINGS = 200 if os.environ.get("EDP_LAB_LONG") else 48
 
-LOOK = Path(__file__).with_name("look.js").read_text(encoding="utf-8")
+LOOK = (browsing.ROOT / "tests/course/look.js").read_text(encoding="utf-8")
 # The place of a panel's control and what to enter; then what the panel shows, once it has been painted.
 ENTER = """
 const [place, k, kind, value, done] = arguments;
@@ -129,9 +128,7 @@ def test_on_a_telephone_nothing_is_cut_or_covered(page: browsing.Chrome) -> None
     browsing.resize(page, 360, 740)
     browsing.until(lambda: page.execute_script(f"{LOOK} return panels().every(fits)"), 60, "a figure does not fit")
     faults = "panels().flatMap(panel => [cut, covered, stickingOut].flatMap(find => find(panel)))"
-    assert page.execute_script(f"{LOOK} return {faults}") == []
-    assert page.execute_script("return document.documentElement.scrollWidth") == 360
-    browsing.resize(page, *browsing.SIZE)
+    assert page.execute_script(f"{LOOK} return [{faults}, document.documentElement.scrollWidth]") == [[], 360]
 
 
 def compare(name: str, panel: Panel, found: dict[str, Any]) -> None:
