@@ -2,8 +2,10 @@
 // narrow place titles break into lines, plots side by side go into fewer columns, and the figure grows higher by that.
 const LINE = 1.3;  // height of a line of text over its size
 const LEGEND = 67, TITLE = 20;  // heights in pixels: of a legend of three rows, of a plot's title
-const UNSEEN = 700;  // pixels: the width of a figure that is out of view
+const UNSEEN = 700, BUTTONS = 64;  // widths in pixels: of a figure that is out of view, of its buttons
+const telephone = matchMedia("(max-width: 30rem)");  // which has no buttons: see panel.css
 const NARROW = 150;  // pixels that each of several plots side by side has at least
+const NOTHING = { legend: 0, axes: {} };
 const pen = document.createElement("canvas").getContext("2d");
 const lines = text => text.split("<br>").length;
 
@@ -39,7 +41,7 @@ function stack(layout, width) {
 }
 
 // The layout for a place so wide, in which the last drawing had this legend and these axes: [start, length] by name.
-function fitted(layout, margin, width, { legend, axes, buttons }) {
+function fitted(layout, margin, width, { legend, axes }) {
     const { t, b } = { ...margin, ...layout.margin }, high = layout.height ??= 450;
     const fit = (title, size, most) => {
         if (!title?.text) return 0;
@@ -47,7 +49,7 @@ function fitted(layout, margin, width, { legend, axes, buttons }) {
         title.text = broken(title.text, title.font?.size ?? size, most);
         return (lines(title.text) - before) * size * LINE;
     };
-    const headed = fit(layout.title, 14, width - 16 - buttons) + fit(layout.title?.subtitle, 12, width - 16);
+    const free = width - 16, headed = fit(layout.title, 14, free - (telephone.matches ? 0 : BUTTONS)) + fit(layout.title?.subtitle, 12, free);
     if (lines(layout.title?.text ?? "") > 1) layout.title.pad = { t: 20, l: 8 };  // plotly draws several lines higher
     const plots = (high - t - b) * (stack(layout, width) - 1);
     let below = 0;
@@ -68,12 +70,12 @@ function fitted(layout, margin, width, { legend, axes, buttons }) {
 
 export default { render({ model, el }) {
     const bundle = (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
-    let loaded, width = 0, seen = { legend: 0, axes: {}, buttons: 0 };  // of the last drawing
+    let loaded, width = 0, seen = NOTHING;  // of the last drawing
     const look = () => {
         const { legend, _subplots, _plots } = el._fullLayout;
         const axes = _subplots.cartesian.flatMap(id => [_plots[id].xaxis, _plots[id].yaxis]);
         const places = Object.fromEntries(axes.map(axis => [axis._name, [axis._offset, axis._length]]));
-        return { ...seen, legend: legend?._height ?? 0, axes: places };
+        return { legend: legend?._height ?? 0, axes: places };
     };
     const draw = () => {
         if (!loaded) return;
@@ -94,11 +96,7 @@ export default { render({ model, el }) {
     const resize = () => {  // asks how wide the place is, which takes long: not at every move
         const now = el.clientWidth;
         if (!loaded || !now || now == width) return;
-        width = now;
-        draw();
-        const buttons = el.querySelector(".modebar-group")?.offsetWidth ?? 0;
-        if (buttons == seen.buttons) return;
-        seen.buttons = buttons;
+        [width, seen] = [now, NOTHING];
         draw();
     };
     const watch = new ResizeObserver(resize);
