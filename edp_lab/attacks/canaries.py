@@ -6,7 +6,7 @@ digits ranks the possible fillings by the model's loss on them (Carlini et al. 2
     exposure = log2 |R| - log2 (rank of the canary among |R| fillings),        extracted = rank 1
 
 A language model assigns a probability to the digits themselves. An intent-and-slot model does not: it models
-p(labels | text), and labels every filling alike once it learns that digits after "call my doctor at" are a phone
+p(labels | text), and labels every value alike once it learns that digits after "call my doctor at" are a phone
 number. So each canary has its own labels, one random intent and one random slot for the whole number, as a careless
 annotator might assign them, and all canaries share the words around the number. Only the digits distinguish a canary's
 labels from those of the others, so its loss under its labels is below that of other numbers only if the model has
