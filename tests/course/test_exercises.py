@@ -39,7 +39,7 @@ STILL = {  # what code does that nobody has touched
     ("07", "report"): "still to do (it still picks by the test set and pays for the winner only)",
     ("09", "ranks"): "still to do (it still draws the same numbers on every rank and in every step)",
     ("10", "budget"): "still to do (the noise is still the same for one label and for a thousand)",
-    ("11", "noise"): "still to do (the bug is still in",
+    ("11", "noise"): "still to do (the bug is still there",
 }
 SEEDS = range(2)
 each_exercise = pytest.mark.parametrize(("number", "name"), EXERCISES, ids=lambda part: part)
