@@ -95,7 +95,7 @@ def test_every_parameter_is_in_one_layer_of_the_picture_and_bert_has_the_papers_
 def test_predictions_show_what_is_wrong_and_escape_what_was_said() -> None:
     truth = Utterance(("play", "<b>"), ("O", "B-song"), "play")
     text = panels.predicted([(truth, Prediction("stop", 0.5, ("O", "O"), ()))])
-    assert [told in text for told in ("O (B-song)", "(true: play)", "&lt;b&gt;")] == [True] * 3
+    assert [part in text for part in ("O (B-song)", "(true: play)", "&lt;b&gt;")] == [True] * 3
 
 
 def test_only_careless_pooling_lets_a_neighbour_change_a_loss() -> None:

@@ -77,8 +77,8 @@ def test_heads_read_what_public_text_has_whitened_and_say_the_same():
     model = whitened(plain, plain.dataset(spoken.utterances))
     for old, new in zip(plain.scores(batch)[:2], model.scores(batch)[:2], strict=True):
         torch.testing.assert_close(old, new, atol=1e-3, rtol=1e-3)
-    told, stretched = model.encode(batch, PLAIN, None), (model.pooled_view, model.token_view)
-    for read, view in zip(told, stretched, strict=True):
+    features, stretched = model.encode(batch, PLAIN, None), (model.pooled_view, model.token_view)
+    for read, view in zip(features, stretched, strict=True):
         assert read.mean(0).abs().max() < 1e-4 * read.std()
         even = Whitening(read.shape[1])
         even.fit(read.detach() @ torch.linalg.inv(view.map))
@@ -241,8 +241,8 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
         for head in (kept.intent, kept.slot_words, kept.slot_intents):  # so that the heads read all
             head.weight.normal_()
     save_model(kept, tmp_path / "saved")
-    told, saved = kept.predict(data), load_model(tmp_path / "saved")
-    for prediction, other in zip(saved.predict(saved.dataset(spoken.utterances)), told, strict=True):
+    predictions, saved = kept.predict(data), load_model(tmp_path / "saved")
+    for prediction, other in zip(saved.predict(saved.dataset(spoken.utterances)), predictions, strict=True):
         assert (prediction.intent, prediction.tags) == (other.intent, other.tags)
         assert prediction.intent_probability == pytest.approx(other.intent_probability, rel=1e-3)
     assert len(saved.predict(saved.dataset(spoken.utterances[:1]))) == 1
@@ -252,7 +252,7 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
     assert kept.slot_intents.weight.grad.any()  # slots hear what is meant
     assert not kept.intent.weight.grad.any()  # and do not say what should be
     monkeypatch.setattr(kept, "_spelling", None)  # nobody reads again
-    assert kept.predict(data) == told
+    assert kept.predict(data) == predictions
     with pytest.raises(UsageError, match="--pretrained"):
         build_model("clc", labels, seed=0, private=True, frozen=True)
 
