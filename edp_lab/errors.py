@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
@@ -21,6 +22,7 @@ HINTS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or give another path"),
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), "give another path"),
 }
+_type_hints = cache(get_type_hints)  # takes half a millisecond, and a slider waits for it
 
 
 class UsageError(ValueError):
@@ -44,7 +46,7 @@ def check_types(settings: Any) -> None:
     checked elsewhere.
     """
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "nothing"}
-    for name, declared in get_type_hints(type(settings)).items():
+    for name, declared in _type_hints(type(settings)).items():
         value, kinds = getattr(settings, name), get_args(declared) if isinstance(declared, UnionType) else (declared,)
         if not all(kind in words for kind in kinds):
             continue
