@@ -9,7 +9,7 @@ from pathlib import Path
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.guarantee import upward
 
-TITLE = "With more GPUs, the claimed ε stays but the guaranteed ε grows."
+TITLE = "The claimed ε stays. The guaranteed ε grows."
 FRAMES = [1] * 5 + list(range(1, 33)) + [32] * 11  # the first and the last stay for a while
 COLUMNS = {"claimed": 490, "guaranteed": 590}
 SECONDS = 0.25 * len(FRAMES)
