@@ -84,7 +84,7 @@ def test_no_character_is_too_much_for_a_terminal(tmp_path):
             OSError("Cannot load x.so. It may be this. Or that.: mend"),
             "Cannot load x.so: fix that, or allow more memory",
         ),
-        (MemoryError(), "out of memory: ask for less at once"),
+        (MemoryError(), "out of memory: request less at a time"),
     ],
 )
 def test_a_fault_of_the_machine_is_one_sentence(cli, monkeypatch, error, said):

@@ -173,7 +173,7 @@ def test_a_value_that_makes_no_sense_is_one_visible_sentence_until_it_is_mended(
         box.send_keys(Keys.CONTROL, "a")
         box.send_keys(value, Keys.ENTER)
         until(lambda n=refused: len(look(driver, "errors")) == n, SECONDS, f"{value} is not answered")
-        assert not [error for error in look(driver, "errors") if "fault of the course" in error]
+        assert not [error for error in look(driver, "errors") if "bug in the course" in error]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

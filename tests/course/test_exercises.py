@@ -217,10 +217,10 @@ def test_neither_exit_nor_a_missing_return_stops_the_notebook_but_a_student_can(
 def test_close_says_where_and_by_how_much() -> None:
     assert close([1.0, 2.0], np.array([1.0, 2.0 + 1e-9]), "x") is None
     assert close(np.inf, np.inf, "x") is None
-    assert close([[1, 2], [3, 5]], [[1, 2], [3, 4]], "x") == "x (first at [1, 1]): yours is 5, it should be 4."
-    assert close(2, 3, "x") == "x: yours is 2, it should be 3."
-    assert close(np.nan, 3, "x") == "x: yours is nan, it should be 3."
-    assert close([1, 2], 3, "x") == "x: yours has shape (2,), it should be ()."
+    assert close([[1, 2], [3, 5]], [[1, 2], [3, 4]], "x") == "x (first at [1, 1]): yours is 5; it should be 4."
+    assert close(2, 3, "x") == "x: yours is 2; it should be 3."
+    assert close(np.nan, 3, "x") == "x: yours is nan; it should be 3."
+    assert close([1, 2], 3, "x") == "x: yours has shape (2,); it should be ()."
 
 
 MEASURED = {"more noise": (2.0, 1.0), "more people": (2.0, 2.0)}
@@ -231,9 +231,9 @@ MEASURED = {"more noise": (2.0, 1.0), "more people": (2.0, 2.0)}
     [
         ({"more noise": "falls", "more people": "stays"}, None),
         ({"more noise": "rises", "more people": "stays"}, "you said 'rises', but ε is 2 before and 1 after."),
-        ({"more noise": "falls", "more people": "drops"}, "more people: 'drops' is not one of"),
-        ({"more noise": "falls"}, "a prediction is a dictionary with the questions 'more noise', 'more people'"),
-        ("falls", "a prediction is a dictionary"),
+        ({"more noise": "falls", "more people": "drops"}, "more people: 'drops' is not \"rises\""),
+        ({"more noise": "falls"}, "a prediction must be a dictionary with the questions 'more noise', 'more people'"),
+        ("falls", "a prediction must be a dictionary"),
     ],
 )
 def test_a_prediction_is_answered_with_the_numbers(prediction: Any, says: str | None) -> None:
