@@ -356,9 +356,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, nam
     monkeypatch.setattr(readers, "MOST_BYTES", 1999)
     (tmp_path / "label").touch()
     (tmp_path / name).write_bytes(gzip.compress(b"x" * 2000) if name[-2:] == "gz" else b"x" * 2000)
-    with pytest.raises(
-        UsageError, match="has more than 1,999 bytes, which is the limit: give a sample of its lines"
-    ):
+    with pytest.raises(UsageError, match="has more than 1,999 bytes, which is the limit: give a sample of its lines"):
         load_corpus(tmp_path if name == "seq.in" else tmp_path / name)
 
 
