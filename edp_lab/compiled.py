@@ -1,6 +1,6 @@
 """Compiled loops over the entries of a gradient and the rows of a batch.
 
-numpy would pass over memory once per operation. Importing this module loads a compiler in a third of a second.
+With numpy, each operation would be a pass over memory. Importing this module loads a compiler in a third of a second.
 
 The Box-Muller transform (1958) converts uniform bits to normal numbers. In single precision, logarithm, sine and cosine
 are polynomials from Cephes (Moshier 1989), which allow vector instructions. The loop takes a third of numpy's time, and
@@ -34,7 +34,7 @@ PAIRS = 2048  # pairs per block
 
 
 def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any]:
-    """Compile a loop for these types; the machine code is cached for other processes if a folder is writable.
+    """Compile a loop for these types; the machine code is cached for other processes if possible.
 
     All types are compiled together, so processes that start simultaneously write the same files. `reassociate`: allow
     sums in a different order, which is faster but makes the last bits depend on the machine.

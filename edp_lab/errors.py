@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 # Messages about machine faults from the Rust libraries for weights and tokenizers, which raise their own exceptions.
 RUST = re.compile(r"\(os error \d+\)|\bOs \{ code: \d+.*?message: \"(?P<why>[^\"]*)")
-ROOM = "make room there, then run it again"
+ROOM = "free some space there, then try again"
 HINTS = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ENOENT: "check the path",
@@ -76,7 +76,7 @@ def sentence(error: BaseException) -> str | None:
             return str(error)
         case OSError():
             if error.errno is None:  # a library cannot be loaded; its message is long
-                return f"{str(error).split('. ')[0]}: fix that, or allow more memory, then run it again"
+                return f"{str(error).split('. ')[0]}: fix this, or allow more memory, then try again"
             return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {hint_of(error)}"
         case RuntimeError() if "Symlink loop" in str(error):  # from pathlib, before Python 3.13
             return f"{error}: give another path"
@@ -94,7 +94,7 @@ def why(error: BaseException) -> str | None:
 
 
 def hint_of(error: Exception) -> str:
-    return HINTS.get(getattr(error, "errno", None) or 0, "fix that, then run it again")
+    return HINTS.get(getattr(error, "errno", None) or 0, "fix this, then try again")
 
 
 @contextmanager

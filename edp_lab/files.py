@@ -22,7 +22,7 @@ from edp_lab.errors import UsageError, check_once, hint_of, writing
 if TYPE_CHECKING:
     from torch import Tensor
 
-CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel
+CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # exists only in a wheel
 PARTIAL = ".partial-"  # prefix of files and folders that are being written
 
 
@@ -37,7 +37,7 @@ def user_cache() -> Path:
 
 
 def write_whole(
-    path: Path, content: bytes, hint: str = "make room there, or give another path", mode: int = 0o666
+    path: Path, content: bytes, hint: str = "free some space, or give another path", mode: int = 0o666
 ) -> None:
     """Write a file atomically: `path` has its complete old or new content, however the process ends.
 
@@ -62,7 +62,7 @@ def write_whole(
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):
-                partial.unlink()  # a full disk should not stay full
+                partial.unlink()  # frees space on a full disk
             raise
 
 
@@ -70,7 +70,7 @@ def writable(folder: Path, hint: str) -> Path:
     """Return the folder if it is writable or can be created; it is created only when something is written to it.
 
     Raises:
-        UsageError: nothing can be written there; the message ends in `hint`.
+        UsageError: the folder is not writable; the message ends in `hint`.
     """
     there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     with writing(there if there.is_file() else folder, hint), tempfile.TemporaryFile(dir=there):
@@ -94,7 +94,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         UsageError: at the start, as for `check_new`; later, if the disk is full.
     """
     check_new(folder)
-    with writing(folder, "make room there, or choose another output folder"):
+    with writing(folder, "free some space, or choose another output folder"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=PARTIAL) as scratch:
             inside = Path(scratch, folder.name)

@@ -1,4 +1,4 @@
-"""Long jobs: parallel workers, and results stored as JSON under a content key or in `RESULTS`.
+"""Long-running jobs: parallel workers, and results stored as JSON under a content key or in `RESULTS`.
 
     FOLDER/<key>.json    one result, with a checksum
 
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, given_path, read_json, write_whole
 
-RESULTS = comes_with("data") / "results"  # committed results of long commands
+RESULTS = comes_with("data") / "results"  # committed results of long-running commands
 
 # Versions of the code that computes results from settings and data. Increase a version if equal settings give results
 # that differ beyond rounding, or if a default changes that is not part of the settings. Results of the old version then
@@ -67,7 +67,7 @@ def _digest(content: Any, **how: Any) -> str:
 
 
 def content_of(pretrained: str) -> str:
-    """Digest of a file's or folder's content, independent of its location; the name itself if it is a hub name."""
+    """Digest of the content of a file or folder, independent of its path; a name on a model hub is its own digest."""
     path = given_path(pretrained)
     if not path.exists():
         return pretrained
@@ -155,7 +155,7 @@ def machine(device: str = "cpu") -> str:
 def parallel(
     function: Callable[[Job], Result], jobs: dict[Name, Job], workers: int, hint: str = "use fewer workers"
 ) -> Iterator[tuple[Name, Result]]:
-    """Yield each job's name and result as soon as it is done. The number of workers does not change results.
+    """Yield each job's name and result as soon as the job ends. The number of workers does not change results.
 
     Each worker is a new Python process with one thread, never a fork. No worker is left running when this ends.
 
@@ -201,7 +201,7 @@ def _named(function: Callable[[Job], Result], name: Name, job: Job) -> tuple[Nam
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process within a second of its parent's death, whatever it is doing."""
+    """End this process within a second of its parent's death, even if it is busy."""
 
     def watch() -> None:
         while os.getppid() == parent:

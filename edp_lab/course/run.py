@@ -4,9 +4,9 @@ A notebook such as ``notebooks/04_edp_sgd.ipynb`` has a stub for each exercise, 
 ``exercise`` and begins with the line ``# EXERCISE name``. The solutions are in ``notebooks/solutions/04.py``. Each
 begins with the same line as its stub.
 
-The pages need no kernel, server or network. A panel on a page is drawn by its own front end, and ``page.js`` looks up
-its state in a table (see `edp_lab.course.kit.table`). A panel with a Run button shows the last run in the executed
-notebook. Formulas are converted to MathML.
+The pages need no kernel, server or network. The widgets of a panel are drawn by their own front ends, and ``page.js``
+looks up the panel's state in a table (see `edp_lab.course.kit.table`). A panel with a Run button shows the last run in
+the executed notebook. Formulas are converted to MathML.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ display({{{TABLES!r}: tables()}}, raw=True)"""
 FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # key of its front end: see `write_shared`
 COURSE, HOME = "edp_lab: a course on differential privacy", "[The course](index.html)"
 ABOUT = (
-    "*On this page, the sliders move and the exercises are solved. To run code, press **Run** and solve exercises, "
-    f"open the notebook with `make lab`.* {HOME}"
+    "*On this page, the sliders move and the exercises are solved. To edit code, use **Run** and solve the exercises "
+    f"yourself, work in the notebook: `make lab` opens it.* {HOME}"
 )
 
 # ---- Notebooks and their parameters ----------------------------------------------------------------------------------
@@ -80,8 +80,7 @@ def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
     """Select the parameters that each notebook declares.
 
-    Raises UsageError if no notebook declares a parameter, or if a value does not have its default's type. papermill
-    would accept both.
+    Unlike papermill, raises UsageError if no notebook declares a parameter or if a value has a wrong type.
     """
     known = {path: papermill.inspect_notebook(path) for path in paths}
     unwanted = {"mode"} - {name for names in known.values() for name in names}  # the user did not set it
@@ -118,7 +117,7 @@ def read_notebook(path: Path) -> NotebookNode:
         nbformat.validate(notebook)
     except FileNotFoundError:
         raise UsageError(f"there is no notebook {path}") from None
-    except Exception as error:  # nbformat raises whatever unexpected content causes
+    except Exception as error:  # unexpected content can raise any error in nbformat
         raise UsageError(f"{path} is not a notebook: give a file such as 00_start.ipynb, or restore it") from error
     return notebook
 
@@ -252,7 +251,7 @@ def execute(
 def verdicts(path: Path, timeout: int = 600) -> dict[str, Any]:
     """Execute a student's notebook without changes, and return the verdicts of its checks.
 
-    Errors in cells do not stop it. The notebook's code runs with the caller's permissions.
+    Errors in cells do not stop the execution. The notebook's code runs with the caller's permissions.
 
     Returns:
         ``notebook``; ``verdicts``, the ``status`` and ``message`` of each exercise; and ``error``, which is None if

@@ -25,7 +25,7 @@ from edp_lab.training.session import resume
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more digits than Python converts to a number
-FULL = "error: a file: No space left on device: make room there, then run it again\n2\n"
+FULL = "error: a file: No space left on device: free some space there, then try again\n2\n"
 
 
 @pytest.fixture
@@ -79,10 +79,10 @@ def test_no_character_is_too_much_for_a_terminal(tmp_path):
             PermissionError(13, "Permission denied", "a.json"),
             "a.json: Permission denied: change its permissions, or give",
         ),
-        (OSError(28, "No space left on device"), "a file: No space left on device: make room"),
+        (OSError(28, "No space left on device"), "a file: No space left on device: free some space"),
         (
             OSError("Cannot load x.so. It may be this. Or that.: mend"),
-            "Cannot load x.so: fix that, or allow more memory",
+            "Cannot load x.so: fix this, or allow more memory",
         ),
         (MemoryError(), "out of memory: request less at a time"),
     ],
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_no_half_of_a_file(cli, tmp_path, monkeypatch, call):
     assert (status, out, [*tmp_path.iterdir()]) == (2, "", [])
     assert said.startswith("error: ")
     assert "cannot be written" in said
-    assert "make room there" in said
+    assert "free some space" in said
 
 
 def test_what_lies_beside_a_file_is_not_in_the_way_and_stays(tmp_path):

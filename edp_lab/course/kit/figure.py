@@ -57,7 +57,7 @@ ALONE = Html("<extra></extra>")  # end of a ``hovertemplate`` that hides the tra
 def figure(
     title: str, *marks: Mark, caption: str = "", height: int = 400, top: Any = None, hover: Any = "", **layout: Any
 ) -> Figure:
-    """A figure with a title, an optional caption under it, and a legend in a row.
+    """A figure with a title, an optional caption below the title, and a horizontal legend.
 
     Args:
         title, caption: plain text, like all strings in a figure.
@@ -181,7 +181,7 @@ def gaps(starts: Iterable[Any], ends: Iterable[Any], rows: Iterable[Any]) -> dic
 
 
 def error_bars(values: Iterable[float], intervals: Iterable[tuple[float, float]], **look: Any) -> dict[str, Any]:
-    """``error_y`` or ``error_x`` from each value to both ends of its interval."""
+    """Error bars from each value to both ends of its interval, for plotly's ``error_x`` or ``error_y``."""
     ends = [(high - value, value - low) for value, (low, high) in zip(values, intervals, strict=True)]
     above, below = [up for up, _ in ends], [down for _, down in ends]
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
@@ -299,7 +299,7 @@ def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LiveFigure(anywidget.AnyWidget):
-    """A figure on the page, which `show` updates.
+    """A figure on a page, updated by `show`.
 
     Plotly's own widget validates every property and sends four messages per update. After each message, it reports the
     drawn figure to the kernel, which we do not need and which delays the next update.

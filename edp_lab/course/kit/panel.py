@@ -54,7 +54,7 @@ class Panel(Frame):
         controls: controls by name; `compute` receives their values as keyword arguments. At most six are not `rare`.
 
     Attributes:
-        result: the result for the last values that `compute` accepted.
+        result: the result for the latest values that `compute` accepted.
         figures: the live figures, in order.
 
     Raises:
@@ -96,7 +96,7 @@ class Panel(Frame):
         super().__init__(title, looking_at, [self._inputs(), self.tiles], below)
 
     def _inputs(self) -> widgets.Box:
-        """The controls; rare ones are hidden behind "more"."""
+        """The controls; rarely used ones are hidden until "more" is pressed."""
         rare = box("edp-controls", *(control for control in self.controls.values() if control.rare))
         rare.layout.display = "none"
         more = widgets.Button(description="more", tooltip="rarely used controls").add_class("edp-quiet")

@@ -128,7 +128,7 @@ class Runs(Frame):
 
     @abstractmethod
     def work(self, task: Any) -> None:
-        """Do the work, in the background thread; an error is shown in the error box."""
+        """Do the work in the background thread; errors are shown in the error box."""
 
     @property
     def stopping(self) -> bool:
@@ -165,7 +165,7 @@ class Runs(Frame):
             self.wait()
 
     def stop(self) -> None:
-        """End the work as soon as possible."""
+        """Ask the work to end as soon as possible."""
         self.stop_event.set()
 
     def wait(self) -> None:

@@ -23,8 +23,8 @@ SHORT = 24  # JSON texts shorter than this are not shared
 def table(panel: Panel) -> dict[str, Any]:
     """Precompute a panel's states at its controls' stops, for ``page.js``. This resets the panel to its defaults.
 
-    The table contains all combinations of the controls in `joint`. Each of the other controls moves alone, from the
-    defaults. Stops of sliders are removed to keep the table within `STATES` states and `BYTES` bytes.
+    The table contains all combinations of the controls in `joint`. Every other control is varied alone, with the rest
+    at their defaults. Stops of sliders are removed to keep the table within `STATES` states and `BYTES` bytes.
 
     Returns:
         ``controls``: for each control, its ``id``, its ``stops``, the index ``at`` of its default, and ``joint``.

@@ -70,7 +70,7 @@ def digits(value: float | None) -> str:
 
 
 def at_most(value: float | None) -> str:
-    """Format an upper bound, such as a guaranteed epsilon or sufficient noise: `digits`, rounded up to remain a bound.
+    """Format an upper bound, such as a guaranteed epsilon or sufficient noise, like `digits` but rounded up.
 
     None stands for a number that is too large for a float.
     """
@@ -81,7 +81,7 @@ def at_most(value: float | None) -> str:
 
 
 def at_least(value: float | None) -> str:
-    """Format a lower bound, such as a measured epsilon or the actual noise: `digits`, rounded down to remain a bound.
+    """Format a lower bound, such as a measured epsilon or the actual noise, like `digits` but rounded down.
 
     None stands for a number that is too large for a float.
     """
@@ -284,7 +284,7 @@ class Tiles(anywidget.AnyWidget):
 
 
 class Fold(anywidget.AnyWidget):
-    """Collapsible section with text, `Html`, or a command and a Copy button. It stays open when its content changes."""
+    """Collapsible section with text, `Html`, or a command and a Copy button. Stays open when its content changes."""
 
     _esm = Path(__file__).with_name("fold.js")
     summary = traitlets.Unicode().tag(sync=True)
