@@ -56,7 +56,7 @@ def test_keys_follow_settings_data_and_declared_numerics_and_nothing_that_is_off
     before = key()
     monkeypatch.setitem(NUMERICS, "training", NUMERICS["training"] + 1)
     assert key() not in (before, *others)
-    with pytest.raises(TypeError, match="no content"):
+    with pytest.raises(TypeError, match="content key"):
         content_key(["training"], object())
 
 
