@@ -1,4 +1,4 @@
-"""Notebook 06: its panels draw what the library's audits draw, and say what these say."""
+"""Notebook 06: its panels draw and report the results of the library's audits."""
 
 import math
 from functools import partial
@@ -39,7 +39,7 @@ def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() ->
     for settings in (PRINTED, SOUND):
         ours = audit_step(step_noise(), *settings)
         absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
-        room = 1e-4 * ours.std + 2**-11 * ours.distance  # which the sound clip leaves to what floats round
+        room = 1e-4 * ours.std + 2**-11 * ours.distance  # the sound clip's margin for rounding
         assert ours.absent == pytest.approx(absent, abs=room)
         assert ours.present == pytest.approx(present, abs=room)
     one, tenfold = audit_step(step_noise(), *PRINTED), audit_step(step_noise(), True, 10.0, *PRINTED[2:])
@@ -133,7 +133,7 @@ def odds(fpr: float, fnr: float, delta: float) -> float:
 
 
 def halves(draws: Any) -> Any:
-    """Those that choose the threshold, and those that are counted; a pair of arrays each."""
+    """The draws that choose the threshold and the draws that are counted, as two pairs of arrays."""
     return tuple(tuple(side[start::2] for side in draws) for start in (0, 1))
 
 
@@ -151,14 +151,14 @@ def counted(draws: Any, t: float, delta: float) -> float:
 
 
 def best(draws: Any, confidence: float = 0.95) -> float:
-    """The threshold at which limits show most."""
+    """The threshold at which the limits give the largest lower bound."""
     return max(np.concatenate(draws)[::-1], key=lambda t: mu_lower_bound(*limits(draws, t, confidence)))
 
 
 def honest(
     bound: Any, chosen_by: Any = lambda draws: halves(draws)[0], judged_by: Any = lambda draws: halves(draws)[1]
 ) -> Any:
-    """An answer whose threshold some draws choose and others judge."""
+    """An answer that chooses the threshold on some draws and evaluates it on others."""
 
     def answer(absent: Any, present: Any, delta: float) -> Any:
         draws = absent, present
@@ -169,7 +169,7 @@ def honest(
 
 
 def as_it_was(absent: Any, present: Any, delta: float) -> float:
-    """The best of all thresholds, by counted rates."""
+    """The best result of all thresholds, by counted rates."""
     return max(counted((absent, present), t, delta) for t in [*absent, *present])
 
 
@@ -220,4 +220,4 @@ WRONG: dict[str, dict[str, Any]] = {
         "proves nothing, to be safe": honest(lambda draws, t, delta: 0.0),
     },
 }
-RIGHT = {"honest": (honest(limited),)}  # of thresholds that are equally good, another one
+RIGHT = {"honest": (honest(limited),)}  # chooses another of the equally good thresholds
