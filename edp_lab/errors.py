@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from numbers import Integral, Real
@@ -22,7 +22,7 @@ HINTS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or give another path"),
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), "give another path"),
 }
-_type_hints = cache(get_type_hints)  # takes half a millisecond, which would delay sliders
+_type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # half a millisecond, which delays sliders
 
 
 class UsageError(ValueError):

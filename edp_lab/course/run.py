@@ -232,7 +232,7 @@ def execute(
         given, executed = Path(folder) / "given.ipynb", Path(folder) / "executed.ipynb"
         nbformat.write(notebook, given)
         how: Any = {"progress_bar": False, "execution_timeout": timeout, "config": encrypted}
-        how["extra_arguments"] = ["--log-level=CRITICAL"]  # a kernel that is shut down reports the interrupt as an error
+        how["extra_arguments"] = ["--log-level=CRITICAL"]  # on shutdown, a kernel logs an interrupt as an error
         error = None
         try:
             papermill.execute_notebook(given, executed, dict(parameters), kernel_name="python3", **how)
