@@ -154,7 +154,7 @@ class OneRun(RunPanel):
         self._seed = seed
         super().__init__(
             "Audit a run",
-            "Run trains models with canaries and guesses which were included. The figures show how each audit ends.",
+            "Run trains models with canaries and guesses which were included. The figures show the results.",
             [draw_tallies({}), draw_runs({})],
             as_printed=variant(as_printed),
             z0=number("z0", float(z0)),
