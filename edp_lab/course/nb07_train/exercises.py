@@ -72,7 +72,7 @@ def _report(answer: Any, cases: np.random.Generator) -> Differences:
 
 
 def _trials(cases: np.random.Generator) -> list[dict[str, float]]:
-    """Random trials; the best on the validation set is not the best on the test set, nor has it the largest mu."""
+    """Random trials; the best on the validation set is neither the best on the test set nor largest in mu."""
     count = int(cases.integers(3, 6))
     validation = np.sort(cases.uniform(0.2, 0.6, count))
     test = validation + cases.uniform(0.0, 0.05, count)

@@ -233,7 +233,7 @@ class Explorer(Panel, Runs):
         self._base = base
         self.live: list[Point] = []
         methods = {"SGD": "sgd", "as printed": "printed", "sound": "sound", "Poisson": "poisson"}
-        tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "DP-SGD, sampled"]
+        tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "Poisson DP-SGD"]
         super().__init__(
             "Error against privacy",
             "All runs of this many epochs. The ring marks the run nearest to your sliders. Run trains a new run.",
