@@ -9,7 +9,7 @@ def mean_deviation(stds):
 
 # EXERCISE ranks
 def rank_noise(key, step, rank, ranks, size, std):
-    """What one rank adds: the same for the same key, step and rank; another key, other numbers."""
+    """Noise of one rank: always the same for the same key, step and rank, else independent."""
     rng = np.random.default_rng([key, step, rank])
     return rng.normal(0, std / math.sqrt(ranks), size)
 
@@ -17,7 +17,7 @@ def rank_noise(key, step, rank, ranks, size, std):
 # EXERCISE processes
 prediction = {  # "rises", "falls" or "stays"
     "numbers drawn by one process": "falls",
-    "numbers drawn by all together": "stays",
-    "the released gradient's length": "stays",
-    "the ε that holds": "stays",
+    "numbers drawn by all processes": "stays",
+    "the released gradient's norm": "stays",
+    "the guaranteed ε": "stays",
 }
