@@ -393,7 +393,7 @@ class Pipeline(Panel, Runs):
 
 def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
     """Tiles with the claimed and the guaranteed epsilon of all labels; a sentence on labels and accuracy."""
-    kept = f"The noise keeps {percent(result.unanimous)} of unanimous labels, {percent(result.right)} of labels are true"
+    kept = f"Noise keeps {percent(result.unanimous)} of unanimous labels, {percent(result.right)} of labels are true"
     taught = f"a linear understudy is right on {percent(result.accuracy)} of new images"
     return *_epsilons(result.account, result.settings), f"{kept}, and {taught}."
 
