@@ -225,7 +225,7 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
         return claim, holds("none", "without noise"), "Without noise, the images are passed on unchanged."
     sentence = f"A black and a white image have a distance of {result.guarantee.sensitivity:g}. "
     if epsilon > CLAIMED_EPSILON:
-        sentence += f"For the claimed ε, no distance may exceed {at_least(result.sensitivity_needed)}."
+        sentence += f"For the claimed ε, two images may be at most {at_least(result.sensitivity_needed)} apart."
     else:
         sentence += "The noise hides this distance, but it leaves little to learn from."
     return (
