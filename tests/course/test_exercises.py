@@ -38,7 +38,7 @@ STILL = {  # what code does that nobody has touched
     ("08", "pool"): "still to do (the maximum still includes the zeros of the padding)",
     ("07", "report"): "still to do (it still chooses by the test set, and counts only the μ of the best run)",
     ("09", "ranks"): "still to do (it still draws the same numbers on every rank and in every step)",
-    ("10", "budget"): "still to do (the noise is still the same for one label and for a thousand)",
+    ("10", "budget"): "still to do (the noise is still the same for a thousand labels as for one)",
     ("11", "noise"): "still to do (the bug is still there",
 }
 SEEDS = range(2)

@@ -80,7 +80,7 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     assert claims.y[0] == pytest.approx(panel.audits[5].claimed_epsilon)
     assert panel.tiles.tiles[1][1] == "3 of 3"
     assert "3 of 3 audits refuted the claim" in panel.tiles.sentence
-    assert f"the run would show ε ≥ {at_least(last.ceiling)}." in panel.words.value
+    assert f"the run would show ε ≥ {at_least(last.ceiling)} for Gaussian noise." in panel.words.value
 
 
 def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> None:
