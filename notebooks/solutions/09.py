@@ -9,7 +9,7 @@ def mean_deviation(stds):
 
 # EXERCISE ranks
 def rank_noise(key, step, rank, ranks, size, std):
-    """Noise of one rank: always the same for the same key, step and rank, else independent."""
+    """Noise of one rank, determined by key, step and rank, and independent for any other combination."""
     rng = np.random.default_rng([key, step, rank])
     return rng.normal(0, std / math.sqrt(ranks), size)
 

@@ -179,7 +179,7 @@ def at_the_middle(absent: Any, present: Any, delta: float) -> Any:
 
 
 predict = partial(prediction, "06", "verdicts")
-NUMBERS = "but 21.6 is claimed, 4.37 measured, and 4.37 is the most that is measurable, so the verdict is 'no power'"
+NUMBERS = "but ε = 21.6 is claimed, 4.37 is measured and at most 4.37 is measurable, so the verdict is 'no power'"
 FLATTERED = "Your ε is too large in "
 WRONG: dict[str, dict[str, Any]] = {
     "at_least": {

@@ -48,8 +48,8 @@ def _audited() -> dict[str, tuple[str, str]]:
     for question, (printed, num_devices, z0, draws) in QUESTIONS.items():
         audit = audit_step(noise, printed, 1.0, z0, num_devices, draws).audit
         correction = (
-            f"you said {{!r}}, but {audit.claimed_epsilon:.3g} is claimed, {at_least(audit.bounds.gaussian)} measured, "
-            f"and {at_least(audit.ceiling)} is the most that is measurable, so the verdict is {str(audit.verdict)!r}"
+            f"you said {{!r}}, but ε = {audit.claimed_epsilon:.3g} is claimed, {at_least(audit.bounds.gaussian)} is "
+            f"measured and at most {at_least(audit.ceiling)} is measurable, so the verdict is {str(audit.verdict)!r}"
         )
         right[question] = str(audit.verdict), correction
     return right

@@ -1,4 +1,4 @@
-"""The panels of ``06_audit.ipynb``: an audit of one step, and audits of training runs.
+"""Panels of ``06_audit.ipynb``: an audit of one step, and audits of training runs.
 
     noise = StepNoise(seed=0)                               # drawn once, as in training
     result = audit_step(noise, True, 1.0, 1.0, 8, draws=1000)      # same result as `edp-lab audit mechanism`
@@ -42,8 +42,8 @@ def audit_step(
 ) -> StepAudit:
     """Test the claimed epsilon of one step without layer scales, with `draws` draws per side.
 
-    Guarantee, as for `StepNoise.audit`: with 95 % confidence, epsilon is at least `measured_epsilon` if the noise is as
-    good as random.
+    With 95 % confidence, epsilon is at least `measured_epsilon` if the noise is as good as random; see
+    `StepNoise.audit`.
     """
     check_whole("the number of draws", draws, 1, MOST_DRAWS)
     mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices)
@@ -101,7 +101,7 @@ def draw_scale(result: StepAudit) -> Figure:
         label = {"mode": "markers+text", "text": [text], "textposition": side}
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **label))
     return figure(
-        "Which ε can it be?",
+        "Possible values of ε",
         *traces,
         fig.vline(audit.claimed_epsilon, line={"color": CLAIMED, "dash": "dash", "width": 1.5}, layer="below"),
         top=44,
@@ -147,7 +147,7 @@ def needed(audit: OneRunAudit, guesses: int) -> int | None:
 
 @panel("06")
 class OneRun(RunPanel):
-    """Panel that trains and audits one-layer models with canaries; computation starts only with Run."""
+    """Panel that trains and audits one-layer models with canaries when Run is pressed."""
 
     def __init__(self, as_printed: bool, z0: float, num_devices: int, canaries: int, runs: int, seed: int) -> None:
         self.audits: dict[int, OneRunAudit] = {}  # by seed, for the last setting that was run
@@ -201,7 +201,7 @@ def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
         sentence = "No ε is guaranteed: float32 rounding loses noise this small."
     elif last.claimed_epsilon < last.epsilon_if_seed_secret:
         held, claim = at_most(last.epsilon_if_seed_secret), d(last.claimed_epsilon)
-        sentence = f"The guaranteed ε is {held}, the claimed ε {claim}; {refuted} of {of} refuted the claim."
+        sentence = f"The guaranteed ε is {held} and the claimed ε is {claim}. {refuted} of {of} refuted the claim."
     elif refuted:
         sentence = "An audit refuted the guaranteed ε, which happens in at most 5 % of audits."
     else:

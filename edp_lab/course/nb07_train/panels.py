@@ -32,7 +32,7 @@ from edp_lab.training.config import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
-USELESS = 0.9  # SER from which nearly every slot or intent is wrong
+USELESS = 0.9  # SER of a useless run: nearly one error per slot or intent
 
 METHODS = {
     "sgd": "SGD",
@@ -79,7 +79,7 @@ class Point:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """Guarantee of this run with its published seed, at the configured delta, by default n^-1.1."""
+        """Guarantee of this run with its published seed, at the configured delta (default n^-1.1)."""
         delta = self.config.delta or self.utterances**-1.1
         return judge(self.config.mechanism(self.utterances), self.config.epochs, delta)
 
@@ -236,7 +236,7 @@ class Explorer(Panel, Runs):
         tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "Poisson DP-SGD"]
         super().__init__(
             "Error against privacy",
-            "All runs of this many epochs. The ring marks the run nearest to your sliders. Run trains a new run.",
+            "All runs with this number of epochs. The ring marks the run nearest to your sliders. Run trains a model.",
             lambda **values: explore(grid, **values, live=self.live),
             [(draw_runs, "1 1 auto")],
             lambda result: words.run(result.point),

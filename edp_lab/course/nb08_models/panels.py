@@ -59,11 +59,11 @@ class CorpusLook(NamedTuple):
     delta: float  # the library's default: n^-1.1 for n training utterances
     leaked: int  # test utterances whose text is in the training set if utterances are shuffled one by one
     patterns: float  # share of test utterances whose pattern (without slot values) occurs in the training set
-    majority: Scores  # test scores of always predicting the training set's most frequent intent and no slots
+    majority: Scores  # test scores of predicting the training set's most frequent intent and no slots
 
 
 def available(corpus: str) -> dict[str, bool]:
-    """Map the embedded and published corpora, and `corpus`, a name or path, to whether they are available."""
+    """Return for each embedded or published corpus, and for `corpus`, a name or path, whether it is available."""
     present = {info.name: info.where is not None for info in list_corpora()}
     return {name: present.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
 
@@ -113,7 +113,7 @@ def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Sc
 
 
 WORD_PIECES = 30_522  # vocabulary size of the paper's pretrained BERT
-PART = re.compile(r"bert\.encoder\.layer\.\d+|bert\.embeddings\.\w+|lstm\.\d+|\w+")  # at the start of a name
+PART = re.compile(r"bert\.encoder\.layer\.\d+|bert\.embeddings\.\w+|lstm\.\d+|\w+")  # first part of a parameter's name
 
 
 def layers(kind: str, corpus: Corpus) -> dict[str, int]:
@@ -292,7 +292,7 @@ def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
 
 
 def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float], title: str, hover: str) -> Figure:
-    """Heat map of a number per word and tag (T, K), with the best path and the best tag of each word alone."""
+    """Heat map of one number per word and tag, (T, K), with the best path and each word's best tag alone."""
     sheer: dict[str, Any] = {"opacity": 0.35, "hoverinfo": "skip", "x": WORDS}  # keeps numbers readable
     blue = {"colorscale": [[0.0, "rgba(86, 180, 233, 0)"], [1.0, "rgba(86, 180, 233, 0.6)"]], "showscale": False}
     places = {"x": [word for _ in TAGS for word in WORDS], "y": [tag for tag in TAGS for _ in WORDS]}
@@ -342,7 +342,7 @@ EXTRAS = {"none": "O", "one slot invented": "B-app"}
 
 
 class Scored(NamedTuple):
-    """One predicted utterance, and the counts over it and further utterances, which are all correct."""
+    """One predicted utterance, with counts that include further utterances without errors."""
 
     intent: str
     predicted: tuple[str, ...]  # tags

@@ -78,7 +78,7 @@ def _wrong(noise: np.ndarray, again: np.ndarray, another: np.ndarray, std: float
     if _alike(noise[0, 0], noise[0, 1]):
         return "ranks 0 and 1 draw the same numbers, so the difference of their messages has no noise at all."
     if any(_alike(noise[k, i], noise[k + 1, j]) for k, i, j in product(range(len(noise) - 1), ranks, ranks)):
-        return "numbers of one step recur in the next, so they can be subtracted."
+        return "numbers of one step recur in the next step, so the noise can be subtracted."
     total = noise.sum(axis=1).std()
     if abs(total / std - 1) > BY_CHANCE / math.sqrt(2 * noise[:, 0].size):
         return f"the sum over ranks has standard deviation {total:.3g}."

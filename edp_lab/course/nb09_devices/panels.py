@@ -76,7 +76,7 @@ def difference(first: LittleRun, second: LittleRun) -> float:
 
 @panel("09")
 class Processes(RunPanel):
-    """Panel that trains with its devices on one or several processes; training starts only with Run."""
+    """Panel that trains with devices on one or several processes when Run is pressed."""
 
     def __init__(self, start: TrainConfig) -> None:
         self._start = start

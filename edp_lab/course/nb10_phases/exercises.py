@@ -43,7 +43,7 @@ def _parts(answer: Any, cases: np.random.Generator) -> Differences:
         "a tenth of the images, a tenth of the batch size": (cost.one, smaller),
         "all ten instructors instead of one of them": (alone, cost.together),
     }
-    yield predicted(answer, measured, f"ε (batches of {batch} before, {epochs} epochs, noise {noise})")
+    yield predicted(answer, measured, f"ε (batches of {batch} at first, {epochs} epochs, noise multiplier {noise})")
 
 
 def _budget(answer: Any, cases: np.random.Generator) -> Differences:

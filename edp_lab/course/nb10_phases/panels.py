@@ -1,7 +1,7 @@
 """Panels of ``10_three_phases.ipynb``: noise on pixels, cost and benefit of noisy votes, and Adam under noise.
 
     result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
-    print(command(result.settings))                                 # the command for the same with networks
+    print(command(result.settings))                                 # the command for a run with networks
 
 `edp_lab.three_phase` computes noise, votes and accounts. Linear models replace its networks, so the whole pipeline can
 follow a slider; the panel of phases II and III also trains networks. Invalid values raise `UsageError`.
@@ -68,7 +68,7 @@ class Sketch:
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.images = seed, load_images("digits", seed)
-        self.public = int(PUBLIC_SHARE * len(self.images.test))  # may be labelled; other test images test
+        self.public = int(PUBLIC_SHARE * len(self.images.test))  # images to label; the others are test images
         self.key = key_from_seed(f"three phases {seed}")  # the key of a run with this seed
         self.order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
         # Caches. By sigma: noised training and test images, (n, 1, 8, 8) each, and the linear features of the test
@@ -305,7 +305,7 @@ class LabelBill(NamedTuple):
 def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     """Account for the labels of linear instructors, and train linear understudies on these labels."""
     spent = settings.labels or sketch.public
-    there = f"there are {sketch.public} public images: ask for no more than that"
+    there = f"there are only {sketch.public} public images"
     require(spent <= sketch.public, f"{spent} labels, but {there}")
     aggregator = settings.aggregator()
     bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
@@ -382,7 +382,7 @@ class Pipeline(Panel, Runs):
 
         def listen(event: Event) -> None:
             if self.stopping:
-                self.tiles.sentence = "Stopped before an understudy was ready. Nothing was released, at no cost."
+                self.tiles.sentence = "Stopped before an understudy was ready. Nothing was released, so ε is 0."
             self.heed_stop()
             self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
             self.bar.value += event.epoch == event.epochs
@@ -443,7 +443,7 @@ def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
     cost = log_axis("ε of the labels", [0.5, 2000.0, *paid, *here["x"]], margin=0.05)
     return figure(
         "Accuracy of the understudy",
-        points("linear models, as set", NOISE, "diamond", 12, error_y=reach, **here),
+        points("current linear models", NOISE, "diamond", 12, error_y=reach, **here),
         points("your runs", HOLDS, "circle", 12, **on),
         xaxis=cost,
         yaxis=axis("accuracy, with 95 % intervals", [0, 1.08], tickformat=".0%"),
@@ -494,7 +494,7 @@ def tell_divisors(result: Divisors) -> tuple[Tile, Tile, str]:
     below = int((result.sizes <= result.noise_std).sum())
     sentence = "No gradient is below σ, so Adam moves every weight by about one learning rate."
     if below:
-        sentence = f"{below} of 120 gradients are below σ. Adam divides these by about the same number, like SGD."
+        sentence = f"{below} of 120 gradients are below σ. For these, Adam acts almost like SGD."
     unit = "learning rates per step"
     return Tile("smallest gradient", short(low), unit), Tile("largest gradient", short(high), unit), sentence
 
