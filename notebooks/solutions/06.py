@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 06_audit.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 06_audit.ipynb; each begins at a line ``# EXERCISE name``."""
 
 # For the teacher: start with the step panel on *sound*, and let the class describe the histograms before you mention
 # epsilon. Then switch to *as printed*. Correct three common mistakes. The lower bound is not an estimate of ε. The

@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 07_train_privately.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 07_train_privately.ipynb; each begins at a line ``# EXERCISE name``."""
 
 # EXERCISE smaller
 prediction = {  # "A" or "B"

@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 08_data_and_models.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 08_data_and_models.ipynb; each begins at a line ``# EXERCISE name``."""
 
 
 # EXERCISE ser

@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 09_many_gpus.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 09_many_gpus.ipynb; each begins at a line ``# EXERCISE name``."""
 
 
 # EXERCISE aggregate

@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 10_three_phases.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 10_three_phases.ipynb; each begins at a line ``# EXERCISE name``."""
 
 
 # EXERCISE gnmax

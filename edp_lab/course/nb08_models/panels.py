@@ -346,7 +346,7 @@ class Scored(NamedTuple):
 
     intent: str
     predicted: tuple[str, ...]  # tags
-    tally: Tally  # counts over all utterances; the further ones are copies of the reference
+    tally: Tally  # counts over all utterances; the further utterances are copies of the reference
 
 
 def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> Scored:
