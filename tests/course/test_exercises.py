@@ -35,10 +35,10 @@ EXERCISES = [(path.name[:2], name) for path in SOURCES for name in exercise_cell
 STILL = {  # results of unchanged stubs
     ("01", "total"): "still to do (it still says that many releases cost as little as one)",
     ("03", "bill"): "still to do (it still bills shuffled batches as a sample",
-    ("08", "pool"): "still to do (the maximum still reads the zeros of the padding)",
-    ("07", "report"): "still to do (it still picks by the test set and pays for the winner only)",
+    ("08", "pool"): "still to do (the maximum still includes the zeros of the padding)",
+    ("07", "report"): "still to do (it still chooses by the test set, and counts only the μ of the best run)",
     ("09", "ranks"): "still to do (it still draws the same numbers on every rank and in every step)",
-    ("10", "budget"): "still to do (the noise is still the same for one label and for a thousand)",
+    ("10", "budget"): "still to do (the noise is still the same for a thousand labels as for one)",
     ("11", "noise"): "still to do (the bug is still there",
 }
 SEEDS = range(2)

@@ -140,7 +140,7 @@ def test_run_adds_a_star_that_becomes_the_nearest_run(grid: Grid, small: TrainCo
     assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
     stars = next(trace for trace in drawn(explorer)[0].data if trace.name == "yours")
     assert (list(stars.x), list(stars.y)) == ([point.epsilon], [point.ser])
-    assert explorer.tiles.sentence.startswith(f"Your run has SER {point.ser:.2f}")
+    assert explorer.tiles.sentence.startswith(f"Your run has an SER of {point.ser:.2f}")
     assert f"SER {point.ser:.3f}" in explorer.words.value
     assert "The seed is published" in explorer.words.value
     assert "--sampling shuffle" in explorer.command.value

@@ -199,7 +199,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "pool": {
         "a small number instead of the smallest": masked(-1.0),
         "a large number": masked(10.0),
-        "multiplies by the mask": Wrong(multiplied, "multiplying by the mask makes padding 0"),
+        "multiplies by the mask": Wrong(multiplied, "multiplying by the mask sets padding to 0"),
         "fills the padding with what it has": masked(0.0),
         "masks the words instead of the padding": masked(-torch.inf, words=True),
         "the mean instead of the maximum": mean,
