@@ -196,14 +196,14 @@ def _span(ends: Sequence[float]) -> str:
 def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
     """Format the JSON result of a membership attack for reading."""
     sure, bound = f"{100 * result['confidence']:g} %", result["bound"]
-    facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); guessing has 0.5")]
+    facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); 0.5 is guessing")]
     for rate, at in result["tpr_at_fpr"].items():
         if at["value"] is None:
             text = f"no number: {at['why']}"
         else:
             guess = at["guessing"]
             text = f"{at['value']:.4f} ({sure}: {_span(at['interval'])})"
-            text += f"; guessing has {guess['value']:.4f} ({_span(guess['interval'])})"
+            text += f"; guessing there {guess['value']:.4f} ({_span(guess['interval'])})"
         facts.append((f"TPR at {100 * float(rate):g} %", text))
     facts += [("advantage", f"{result['advantage']:.4f}"), ("guarantee", result["bound_said"])]
     if bound is not None:
@@ -288,8 +288,8 @@ def one_run(
 ) -> None:
     """Train once with many canaries; print a lower bound on the run's epsilon and the claimed epsilon.
 
-    A coin toss decides whether each canary is included. An attacker who sees the run's releases guesses which ones
-    were. More correct guesses than the claimed epsilon allows refute the claim (Steinke, Nasr and Jagielski 2023).
+    A coin toss decides whether each canary is included. An attacker guesses the tosses from the run's releases. More
+    correct guesses than the claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
 
     Try: edp-lab audit one-run --model linear --as-printed --z0 4
     """
