@@ -20,7 +20,7 @@ AlphaMax = Annotated[float, "Maximum layer scale alpha; only with --as-printed."
 AsPrinted = Annotated[bool, "Use Algorithm 1 as printed in the paper instead of the sound mechanism."]
 MicroBatchSize = Annotated[int, "Number of utterances per clipped gradient; 1 means per-example DP-SGD."]
 
-CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # any of these options requests the check of a claim
+CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # options that request a check of a claim
 OF_A_CLAIM = {*CLAIM, "sampling_rate", "steps", "epochs", "delta", "micro_batch_size", "clip", "as_json"}
 OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "as_json"}
 
@@ -60,7 +60,7 @@ def account(
     ] = None,
     sampler: Annotated[str | None, "With --claimed: sampling method, shuffle (one pass per epoch) or poisson."] = None,
     n: Annotated[int | None, "With --claimed: number of training examples."] = None,
-    batch_size: Annotated[float | None, "With --claimed: number of examples per step (expected number if Poisson)."] = None,
+    batch_size: Annotated[float | None, "With --claimed: number of examples per step (if Poisson, expected)."] = None,
     noise_multiplier: Annotated[
         float | None, "With --claimed: standard deviation of the noise on the gradient sum, divided by the clip norm."
     ] = None,

@@ -117,7 +117,7 @@ def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
     """Report to print below the table."""
     scores = {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
     facts = [
-        ("exposure", f"mean in bits: about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
+        ("exposure", f"mean bits: about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
         ("extracted", "number of canaries with rank 1 (those with 0 copies, the control, were never inserted)"),
         ("test SER", ", ".join(scores.values())),
     ]

@@ -114,13 +114,13 @@ def _row(folder: Path) -> Row:
             "guaranteed_epsilon": epsilon if status == HOLDS else None,
             "epsilon_if_seed_secret": epsilon if status == VOID else None,
             "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # the noise is floating-point
-            "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and the words public, and the seed secret
+            "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and the words, and the seed secret
             "guarantee": status,
             "delta": None if config.method == "sgd" else guarantee["delta"],
             "neighbours": neighbours and Adjacency(neighbours).name.lower().replace("_", "-"),
         }
     except (KeyError, TypeError, AttributeError):  # the record was edited and sealed again, or is of another version
-        raise UsageError(f"the record in {folder} is from another version of edp_lab: omit this run, or train again") from None
+        raise UsageError(f"the run in {folder} is from another version of edp_lab: omit it, or train again") from None
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def table2(
     console.print(f"{model} ({size}) on {corpus}, batches of {batch_size}, {device}, {threads} thread(s) per process")
     shown = [{**row, "paper_ratio": number(row["paper_ratio"], absent="")} for row in rows]
     console.table([[*cells], *([cell.format_map(row) for cell in cells.values()] for row in shown)])
-    console.print("Seconds are medians. x SGD is the median of ratios within a round. The paper's ratios are for whole epochs.")
+    console.print("Seconds are medians. x SGD is the median of ratios within a round. The paper's ratios are for epochs.")
 
 
 def surroundings() -> Row:
@@ -324,8 +324,8 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
         console.table(lines, padding=(0, 1, 0, 0))
     console.print(
         f"\nData: {lab.scale.data}, seed {lab.seed}. 95 %: interval of our accuracy over the test images, or, on "
-        "circles, its range over the repeats. The epsilons, for one example with its label and for its image "
-        "alone, would be guaranteed if the seeds were secret. --json prints each row's settings, confusion matrix and losses."
+        "circles, its range over the repeats. The epsilons (for one example with its label, and for its image alone) "
+        "would be guaranteed if the seeds were secret. --json prints settings, confusion matrices and losses."
     )
 
 

@@ -147,7 +147,7 @@ def train(
         "override the recipe's settings.",
     ] = None,
     dry_run: Annotated[bool, "With --epsilon: print the plan and stop."] = False,
-    resume: Annotated[Path | None, "Resume the run in this folder, bit for bit (instead of --corpus and --out)."] = None,
+    resume: Annotated[Path | None, "Resume the run in this folder, bit for bit (replaces --corpus and --out)."] = None,
     *,
     as_json: Json = False,
     **options: Any,
@@ -308,7 +308,7 @@ def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
         if record["status"] == "interrupted":
             echo(f"interrupted: to continue, run edp-lab train --resume {out}", error=True)
             if record["final"]["conditional_epsilon"] is not None:
-                echo("the epsilon covers the steps so far, unless you stopped because of a score that you saw", error=True)
+                echo("the epsilon covers the steps so far, unless you stopped because of a score you saw", error=True)
             _tell_of_secret(out)
             raise typer.Exit(130)
     if launched()[1] > 1:  # a launcher such as torchrun started this process
@@ -319,7 +319,7 @@ def _tell_of_secret(folder: Path) -> None:
     from edp_lab.training.run_files import SECRET
 
     if (folder / SECRET).exists():
-        echo(f"until the run is finished, {folder} contains secret.key: delete it before you share the folder", error=True)
+        echo(f"until the run is finished, {folder} contains secret.key: delete this file before sharing", error=True)
 
 
 # ---- Plans and results of runs ---------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
 def predict(
     run: RunFolder,
     text: Annotated[
-        list[str], typer.Argument(help="Sentences, spelled as in the corpus (usually in lower case without punctuation).")
+        list[str], typer.Argument(help="Sentences, spelled as in the corpus (usually lower case, without punctuation).")
     ],
     as_json: Json = False,
 ) -> None:

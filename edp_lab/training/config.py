@@ -121,7 +121,7 @@ class TrainConfig:
         float | None,
         "Adam's learning rate (default: 0.002 for clc and 0.0005 for bert; higher for smaller models).",
     ] = None
-    lr_schedule: Annotated[str, "Learning rate schedule: linear (decreases to 0 during the run) or constant."] = "linear"
+    lr_schedule: Annotated[str, "Learning rate schedule: linear (decreases to 0 over the run) or constant."] = "linear"
     epochs: Annotated[int, "Number of passes over the training set."] = 12
     seed: Annotated[int, "Seed of the split, initial weights, batches and noise.", SEED] = 0
     private_seed: Annotated[
@@ -260,7 +260,7 @@ class TrainConfig:
         if self.method == "sgd":
             return None
         if self.poisson and not examples:
-            raise UsageError("Poisson sampling needs the number of training utterances: the rate is the batch size divided by n")
+            raise UsageError("Poisson sampling needs the number n of training utterances: the rate is batch size / n")
         return self._mechanism(min(1.0, self.batch_size / examples) if self.poisson and examples else None)
 
     def batches(self, key: int, examples: int) -> Batches:
