@@ -208,7 +208,7 @@ def table2(
     console.print(f"{model} ({size}) on {corpus}, batches of {batch_size}, {device}, {threads} thread(s) per process")
     shown = [{**row, "paper_ratio": number(row["paper_ratio"], absent="")} for row in rows]
     console.table([[*cells], *([cell.format_map(row) for cell in cells.values()] for row in shown)])
-    console.print("Seconds are medians. x SGD is the median of ratios within a round. The paper's ratios are for epochs.")
+    console.print("Seconds are medians. x SGD: median of the ratios within a round. The paper's ratios are for epochs.")
 
 
 def surroundings() -> Row:

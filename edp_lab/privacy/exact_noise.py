@@ -77,7 +77,7 @@ def add_exactly(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int)
     """Scale the numbers of all pieces and add noise, in place; the noise is a function of key, purpose and path.
 
     There is no guarantee for numbers with std below `SMALLEST_STD`, which are only scaled, and for sums beyond 2^48 g,
-    which are not rounded. A sum of 10^6 clipped gradients is never that large if the noise multiplier is at least 2^-20.
+    which are not rounded. A sum of 10^6 clipped gradients is never so large if the noise multiplier is at least 2^-20.
     """
     from edp_lab.compiled import round_pairs  # slow to load
 

@@ -79,8 +79,8 @@ class Accountant(ABC):
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
         """Upper bound on any membership attack's true-positive rate at these false-positive rates: (F) -> (F).
 
-        The bound is 1 - f(fpr), with the trade-off curve f of Dong, Roth and Su 2022. Each pair (epsilon, delta) implies
-        f(x) >= max(0, 1 - delta - e^epsilon x, e^-epsilon (1 - delta - x)), by their proposition 2.5.
+        The bound is 1 - f(fpr), with the trade-off curve f of Dong, Roth and Su 2022. By their proposition 2.5, each
+        pair (epsilon, delta) implies f(x) >= max(0, 1 - delta - e^epsilon x, e^-epsilon (1 - delta - x)).
         """
         fpr = check_rates(fpr)
         best = np.ones_like(fpr)
