@@ -23,7 +23,7 @@ DOUBTS = {  # properties in which runs may differ, with the note to print
     "corpus_sha256": "the runs used different corpora: their scores are not comparable",
     "seed": "the runs used different seeds, and so different splits: their scores are on different test sets",
     "delta": "the epsilons are at different deltas",
-    "neighbours": "the epsilons are for different neighbouring relations",
+    "neighbours": "the epsilons are for different neighbours",
 }
 NOTHING = "-"
 Row = dict[str, Any]  # results of one run, with the keys set in `_row`; a missing result is None

@@ -85,7 +85,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     n, together = settings["n"], settings["micro_batch_size"]
     batch = settings.get("batch_size") or n * settings["sampling_rate"]
     if not together <= batch <= n:
-        raise UsageError(f"batches of {batch:g} do not fit n = {n:,} or micro-batches of {together}: correct these")
+        raise UsageError(f"batches of {batch:g} do not fit n = {n:,} or micro-batches of {together}: fix these numbers")
 
 
 # ---- A lower bound ---------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@
 One release. With an utterance that takes part with probability q, the output is P = (1-q) N(0, z^2) + q N(1, z^2).
 Without it, the output is Q = N(0, z^2). The privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). (P, Q) dominates
 removal, (Q, P) dominates addition, and products dominate compositions (Zhu, Dong and Wang 2022, arXiv 2106.08567,
-theorems 10 and 11): with the sum L of independent losses, delta(epsilon) = E[max(0, 1 - e^(epsilon - L))]. Of the two
-directions, the one with the larger delta counts.
+theorems 10 and 11): with the sum L of independent losses, delta(epsilon) = E[max(0, 1 - e^(epsilon - L))]. The larger
+delta of the two directions is used.
 
 The grid. The probability masses of P and Q between two edges are moved to these edges so that both are preserved. This
 replaces the curve of delta between the edges with a straight line in e^epsilon. The curve is convex there, so delta

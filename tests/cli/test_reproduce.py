@@ -114,7 +114,7 @@ def test_ctrl_c_says_what_is_kept(thesis, monkeypatch):
     monkeypatch.setattr(Job, "train", interrupted)
     out, err = thesis("--quick", "--table", "4.1", status=130)
     assert out == ""
-    assert "finished networks are kept" in err
+    assert "finished networks are saved" in err
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
