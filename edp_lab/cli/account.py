@@ -69,7 +69,7 @@ def account(
     """Compute the claimed and guaranteed epsilon of the paper's mechanism or of a run, or check a claim.
 
     To check a claim, give --claimed, --sampler, --n, --batch-size or --sampling-rate, --noise-multiplier, --steps or
-    --epochs, --delta and --micro-batch-size (1 for per-example clipping). If it does not hold, the exit status is 1.
+    --epochs, --delta and --micro-batch-size (1 for per-example clipping). An unproven claim ends with exit status 1.
 
     Try: edp-lab account --claimed 1.1 --sampler shuffle --n 60000 --batch-size 256 --epochs 10 --noise-multiplier 1
     --delta 1e-5 --micro-batch-size 1

@@ -67,7 +67,7 @@ def canaries(
     repetitions: Annotated[str, "How often to insert a canary, separated by commas; 0 is the control."] = "0,1,4,16",
     each: Annotated[int, typer.Option("--canaries", help="Number of canaries per repetition count.", **COUNT)] = 8,
     references: Annotated[
-        int, "Number R of other numbers that each canary is ranked among; exposure is at most log2(R + 1).", COUNT
+        int, "Number R of alternatives that each canary is ranked against; exposure is at most log2(R + 1).", COUNT
     ] = 9_999,
     epochs: Epochs = 6,
     size: Size = "small",
@@ -218,7 +218,7 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
 Z0 = Annotated[float, "Noise multiplier: std(noise)/sensitivity, or std(y)/C of one device with --as-printed."]
 Confidence = Annotated[float, "Confidence level of the lower bound on epsilon."]
 
-audit_app = App(no_args_is_help=True, help="Test a claimed epsilon by an audit.")
+audit_app = App(no_args_is_help=True, help="Audit a claimed epsilon.")
 
 
 @audit_app.command()
@@ -246,7 +246,7 @@ def mechanism(
 ) -> None:
     """Simulate one step with and without a canary; print a lower bound on epsilon and the claimed epsilon.
 
-    No model is trained. The audit tests the paper's zCDP epsilon of one step, or, if sound, the guaranteed epsilon.
+    No model is trained. The claim is the paper's zCDP epsilon of one step, or the guaranteed epsilon if sound.
     """
     from edp_lab.attacks.step_audit import audit_mechanism
     from edp_lab.privacy import Alpha

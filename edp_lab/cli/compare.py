@@ -55,7 +55,7 @@ def compare(
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Compare the runs in these folders; raise UsageError if none is given, or one is repeated or unreadable."""
+    """Compare the runs in these folders; raise UsageError if there is no run, or a run is repeated or unreadable."""
     if not folders:
         raise UsageError("no run was given: name at least one run folder (--out of edp-lab train)")
     runs = [_row(folder) for folder in folders]
@@ -114,7 +114,7 @@ def _row(folder: Path) -> Row:
             "guaranteed_epsilon": epsilon if status == HOLDS else None,
             "epsilon_if_seed_secret": epsilon if status == VOID else None,
             "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # the noise is floating-point
-            "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and the words, and the seed secret
+            "epsilon_if_alpha_public": if_public if epsilon is None else None,  # with public words and a secret seed
             "guarantee": status,
             "delta": None if config.method == "sgd" else guarantee["delta"],
             "neighbours": neighbours and Adjacency(neighbours).name.lower().replace("_", "-"),

@@ -366,7 +366,7 @@ def three_phase(
 
 
 def _show_run(record: ThreePhaseRecord) -> None:
-    """Print the accuracy and epsilon of every part except single instructors, then data, settings and the vote."""
+    """Print accuracy and epsilon of every part except single instructors, then the data, the settings and the vote."""
     data, settings, vote = record.data, record.settings, record.labels
     printed = THESIS_ACCURACY.get(settings.model, {})
     lines = [["", "examples", "accuracy %", "95 %", "thesis %", "seconds", "epsilon", "epsilon\nof image"]]

@@ -305,7 +305,7 @@ class Tell(Protocol):
 def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
     """Report progress on standard error, on a terminal in a single line that is updated.
 
-    `lines`: elsewhere, print each message on a line of its own; on a terminal, do this for messages with `kept` only.
+    `lines`: elsewhere, print each message on a new line; on a terminal, print only messages with `kept` this way.
     """
     with bar(first, SpinnerColumn(), TextColumn("{task.description}", markup=False)) as (update, say):
 

@@ -228,12 +228,12 @@ def one_thread_if_small(size: str) -> None:
     if size == "small":
         import torch
 
-        torch.set_num_threads(1)  # a second thread does not speed up small matrix products, even slows them down
+        torch.set_num_threads(1)  # a second thread does not speed up small matrix products, and may slow them down
 
 
 @contextmanager
 def on_interrupt() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C or SIGTERM sets; the second one raises KeyboardInterrupt.
+    """Yield an event that the first Ctrl-C or SIGTERM sets; a second signal raises KeyboardInterrupt.
 
     A rank does not handle SIGTERM, which ends it immediately: a rank that waits for another never runs a handler.
     """
@@ -405,7 +405,7 @@ def predict(
 
     answers = predict_texts(run, text)
     if len(text) > 1 and not any(" " in sentence for sentence in text):
-        echo("each word was read as a sentence of its own: put quotes around a sentence of several words", error=True)
+        echo("each word was read as a separate sentence: put quotes around a sentence of several words", error=True)
     facts = []
     for each in answers:
         slots = [f"{slot['slot']} = {slot['value']} ({slot['probability']:.2f})" for slot in each["slots"]]
@@ -434,7 +434,7 @@ def pretrain(
     utterances: Annotated[int, "Number of utterances to generate without --text.", UTTERANCES] = 20_000,
     epochs: Annotated[int, "Number of passes over the text.", COUNT] = 10,
     size: Annotated[
-        str, "Size: paper (BERT: 4 layers of width 312; vectors: length 100), medium or small (2 of 64; 50)."
+        str, "Size: paper (BERT with 4 layers of width 312, or vectors of length 100), medium or small."
     ] = "paper",
     seed: Annotated[int, "Seed of the initial weights, batches and masks.", SEED] = 0,
 ) -> None:

@@ -83,7 +83,7 @@ class SecretStream:
         return out
 
     def blocks(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the 128-bit blocks at these n indices below 2^63, at any position of the stream: (n, 2) words."""
+        """Return the 128-bit blocks at these n indices (below 2^63), whatever the stream's position: (n, 2) words."""
         counters = np.zeros((len(numbers), 2), dtype=">u8")
         counters[:, 1] = numbers
         drawn = self._one_by_one.update(counters.tobytes())

@@ -73,7 +73,7 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
 def _check(settings: Mapping[str, Any]) -> None:
     if unclear := [names for names in DECISIVE if len(settings.keys() & set(names.split())) != 1]:
         options = ", ".join(f"--{names.replace(' ', ' or --').replace('_', '-')}" for names in unclear)
-        raise UsageError(f"missing, or given in two ways: {options}; epsilon depends on these, so give each once")
+        raise UsageError(f"not given, or given in two ways: {options}; epsilon depends on these, so give each once")
     for name in settings.keys() & {"n", "steps", "epochs", "micro_batch_size"}:
         check_whole(name, settings[name], 1)
     for name, value in settings.items():

@@ -128,7 +128,7 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
 
     Guarantee: the whole array is (`gaussian_epsilon`(sensitivity, sigma, delta), delta)-DP at every delta, if
     `sensitivity` bounds the L2 distance between the arrays of any two neighbours. Equivalently, it is mu-GDP with
-    mu = sensitivity / sigma (Dong, Roth and Su 2022, theorem 1). This holds for real numbers; see the module's top.
+    mu = sensitivity / sigma (Dong, Roth and Su 2022, theorem 1). This holds for real numbers (see this module's top).
     """
     exact = _check_finite("values", values)
     return exact + rng.normal(0.0, check_positive("sigma", sigma), exact.shape)
@@ -141,8 +141,8 @@ def report_noisy_max(
 
     Guarantee: each choice is epsilon-DP, for any number of candidates, if no score differs by more than `sensitivity`
     between neighbours. An example is vote counts under replace-one, where one vote moves to another candidate. The
-    guarantee covers only the index, not the noisy maximum. Proof: given the noise of the others, the winner needs noise
-    above a threshold. Between neighbours, the threshold moves by at most 2 sensitivity, and P[noise > x] falls by at
+    guarantee covers only the index, not the noisy maximum. Proof: given all other noise, the winner needs noise above
+    a threshold. Between neighbours, the threshold moves by at most 2 sensitivity, and P[noise > x] falls by at
     most a factor e^(d / scale) over a distance d.
     Source: Dwork and Roth 2014, claim 3.9.
     """
@@ -280,7 +280,7 @@ def link(release: Release, people: Text) -> Linkage:
 def advanced_composition(epsilon: float, releases: int, slack: float) -> float:
     """Epsilon of k epsilon-DP releases at delta = slack: eps sqrt(2 k ln(1 / slack)) + k eps (e^eps - 1).
 
-    Guarantee: it holds for any releases, even if each is chosen after seeing the earlier answers, and for any slack > 0
+    Guarantee: valid for any releases, even if each is chosen after seeing the earlier answers, and for any slack > 0
     chosen beforehand. For few releases or a large epsilon (always if it is at least ln 2), the plain sum k eps, which
     holds at delta 0, is smaller.
     Source: Dwork, Rothblum and Vadhan 2010, theorem III.3; Dwork and Roth 2014, theorem 3.20.

@@ -125,7 +125,7 @@ def check_everyone(schedule: Schedule, accountant: str) -> None:
 
 
 class GaussianDP(Accountant):
-    """Exact accountant without Poisson sampling, rounded up: the composition *is* one Gaussian release with mu."""
+    """Exact accountant without sampling, rounded up: the composition *is* one Gaussian release with parameter mu."""
 
     method = "Gaussian-DP, closed form"
 
@@ -180,7 +180,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if mu == 0 or _delta_at(mu, -mu / 2) <= delta:
         return 0.0
-    # In t = eps/mu - mu/2 both terms share the factor exp(-t^2/2), so nothing overflows.
+    # With t = eps/mu - mu/2, both terms have the factor exp(-t^2/2), so nothing overflows.
     low, high = -mu / 2, max(-float(ndtri(delta)), 0.0) + 1e-9
     target = math.log(delta)
     t = brentq(lambda t: math.log(max(_delta_at(mu, t), 5e-324)) - target, low, high, xtol=1e-13, disp=False)

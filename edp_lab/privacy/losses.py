@@ -15,8 +15,8 @@ increase in epsilon is proportional to the squared width. Edges are denser aroun
 of normal probabilities, of positions of edges and of quotients always moves mass up, or increases it.
 
 Composition. Probabilities c_l are tilted to c_l e^(tilt l) / K before the Fourier transform, and tilted back
-afterwards. The tilt moves the mean near epsilon, where the tail that determines delta becomes the bulk. The absolute
-error of the transform is then a small *relative* error for any delta. We add three terms to delta: a bound on the
+afterwards. The tilt moves the mean near epsilon, so the tail that determines delta becomes the bulk, and the absolute
+error of the transform is a small *relative* error for any delta. We add three terms to delta: a bound on the
 transform's error (Higham 2002, theorem 24.2, for transforms; sums for products), losses beyond the grid, as if they
 were infinite, and losses beyond the window, by Chernoff's bound. Mass that wraps around only increases delta.
 """
@@ -102,7 +102,7 @@ class Losses:
         return result
 
     def surely_below(self, epsilon: float, log_delta: float) -> bool:
-        """Whether delta at epsilon is surely no larger, by a moment bound that does not need the distribution of L.
+        """Whether delta at epsilon is certainly no larger, by a moment bound that does not need the distribution.
 
         E[max(0, 1 - e^(epsilon - L))] <= E[e^(t (L - epsilon))] t^t / (1 + t)^(1 + t), where the last factor is the
         maximum of max(0, 1 - e^-x) e^(-t x).
@@ -174,7 +174,7 @@ class Losses:
         composed = _convolved(np.exp(logs + tilt * loss - log_k[:, None]), self.counts, grid % size, size)
         exponents = 16 + 2 * float(np.abs(tilt * loss).max() - logs[np.isfinite(logs)].min() + np.abs(log_k).max())
         rounding = UNIT * (self.releases * exponents + 64 * size)
-        lost = (self.releases + 1) * 10 * UNIT * (math.log2(size) + 2)  # of the 2-norm, at most 1
+        lost = (self.releases + 1) * 10 * UNIT * (math.log2(size) + 2)  # relative to the 2-norm, at most 1
         lost *= math.exp(min(LARGEST, lost * math.sqrt(size)))
         # Losses beyond the window, by Chernoff's bound, with the rounding error of sums of this many numbers.
         above = self.counts @ log_further - (tilt + further) * width * (first + size)
@@ -187,7 +187,7 @@ class Losses:
 
 
 class Curve(NamedTuple):
-    """ln delta, rounded up, at epsilon = (first + i) width; delta is below the chord in e^epsilon in between."""
+    """Values of ln delta, rounded up, at epsilon = (first + i) width; between them, delta is below its chord."""
 
     first: int
     width: float
@@ -202,7 +202,7 @@ class Curve(NamedTuple):
         """Curve of a tilted distribution (M), to be multiplied by e^(log_k - tilt l); `lost`: its error in 2-norm."""
         fall, drop = math.exp(-tilt * width), -math.expm1(-width)
         tilted = np.maximum(tilted, 0.0)
-        # sum_(i>j) fall^(i-j) (1 - e^(-(i-j) width)) x_i, all of whose terms are positive:
+        # sum_(i>j) fall^(i-j) (1 - e^(-(i-j) width)) x_i, a sum of positive terms:
         excess = _later((tilted + _later(tilted, fall * (1 - drop))) * drop, fall)
         root = math.sqrt(min(len(tilted), 1 / -math.expm1(-2 * tilt * width)))
         scale = log_k - tilt * width * (first + np.arange(len(tilted))) + math.log1p(rounding) + 1e-12

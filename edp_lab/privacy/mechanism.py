@@ -231,7 +231,7 @@ class Mechanism:
     def noise_std(self, epoch: int) -> float:
         """Return the standard deviation s per coordinate of the total noise on sum_i u_i, from all devices.
 
-        As printed, the noise is isotropic in the parameter space; in the sound variant, it is so in the scaled space.
+        The noise is isotropic: as printed in the parameter space, in the sound variant in the scaled space.
         """
         z = self.noise_multiplier_setting(epoch)
         if self.variant is Variant.AS_PRINTED:

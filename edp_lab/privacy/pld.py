@@ -194,7 +194,7 @@ class CountedParticipation(Accountant):
 FRACTIONS = np.arange(11, 110) / 10.0  # orders 1.1 to 10.9
 WHOLE = np.array([*range(11, 64), 128, 256, 512, 1024])
 ORDERS = np.concatenate([FRACTIONS, WHOLE])  # dp_accounting's default orders
-TAIL = 10.0  # standard deviations beyond the outermost peak; for orders below 11 the rest is under 1e-19 of the moment
+TAIL = 10.0  # standard deviations beyond the outermost peak; below order 11, the remainder is under 1e-19 of the moment
 SMALLEST_SAMPLED_Z = 1e-6  # below this, sampling is not worth accounting for
 CHUNK = 100_000  # numbers per chunk, which fit into the processor's cache
 RDP_ROUNDING = 5e-14  # bound on the error of a log moment by quadrature and summation
@@ -232,8 +232,8 @@ class GroupRenyiDP(RenyiDP):
     """Group privacy for a person with `size` utterances, each sampled independently: a valid bound, but not tight.
 
     (epsilon, delta)-DP for one utterance is (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon)))-DP for k
-    (Vadhan 2017, lemma 2.2). The other bound, `GaussianDP.group`, is exact if all k take part in every release. It also
-    holds with sampling: divergences are convex, a release is a mixture over the participants. We use the smaller bound.
+    (Vadhan 2017, lemma 2.2). The other bound, `GaussianDP.group`, is exact if all k take part in every release. It is
+    valid with sampling, because a release is a mixture and divergences are convex. We use the smaller bound.
     """
 
     method = "group privacy of Rényi DP"

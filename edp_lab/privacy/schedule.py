@@ -30,8 +30,8 @@ class Schedule:
     merged, so the order of releases does not matter. Raises UsageError if a value is outside the ranges below.
 
     Attributes:
-        noise_multipliers: (K) z > 0, increasing.
-        counts: (K) integers, at least 1.
+        noise_multipliers: noise multipliers z > 0 in increasing order (K).
+        counts: numbers of releases, at least 1 each (K).
         sampling_rate: q in (0, 1], the probability that an utterance independently takes part in a release (Poisson
             sampling); 1 if it takes part in all releases, as with disjoint batches (one release per epoch).
     """
@@ -69,7 +69,7 @@ class Schedule:
 def releases_by_epoch(
     mechanism: Mechanism, epochs: int | Mapping[int, int] | None = None, steps: int | None = None
 ) -> dict[int, int]:
-    """Count, for each epoch, the releases in which one utterance may take part: for full epochs or Poisson steps.
+    """Count, per epoch, the releases in which one utterance may take part, for full epochs or Poisson steps.
 
     Mappings are returned unchanged.
 

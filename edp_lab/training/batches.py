@@ -19,7 +19,7 @@ class Batches:
 
     With "shuffle", each epoch is one pass in a new order, divided into disjoint batches. Micro-batches are slices of a
     batch with sizes that differ by at most one. With "poisson", each utterance is drawn independently with probability
-    `sampling_rate`. A keyed hash of its index selects its micro-batch, so an extra utterance does not move any other.
+    `sampling_rate`, and a keyed hash of its index selects its micro-batch: an extra utterance does not move any others.
     """
 
     key: int

@@ -169,7 +169,7 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
 
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:
-    """Digest of the code, the settings, the corpus, the initial weights (including frozen ones) and the vocabulary."""
+    """Digest of the code, the settings, the corpus, all initial weights, frozen or not, and the vocabulary."""
     code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
     features = model.features
     words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)

@@ -164,7 +164,7 @@ class GhostGradients:
 
     model: IntentSlotModel
     data: Dataset
-    parts: Sequence[np.ndarray]  # micro-batches, as indices of examples in `data`; an empty one has gradient zero
+    parts: Sequence[np.ndarray]  # micro-batches, as indices of examples in `data`; if empty, the gradient is zero
     dropout_key: int | None  # None for no dropout
     layout: Layout
     memory: Memory | None = None  # buffers reused from earlier steps
@@ -183,7 +183,7 @@ class GhostGradients:
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         filled = [m for m, part in enumerate(self.parts) if len(part)]
         kept = [m for m in filled if factors[m]]
-        if len(kept) < len(filled):  # a new pass without the excluded ones, because NaN times 0 is NaN
+        if len(kept) < len(filled):  # a new pass without excluded micro-batches, because NaN times 0 is NaN
             self.loss = self.loss.new_zeros(())
             if kept:
                 self._pass(kept)

@@ -5,7 +5,7 @@
         rank 0, rank 1, ...      "stop" on the pipe requests an orderly end; end of file means the parent is gone
 
 torchrun ends its ranks if one of them fails or if torchrun receives SIGTERM, but not if SIGKILL kills torchrun. Every
-rank therefore watches the pipe and its parent process (`watch_launcher`), and exits within seconds if one is gone. A
+rank therefore watches the pipe and its parent process (`watch_launcher`), and exits within seconds if either ends. A
 rank is a new Python process, never a fork, because a fork deadlocks with the threads of a notebook's kernel.
 """
 
@@ -45,7 +45,7 @@ ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.
 
 
 class Ranks(AbstractContextManager["Ranks"]):
-    """The ranks of one run on this machine; leaving the context ends any that are still running.
+    """Ranks of one run on this machine; leaving the context ends all ranks that are still running.
 
     Args:
         function: "module:name"; each rank calls it with `argument` and an event that is set when the run should end

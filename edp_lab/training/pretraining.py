@@ -5,7 +5,7 @@ Use this if no published weights are available. A private run may start from the
 other people or is synthetic. Pretraining is not private: if it uses the text that a run should protect, the run has no
 guarantee.
 
-The functions raise UsageError for no sentences, no epoch, a sentence too long for the model, or a folder not empty.
+The functions raise UsageError if sentences or epochs are missing, a sentence is too long, or the folder is not empty.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
 VOCABULARY = 8000  # maximum number of word pieces
 BATCH = 64  # sentences per batch
-LEARNING_RATE = 5e-4  # peak; rises over the first tenth of the steps, then falls linearly to zero
+LEARNING_RATE = 5e-4  # peak; the rate rises over the first tenth of the steps, then falls linearly to zero
 MASKED = 0.15  # share of pieces to predict; 80 % of these are hidden, 10 % replaced, 10 % unchanged
 START_SIZE = CLCSize(hidden=128, layers=1, dropout=0.2)  # the medium size, because each parameter gets noise
-START_RATE = 3e-3  # initial; falls linearly to zero
+START_RATE = 3e-3  # initial learning rate, which falls linearly to zero
 GUESSED = 1500  # number of most common words, which are predicted in unlabelled text
 UNKNOWN = 0.1  # share of words replaced by the unknown word
 WHITENED_BY = 8000  # number of utterances for estimating the whitening covariance

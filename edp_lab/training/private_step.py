@@ -145,7 +145,7 @@ class PrivateStep(FlatGradient):
 
         Raises:
             UsageError: there are more micro-batches, or more examples in one, than the mechanism declares; with Poisson
-                sampling, a micro-batch has several examples; a buffer has changed; or as for `clip`.
+                sampling, a micro-batch has several examples; a buffer has changed; or `clip` raises it.
         """
         self._count(epoch)
         declared, most = self.mechanism, math.ceil(self.divisor / self.mechanism.num_devices) * len(self.devices)
@@ -159,7 +159,7 @@ class PrivateStep(FlatGradient):
         if len(losses) > most:
             raise UsageError(
                 f"this process got {len(losses)} micro-batches, but of {self.divisor} in a step on "
-                f"{declared.num_devices} devices it may have only {most}: give it its own, as step.own(...) does"
+                f"{declared.num_devices} devices it may have only {most}: pass only its own, as from step.own(...)"
             )
         checked = [partial(self._losses, compute) for compute in losses]
         trained = copies(dict(trainable(self.model)))
@@ -173,7 +173,7 @@ class PrivateStep(FlatGradient):
         self._steps[epoch] += 1
         if epoch >= self.epochs:
             raise UsageError(
-                f"a step of epoch {epoch}, but only {self.epochs} epochs, from 0, are accounted for: account for more"
+                f"a step of epoch {epoch}, but only {self.epochs} epochs are accounted for (from 0): account for more"
             )
         if self.mechanism.sampling_rate and self._steps[epoch] > (most := self.mechanism.releases_per_epoch):
             raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: only {most} steps are accounted for")

@@ -111,7 +111,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     The noise is the smallest that suffices, to nine digits, by privacy loss distributions with Poisson sampling.
 
     Raises:
-        UsageError: the corpus is too small for epsilon, no noise makes the settings private, or as for `TrainConfig`.
+        UsageError: a setting is invalid, the corpus is too small for epsilon, or no noise makes the settings private.
     """
     asked = TrainConfig(corpus, **{"method": "dp-sgd", "private_seed": True, **given})
     whole = load_corpus(corpus, asked.tokens)
@@ -160,4 +160,4 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
 
 
 MOST_EPSILON = 1000.0
-LEAST_SIGNAL = 500.0  # n epsilon; below it, models are hardly better than guessing (at 580 SER is .96, at 2,160 .61)
+LEAST_SIGNAL = 500.0  # minimum n * epsilon; below it, models barely beat guessing (SER .96 at 580, .61 at 2,160)

@@ -1,6 +1,6 @@
 """Files in a run's folder. The most important file is the record, from which every figure can be traced.
 
-DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256": digest of all others
+DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256": digest of these fields
 DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
 DIR/secret.key      the key of a run with a private seed; deleted when the run finishes
 DIR/state.safetensors   the checkpoint from which to resume; deleted when the run finishes

@@ -65,7 +65,7 @@ def resume(
     On the same machine and number of processes, the result is bit-identical to that of an uninterrupted run.
 
     Raises:
-        UsageError: `folder` has no run, its corpus or files have changed, another process uses it, or as for `train`.
+        UsageError: `folder` has no run, its corpus or files have changed, another process uses it, or `train` fails.
     """
     record, folder = run_files.read_record(folder), Path(folder)
     if record["status"] == "finished":
@@ -166,7 +166,7 @@ def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.E
             raise
         trainer.record_guarantee()
         trainer.record["status"] = "interrupted"
-        # The last checkpoint stays, so that a resumed run continues from a complete step.
+        # The last checkpoint stays, and a resumed run continues from this complete step.
         run_files.write_record(folder, trainer.record)
         _finish(trainer)
         trainer.save_model(folder, "interrupted")
@@ -178,7 +178,7 @@ def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.E
 
 def _write_failed(folder: Path, record: dict[str, Any], epsilons: dict[str, float | None], error: UsageError) -> None:
     unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
-    with suppress(UsageError):  # on a full disk the earlier record stays; the first error is the one to report
+    with suppress(UsageError):  # on a full disk, the earlier record stays, and the first error is reported
         run_files.write_record(
             folder, {**record, "final": {**unknown, **epsilons}, "status": "failed", "error": str(error)}
         )
@@ -243,7 +243,7 @@ def _record_failed(folder: Path, error: UsageError) -> None:
 
 
 def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
-    """Start an Accelerator, on the CPU without a GPU; raise UsageError unless there are as many as `processes`."""
+    """Start an Accelerator, on the CPU if there is no GPU; raise UsageError if the number of processes is wrong."""
 
     def check(started: int) -> None:
         if started != processes:

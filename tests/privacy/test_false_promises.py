@@ -116,7 +116,7 @@ def losses_of(model: nn.Module, *sizes: int):
         (8, {}, lambda step, net: step(0, 0, losses_of(net, 1, 1, 1)), "3 micro-batches"),
         (8, {"sampling_rate": 0.1}, lambda step, net: step(0, 0, losses_of(net, 1, 1)), "Poisson.*micro_batch_size=8"),
         (1, {"sampling_rate": 0.1}, lambda step, net: step(0, 0, losses_of(net, *[1] * 105)), "105 micro-batches"),
-        (8, {}, lambda step, net: step(3, 0, losses_of(net, 1)), "epoch 3, but 3 epochs are accounted for"),
+        (8, {}, lambda step, net: step(3, 0, losses_of(net, 1)), "epoch 3, but only 3 epochs are accounted for"),
         (8, {}, lambda step, net: step(-1, 0, losses_of(net, 1)), "epoch is -1"),
         (8, {}, lambda step, net: step(0.5, 0, losses_of(net, 1)), "epoch is 0.5"),
         (8, {}, lambda step, net: [step(epoch, 0, losses_of(net, 1)) for epoch in (1, 0)], "epoch is 0"),
