@@ -60,7 +60,7 @@ def account(
     ] = None,
     sampler: Annotated[str | None, "With --claimed: sampling method, shuffle (one pass per epoch) or poisson."] = None,
     n: Annotated[int | None, "With --claimed: number of training examples."] = None,
-    batch_size: Annotated[float | None, "With --claimed: number of examples per step (if Poisson, expected)."] = None,
+    batch_size: Annotated[float | None, "With --claimed: number of examples per step (for Poisson, the mean)."] = None,
     noise_multiplier: Annotated[
         float | None, "With --claimed: standard deviation of the noise on the gradient sum, divided by the clip norm."
     ] = None,
@@ -69,7 +69,7 @@ def account(
     """Compute the claimed and guaranteed epsilon of the paper's mechanism or of a run, or check a claim.
 
     To check a claim, give --claimed, --sampler, --n, --batch-size or --sampling-rate, --noise-multiplier, --steps or
-    --epochs, --delta and --micro-batch-size (1 for per-example clipping). An unproven claim ends with exit status 1.
+    --epochs, --delta and --micro-batch-size (1 for per-example clipping). The exit status of an unproven claim is 1.
 
     Try: edp-lab account --claimed 1.1 --sampler shuffle --n 60000 --batch-size 256 --epochs 10 --noise-multiplier 1
     --delta 1e-5 --micro-batch-size 1

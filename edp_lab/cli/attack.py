@@ -64,7 +64,7 @@ def canaries(
     methods: Annotated[
         str, "Methods to compare, separated by commas: sgd, edp-sgd-as-printed, edp-sgd, dp-sgd."
     ] = "sgd,edp-sgd-as-printed,edp-sgd,dp-sgd",
-    repetitions: Annotated[str, "How often to insert a canary, separated by commas; 0 is the control."] = "0,1,4,16",
+    repetitions: Annotated[str, "Numbers of copies of a canary, separated by commas; 0 is the control."] = "0,1,4,16",
     each: Annotated[int, typer.Option("--canaries", help="Number of canaries per repetition count.", **COUNT)] = 8,
     references: Annotated[
         int, "Number R of alternatives that each canary is ranked against; exposure is at most log2(R + 1).", COUNT
@@ -239,14 +239,14 @@ def mechanism(
             "--as-printed). (default: none; public with --as-printed)",
         ),
     ] = None,
-    draws: Annotated[int, "Number of steps to simulate with the canary, and as many without it."] = 10_000,
+    draws: Annotated[int, "Number of steps to simulate with the canary, and again without it."] = 10_000,
     confidence: Confidence = 0.95,
     seed: Annotated[int, "Seed of the noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Simulate one step with and without a canary; print a lower bound on epsilon and the claimed epsilon.
 
-    No model is trained. The claim is the paper's zCDP epsilon of one step, or the guaranteed epsilon if sound.
+    No model is trained. The claim is the paper's zCDP epsilon (as printed) or the guaranteed epsilon (sound).
     """
     from edp_lab.attacks.step_audit import audit_mechanism
     from edp_lab.privacy import Alpha
@@ -280,7 +280,7 @@ def one_run(
     ] = None,
     epochs: Epochs = 1,
     size: Annotated[str, "Model size: small or paper."] = "small",
-    pretrained: Annotated[str | None, "A fastText .vec file, an edp-lab pretrain folder, or a BERT hub name."] = None,
+    pretrained: Annotated[str | None, "Weights: a .vec file, an edp-lab pretrain folder, or a BERT hub name."] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
     seed: Annotated[int, "Seed of the split, weights, batches, canaries and noise.", SEED] = 0,

@@ -50,7 +50,7 @@ class _Command(TyperCommand):
     """Command that prints "interrupted" after Ctrl-C."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """Full first sentence of the help, on two lines if necessary, for the list of commands."""
+        """Return the full first sentence of the help, on two lines if necessary, for the list of commands."""
         return super().get_short_help_str(1000)
 
     def invoke(self, ctx: Any) -> Any:

@@ -115,7 +115,7 @@ def make(
     name: Annotated[str, typer.Argument(help="Name: smart-home, or smart-home-communication, -health or -video.")],
     out: Annotated[Path, "JSONL file to write (.jsonl or .jsonl.gz)."],
     utterances: Annotated[int, "Number of utterances.", UTTERANCES] = 4500,
-    seed: Annotated[int, "Seed; the same seed gives the same corpus.", SEED] = 0,
+    seed: Annotated[int, "Seed; the same seed produces the same corpus.", SEED] = 0,
 ) -> None:
     """Generate a synthetic smart-home corpus of any size."""
     from edp_lab.corpora.smart_home import DOMAINS, generate, write_jsonl

@@ -1,8 +1,8 @@
 """Calibration of the noise to a privacy budget.
 
-The noise is rounded up and always meets the budget. For epsilon of at least 0.01, the relative gap to the budget is at
-most 1e-6 (1e-4 with Poisson sampling). Brent's method needs a sixth of the evaluations of bisection. NoGuarantee is
-raised if the mechanism guarantees nothing at any noise level.
+The noise is rounded up, so epsilon never exceeds the budget. For epsilon of at least 0.01, the relative gap between
+them is at most 1e-6 (1e-4 with Poisson sampling). Brent's method needs a sixth of the evaluations of bisection.
+NoGuarantee is raised if the mechanism guarantees nothing at any noise level.
 """
 
 from __future__ import annotations

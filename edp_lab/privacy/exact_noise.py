@@ -26,9 +26,9 @@ All methods use the same s: g times the floating-point value of scale / g * numb
 1. Float32 (`edp_lab.compiled.round_pairs`), for pairs with 2e-6 <= rho^2 <= 9; other pairs need method 2.
    N is the product of rho, a function of k, and q = cos t -+ sin t, a function of j. We compared all k and j with
    float64 at both ends of their intervals: the error of rho is below .4369e-6, the error of q below .2031e-6. The
-   error of N is therefore below 3 * .2031e-6 + 1.4143 * .4369e-6 + 1e-13 < 1.228e-6; we use 1.25e-6. Four roundings
-   have a relative error of 2^-24 each: N, sigma / g, z = sigma N / g and x = s / g + z. For these we subtract
-   (|x| + |z|) 2^-22. Its surplus of 7e-7 x covers the roundings of the comparison, which are below 1e-7.
+   error of N is therefore below 3 * .2031e-6 + 1.4143 * .4369e-6 + 1e-13 < 1.228e-6; we use 1.25e-6. Four
+   roundings, of N, sigma / g, z = sigma N / g and x = s / g + z, have a relative error of 2^-24 each. For these we
+   subtract (|x| + |z|) 2^-22. Its surplus of 7e-7 x covers the roundings of the comparison, which are below 1e-7.
    `tests/privacy/test_exact_noise.py` checks the ends and a sample; with EDP_LAB_LONG=1, all values in ten minutes.
 2. Float64 (`round_closely`), from 96 bits of u and 94 bits of t. Let h = 2^-53. We assume that the C library's log,
    log1p, sin and cos are correct to 4 units in the last place (glibc: 1), and that roots and single operations are

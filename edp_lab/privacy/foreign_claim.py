@@ -97,7 +97,7 @@ def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta:
     `dropped`: the share of the corpus that each pass leaves out.
 
     Consider a corpus in which the target utterance has the gradient +C and all others have -C. From each batch's sum,
-    subtract the sum for a batch of gradients -C. Only noise is left, except in the target's batch: there, 2C is added
+    subtract the sum of as many gradients -C. Only noise is left, except in the target's batch: there, 2C is added
     with the target and C if it is zeroed out. The largest of these differences exceeds c with probability P with the
     target and Q without it, so epsilon >= ln((P - delta) / Q) for every c. We take the best c on a grid.
     Source: the lower bound of Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang 2024 (arXiv 2403.17673), section

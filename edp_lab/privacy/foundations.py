@@ -234,7 +234,7 @@ class Release(NamedTuple):
 
 
 def anonymise(rows: Text, forms: Sequence[tuple[Form, ...]], k: int, most_suppressed: float) -> Release:
-    """Return the least generalised k-anonymous release in which at most a share `most_suppressed` is suppressed.
+    """Return the least generalised k-anonymous release that suppresses at most a share `most_suppressed` of records.
 
     Every column is generalised as a whole. Suppressed records have only "*"; none or at least k records are suppressed.
     Least generalised means the smallest sum over columns of level / highest level, then the fewest suppressed records.

@@ -187,7 +187,7 @@ class Losses:
 
 
 class Curve(NamedTuple):
-    """Values of ln delta, rounded up, at epsilon = (first + i) width; between them, delta is below its chord."""
+    """ln delta, rounded up, at epsilon = (first + i) width; between these, delta is below its chord in e^epsilon."""
 
     first: int
     width: float

@@ -78,5 +78,5 @@ def claim(mechanism: Mechanism, releases: Mapping[int, int], delta: float) -> Cl
 
 
 def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
-    """Return the epsilon that the paper's accounting claims after `epochs` epochs; raises like `claimed_accountant`."""
+    """Return the epsilon that the paper's accounting claims after `epochs` epochs (see `claimed_accountant`)."""
     return claimed_accountant(mechanism, releases_by_epoch(mechanism, epochs)).epsilon(delta)

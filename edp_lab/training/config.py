@@ -91,7 +91,7 @@ class TrainConfig:
     ] = 0.03
     decay: Annotated[str, "Decay of the noise over the epochs t: none, linear or exponential."] = "none"
     tau: Annotated[float, "Decay rate tau: noise falls as 1/(1 + tau t) (linear) or e^(-tau t) (exponential)."] = 0.1
-    num_devices: Annotated[int, "Number N of devices, below --batch-size. Missing devices are simulated exactly."] = 8
+    num_devices: Annotated[int, "Number N of devices, below --batch-size. Absent devices are simulated exactly."] = 8
     processes: Annotated[int, "Number of real processes that share the devices; torchrun starts them."] = 1
     micro_batch_size: Annotated[
         int | None, "Number of utterances clipped together (default: batch size / devices; 1 for dp-sgd)."
@@ -106,7 +106,7 @@ class TrainConfig:
     ] = "adam"
     precision: Annotated[str, "Floating-point precision: float32 or float64."] = "float32"
     as_printed: Annotated[
-        bool, "Use the step of Algorithm 1 as printed in the paper; learning rate schedule and dropout are still ours."
+        bool, "Use the step of Algorithm 1 as printed in the paper, but with our learning rate schedule and dropout."
     ] = False
     alpha: Annotated[
         str | None,
@@ -133,7 +133,7 @@ class TrainConfig:
     intent_weight: Annotated[float, "Weight of the intent loss; the slot loss, if any, has weight 1."] = 1.0
     pretrained: Annotated[
         str | None,
-        "A fastText .vec file, a folder from edp-lab pretrain, or the name of a BERT model on the hub.",
+        "Weights: a fastText .vec file, a folder from edp-lab pretrain, or the name of a BERT model on the hub.",
     ] = None
     frozen: Annotated[bool, "Train only the heads and the CRF of the model given by --pretrained."] = False
     noise: Annotated[

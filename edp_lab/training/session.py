@@ -146,7 +146,7 @@ def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict
         return PrivacyLedger(folder / LEDGER, mechanism)
     ledger = PrivacyLedger.open(folder / LEDGER, earlier["ledger"], chain)
     if ledger.mechanism != mechanism:
-        raise UsageError(f"the ledger in {folder} has another mechanism than its record: restore both from a copy")
+        raise UsageError(f"the ledger and the record in {folder} have different mechanisms: restore both from a copy")
     return ledger
 
 
