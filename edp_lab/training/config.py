@@ -231,7 +231,7 @@ class TrainConfig:
 
     @property
     def micro_batches(self) -> int:
-        """Number M of micro-batches, which divides the gradient sum; with Poisson sampling, the expected number."""
+        """Number M of micro-batches, the divisor of the gradient sum; with Poisson sampling, the expected number."""
         if self.method == "edp-sgd" and self.micro_batch_size is None:
             return self.num_devices
         return math.ceil(self.batch_size / self.largest_micro_batch)

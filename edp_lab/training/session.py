@@ -141,7 +141,7 @@ def _complete(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict[str, Any] | None) -> PrivacyLedger:
-    """Create or open the ledger; raise UsageError if it lacks entries or has another mechanism."""
+    """Create or open the ledger; raise UsageError if it lacks entries or has a different mechanism."""
     if earlier is None:
         return PrivacyLedger(folder / LEDGER, mechanism)
     ledger = PrivacyLedger.open(folder / LEDGER, earlier["ledger"], chain)

@@ -128,7 +128,7 @@ class Trainer:
         """Train to the end ("finished"), or to the end of the step in which `stop` was set ("interrupted")."""
         while self.progress.epoch < self.config.epochs:
             go_on = self.epoch(listener, stop, folder)
-            self.save_state(folder)  # first: no model may be saved before its epochs are counted
+            self.save_state(folder)  # saved first, because no model may exist before its epochs are counted
             if not go_on:
                 return "interrupted"
             self.save_model(folder, "running")
