@@ -221,7 +221,7 @@ def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any
 class Guards(NamedTuple):
     """Results of the sanity guards on a split into members and non-members."""
 
-    text_auc: float  # out-of-fold AUC of a bag-of-words classifier between their texts; 0.5 is guessing
+    text_auc: float  # out-of-fold AUC of a bag-of-words classifier between their texts; 0.5 for random guessing
     text_auc_interval: Interval  # at `confidence`
     confidence: float
     duplicates: int  # number of texts that occur on both sides

@@ -234,5 +234,5 @@ def _verdict_to_read(verdict: Verdict) -> Report:
         guaranteed = f"{up(verdict.guaranteed)} ({verdict.method}; neighbours: {verdict.neighbours})"
     facts = [("claimed epsilon", f"{number(verdict.claimed)}: {verdict.status}"), ("guaranteed epsilon", guaranteed)]
     if verdict.measured:
-        facts.append(("measured epsilon", f"at least {down(verdict.measured)}, whatever the accountant"))
+        facts.append(("measured epsilon", f"at least {down(verdict.measured)}, independent of the accountant"))
     return Report(facts=facts, notes=[ASSUMED])

@@ -196,14 +196,14 @@ def _span(ends: Sequence[float]) -> str:
 def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
     """Format the JSON result of a membership attack for reading."""
     sure, bound = f"{100 * result['confidence']:g} %", result["bound"]
-    facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); 0.5 is guessing")]
+    facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); random guessing 0.5")]
     for rate, at in result["tpr_at_fpr"].items():
         if at["value"] is None:
             text = f"no number: {at['why']}"
         else:
             guess = at["guessing"]
             text = f"{at['value']:.4f} ({sure}: {_span(at['interval'])})"
-            text += f"; guessing there {guess['value']:.4f} ({_span(guess['interval'])})"
+            text += f"; random guessing {guess['value']:.4f} ({_span(guess['interval'])})"
         facts.append((f"TPR at {100 * float(rate):g} %", text))
     facts += [("advantage", f"{result['advantage']:.4f}"), ("guarantee", result["bound_said"])]
     if bound is not None:

@@ -92,7 +92,7 @@ class Accountant(ABC):
         return np.clip(best, 0.0, 1.0)
 
     def best_auc(self) -> float:
-        """Upper bound on any membership attack's area under the ROC curve; 0.5 is guessing.
+        """Upper bound on any membership attack's area under the ROC curve; 0.5 for random guessing.
 
         It is computed as an upper sum over a grid, which is never less than the area.
         """

@@ -23,8 +23,8 @@ HOLDS, VOID, IDEAL = "holds", "void: seed published", "for real numbers only"  #
 CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "in real numbers, with a secret seed"}
 PUBLISHED = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
 FLOATS = (
-    "epsilon is right for real numbers only: the noise is a float here, and by its last bits an attacker can tell what "
-    "it was added to (Mironov 2012)"
+    "epsilon is valid for real numbers only: the noise here is a float, whose last bits can reveal what it was added "
+    "to (Mironov 2012)"
 )
 
 
@@ -117,7 +117,7 @@ def judge(
         return replace(held, status=IDEAL, reason=f"{FLOATS}; {PUBLISHED}" if seed_published is not False else FLOATS)
     if seed_published is not False:
         return replace(held, status=VOID, reason=PUBLISHED)
-    return replace(held, status=HOLDS, reason="secret randomness, and noise as described")
+    return replace(held, status=HOLDS, reason="secret randomness and exact noise")
 
 
 def accountant_for(

@@ -108,7 +108,7 @@ def may_begin(folder: Path) -> bool:
 
 def go_on(folder: Path) -> str:
     """Hint for an error message: a file of a run that has a record cannot be written."""
-    return f"make room, then run edp-lab train --resume {folder}"
+    return f"free some space, then run edp-lab train --resume {folder}"
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write ``record.json``, with a checksum; create the folder if needed."""
     content = json.loads(json.dumps(record, allow_nan=False))
     path, text = folder / RECORD, json.dumps(sealed(content), indent=2)
-    hint = go_on(folder) if path.exists() else "make room there, or choose another --out"
+    hint = go_on(folder) if path.exists() else "free some space there, or choose another --out"
     write_whole(path, f"{text}\n".encode(), hint)
 
 

@@ -233,7 +233,7 @@ def test_a_full_disk_costs_nothing(corpus, whole, folder, hold_at, save_every, r
     resource.prlimit(job.held(), resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     before = contents(folder)
     (job.home / "held").unlink()
-    assert job.error().startswith(f"{folder / STATE} cannot be written (File too large): make room, then run")
+    assert job.error().startswith(f"{folder / STATE} cannot be written (File too large): free some space, then run")
     changed = {name for name, content in contents(folder).items() if before.get(name) != content}
     assert (read_record(folder)["status"], changed) == (status, written)
     assert resumed(folder) == whole
