@@ -103,7 +103,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "makes every gradient as long as C": Wrong(
             lambda gradient, limit: gradient * limit / np.linalg.norm(gradient), "must stay unchanged"
         ),
-        "does nothing": Wrong(lambda gradient, limit: gradient, "one that is longer than C must shrink"),
+        "does nothing": Wrong(lambda gradient, limit: gradient, "must shrink to C"),
         "gives the length": Wrong(lambda gradient, limit: min(limit, np.linalg.norm(gradient)), "a single number"),
         "turns it round": Wrong(
             lambda gradient, limit: -gradient * min(1, limit / np.linalg.norm(gradient)), "direction has changed"
@@ -111,8 +111,8 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "refuted": {
         "one GPU": Wrong(1, "does not exceed"),
-        "eight, where fewer do": Wrong(8, "a smaller N does, too"),
-        "three, which the panel lacks": Wrong(3, "is none of them"),
-        "in words": Wrong("two", "as a whole number"),
+        "eight, where fewer do": Wrong(8, "also at a smaller N"),
+        "three, which the panel lacks": Wrong(3, "not 3"),
+        "in words": Wrong("two", "Enter the smallest number"),
     },
 }
