@@ -1,9 +1,9 @@
 """Panels of ``00_start.ipynb``: extract a number, take a noisy step, test a claim, and train a private model.
 
-    model = SmallModel(config, epochs=4)               # trained once, without noise
-    read = model.secrets[16]                           # attack on a number that occurs 16 times in the training set
-    result = model.step(config)                        # no side effects
-    tested = challenge(as_printed=True, z0=1.0, num_devices=8)
+model = SmallModel(config, epochs=4)               # trained once, without noise
+read = model.secrets[16]                           # attack on a number that occurs 16 times in the training set
+result = model.step(config)                        # no side effects
+tested = challenge(as_printed=True, z0=1.0, num_devices=8)
 """
 
 from __future__ import annotations
@@ -282,7 +282,8 @@ def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
     if result.rank == 1:
         return truth, place._replace(role="printed"), "The model reveals the number: no other has a smaller loss."
     if 20 * result.rank <= len(result.losses):
-        sentence = f"An attacker with this list needs {result.rank:,} guesses; by chance, about {len(result.losses) // 2:,}."
+        by_chance = len(result.losses) // 2
+        sentence = f"An attacker with this list needs {result.rank:,} guesses, compared with {by_chance:,} by chance."
         return truth, place._replace(role="printed"), sentence
     return truth, place, "This attack does not find the number."
 
@@ -329,7 +330,7 @@ class Private(RunPanel):
         self.rows: list[dict[str, Any]] = []
         super().__init__(
             "A private model, trained by the recipe",
-            "Run computes the noise for this epsilon, trains a model by the recipe, and writes a certificate.",
+            "Run computes the noise for this epsilon, trains a model, and writes a certificate.",
             [draw_errors(self._kept or {"edp-sgd": []})],
             epsilon=number("guaranteed ε", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
         )
@@ -428,7 +429,7 @@ def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Pa
     """Test of the claimed epsilon of one step: `result` is a `StepAudit`."""
     return Panel(
         "Test the claim",
-        "The release of one step, drawn 5,000 times without a certain sentence and 5,000 times with it.",
+        "The release of one step, drawn 5,000 times without a sentence and 5,000 times with it.",
         challenge,
         [audits.draw_step],
         words.refute,
