@@ -47,11 +47,9 @@ def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, co
 
 def test_noise_is_said_in_both_meanings_of_z() -> None:
     words = panel_of("00 Step").words.value
-    assert "z0 = 0.03 on 8 GPUs adds noise of 0.0013 C" in words
-    assert (
-        "divided by C: 0.03. For an accountant it is the noise of the release divided by its sensitivity: 0.0053."
-        in words
-    )
+    assert "noise with standard deviation 0.0013 C" in words
+    assert "divided by C: 0.03. For an accountant, z is the standard deviation of the released noise" in words
+    assert "divided by the sensitivity: 0.0053." in words
 
 
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:
