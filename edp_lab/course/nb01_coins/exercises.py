@@ -50,7 +50,7 @@ def _total(answer: Any, cases: np.random.Generator) -> Differences:
         wanted = min(wanted, releases * epsilon)
         untouched &= got is not None and math.isclose(got, epsilon)  # the average of equal epsilons
         differences.append(close(got, wanted, f"{releases} releases of ε = {epsilon} at δ = {delta:g}"))
-    yield first_wrong(differences, untouched, "it still returns the ε of a single release")
+    yield first_wrong(differences, untouched, "the function still returns the ε of one release")
 
 
 EXERCISES = exercises_of(__file__, estimate=_estimate, delta=_delta, total=_total)

@@ -82,7 +82,7 @@ def _bill(answer: Any, cases: np.random.Generator) -> Differences:
         because = [what for what, account in known.items() if math.isclose(got, account.epsilon(delta), rel_tol=1e-3)]
         yours = f"your ε is {float(got):.4g}, but Gaussian DP gives {exact:.4g}{''.join(because[:1])}"
         verdicts.append(f"With noise {noise}, C = {clip} and {epochs} epochs, {yours}.")
-    yield first_wrong(verdicts, untouched, "it still treats shuffled batches as samples, and uses C as the sensitivity")
+    yield first_wrong(verdicts, untouched, "shuffled batches still count as samples, and C is still the sensitivity")
 
 
 EXERCISES = exercises_of(__file__, noise=_noise, bill=_bill)
