@@ -83,7 +83,7 @@ class Poll(NamedTuple):
 def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
     """Simulate randomised response by `people` people from a population in which the true answer of a `share` is yes.
 
-    UsageError: epsilon is not positive and finite, `people` is not a whole number from 2 to 100,000, `share` is outside
+    UsageError: epsilon is not positive and finite, `people` is not an integer from 2 to 100,000, `share` is outside
     [0, 1], or the seed is negative.
     """
     check_whole("the number of people", people, 2, 100_000)
@@ -316,7 +316,7 @@ def composed(epsilon: float, releases: int, delta: float) -> Composed:
     The Gaussian total is exact, but for a different mechanism: Gaussian noise on a single number, with the standard
     deviation of the Laplace noise. Sensitivity divided by sigma is epsilon / sqrt(2) per release.
 
-    UsageError: epsilon is not positive and finite, `releases` is not a whole number from 1 to 10^9, or delta is outside
+    UsageError: epsilon is not positive and finite, `releases` is not an integer from 1 to 10^9, or delta is outside
     (0, 1).
     """
     basic.check_positive("the epsilon of one release", epsilon)

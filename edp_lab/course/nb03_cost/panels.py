@@ -271,7 +271,7 @@ class Sampled(NamedTuple):
 def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> Sampled:
     """Compute epsilon after up to `steps` steps, for three ways to make batches.
 
-    UsageError: the rate is outside (0, 1], there is no noise, `steps` is not a whole number from 1 to 10^6, or delta is
+    UsageError: the rate is outside (0, 1], there is no noise, `steps` is not an integer from 1 to 10^6, or delta is
     outside (0, 1).
     """
     check_whole("the number of steps", steps, 1, 10**6)
@@ -374,7 +374,7 @@ class Behind(NamedTuple):
 def behind(model: str, corpus: str, epochs: int) -> Behind:
     """Find the noise that may explain a row of Table 1 with T = `epochs`.
 
-    UsageError: Table 1 has no such row, or `epochs` is not a whole number from 1 to 120.
+    UsageError: Table 1 has no such row, or `epochs` is not an integer from 1 to 120.
     """
     check_whole("the number of epochs T", epochs, 1, MAX_EPOCHS)
     rows = [row for row in TABLE_1 if (row.model, row.corpus) == (model, corpus)]
