@@ -79,7 +79,7 @@ class StepResult(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Norm of the expected noise divided by the norm of the signal, over all layers."""
+        """Expected norm of the noise divided by the norm of the signal, over all layers."""
         return math.hypot(*self.noise) / math.hypot(*self.signal)
 
 

@@ -120,7 +120,7 @@ def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, d
 
 def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
     """Return tiles with both epsilons, and a sentence on the noise that meets the target."""
-    asked = f"by the claimed ε, {digits(result.claimed_z)} would be needed"
+    asked = f"by the claimed ε, z = {digits(result.claimed_z)} would be needed"
     target = f"The target ε = {digits(result.target)} needs z = {at_most(result.needed_z)}; {asked}."
     return *epsilons(result.guarantee), target
 
