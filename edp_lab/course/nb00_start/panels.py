@@ -172,7 +172,7 @@ def _digits(tokens: Sequence[str]) -> str:
 
 @panel("00")
 class Step(Panel, Runs):
-    """One step with adjustable noise; Run trains with the slider values, at first those of `start`, and attacks again.
+    """Panel on one step; Run trains with the slider values (initially those of `start`) and repeats the attack.
 
     Attributes:
         result: a `StepResult`.
@@ -260,7 +260,7 @@ def draw_layers(result: StepResult) -> Figure:
 
 @panel("00")
 def read(model: SmallModel) -> Panel:
-    """Attack that reads a number out of the model: `result` is a `Secret`."""
+    """Panel on an attack that reads a number out of the model: `result` is a `Secret`."""
     times = {str(times): times for times in TIMES}
     return Panel(
         "Read a number out of a model",
@@ -319,7 +319,7 @@ class Private(RunPanel):
 
     Attributes:
         rows: rows of the current run's record so far; empty before the first Run.
-        outcome: SER, epsilon and delta of the last finished run, at first of the run from ``data/results/course.py``.
+        outcome: SER, epsilon and delta of the last run; initially of the run stored by ``data/results/course.py``.
     """
 
     def __init__(self, epsilon: float = 3.0, commands: int = 45_000) -> None:
@@ -426,7 +426,7 @@ def _step_noise() -> StepNoise:
 
 @panel("00")
 def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Panel:
-    """Test of the claimed epsilon of one step: `result` is a `StepAudit`."""
+    """Panel that tests the claimed epsilon of one step: `result` is a `StepAudit`."""
     return Panel(
         "Test the claim",
         "The release of one step, drawn 5,000 times without a sentence and 5,000 times with it.",

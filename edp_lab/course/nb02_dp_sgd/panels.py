@@ -160,7 +160,7 @@ def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule:
     """Clip a batch's gradients by a rule, average them, and add noise of standard deviation z times sensitivity / B.
 
     The gradients are synthetic, with a share of distant outliers; a larger batch starts with the same examples. If the
-    rule's sensitivity is infinite, the noise is that for a sensitivity of C, and hides nothing. UsageError: C is not
+    rule's sensitivity is infinite, the noise is computed for a sensitivity of C and hides nothing. UsageError: C is not
     positive, z or the seed is negative, `examples` is not from 1 to 2,000, or the share or the rule is invalid.
     """
     check_option("rule", rule, RULES)

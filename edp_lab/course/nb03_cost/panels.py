@@ -67,7 +67,7 @@ class RunBill(NamedTuple):
 
     mechanism: Mechanism
     target: float  # target epsilon
-    after: list[int]  # numbers of epochs; the last is that of the whole run
+    after: list[int]  # numbers of epochs, up to the whole run
     verdicts: list[Guarantee]  # guarantee after each number of epochs
     claimed_z: float  # noise multiplier that meets the target by zCDP
     needed_z: float  # noise multiplier that meets the target by Gaussian DP
@@ -260,7 +260,7 @@ class Sampled(NamedTuple):
     noise_multiplier: float
     delta: float
     passes: int  # passes over the corpus with disjoint batches, including an incomplete one
-    after: NDArray[np.int64]  # (P), numbers of steps; the last is that of the run
+    after: NDArray[np.int64]  # (P), numbers of steps, up to the whole run
     everyone: Array  # (P), epsilon if every utterance is in every step (exact)
     shuffled: Array  # (P), epsilon of successive shuffled passes; exact if the attacker knows the batches (Gaussian DP)
     now_and_then: NDArray[np.int64]  # (P''), some of `after`, including the last

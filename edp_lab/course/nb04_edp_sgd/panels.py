@@ -129,7 +129,7 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
     return Panel(
         "Sound or printed?",
-        "How well one step hides a sentence, as claimed and as printed, by the number of GPUs.",
+        "How well one step hides a sentence, as claimed and as printed, against the number of GPUs.",
         same_z,
         [draw_bells, draw_by_devices],
         words.promise,
@@ -202,7 +202,7 @@ def draw_by_devices(result: Promise) -> Figure:
 # ---- Algorithm 1, line by line ---------------------------------------------------------------------------------------
 
 PLANE = Layout(("large", "small"), (slice(0, 1), slice(1, 2)))  # two layers of one weight
-MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # of one sentence's gradient
+MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # mean and spread of one sentence's gradient
 
 
 class Stages(NamedTuple):
@@ -341,7 +341,7 @@ def draw_stages(result: Stages) -> Figure:
         usual = [held] if place > 2 else [held[1:], [MEAN / (1 if place == 1 else result.alpha)]]
         window = _window([0, 0], *usual, *([[-allowed, allowed]] if place > 1 else []))
         _show(layout, place, TITLES[name], window)
-        edges = (window + 1e-6 * (window[:, ::-1] - window)).T  # within the range also as float32
+        edges = (window + 1e-6 * (window[:, ::-1] - window)).T  # stay in the range after conversion to float32
         inside, on = np.clip(held, *edges), {**fig.at(place), "cliponaxis": False, "showlegend": place == 1}
         marks.append(points("device", PLAIN, "circle", 6, x=inside[1:, 0], y=inside[1:, 1], **on))
         marks.append(points("device 1", PRINTED, "diamond", 9, x=inside[:1, 0], y=inside[:1, 1], **on))

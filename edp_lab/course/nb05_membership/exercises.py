@@ -13,7 +13,7 @@ from edp_lab.course.nb05_membership.panels import sharp_and_blunt
 
 AUDIENCES = 100  # number of synthetic groups on which an advantage is measured
 PEOPLE = 60  # number on each side of a group
-SHIFT = 1.0  # of members' scores, in standard deviations: an advantage of 0.383
+SHIFT = 1.0  # shift of members' scores in standard deviations: an advantage of 0.383
 WELL_KNOWN = 2.0  # extra score of a text with several copies in the training set
 
 
