@@ -16,7 +16,7 @@ from edp_lab.three_phase.phases import Job
 
 @pytest.fixture
 def reproduce(output_of, monkeypatch, tmp_path):
-    """``edp-lab reproduce ARGS`` with invented measurements: (stdout, stderr)."""
+    """Output of ``edp-lab reproduce ARGS`` with invented measurements: (stdout, stderr)."""
 
     def result(config):
         plain = config.method == "sgd"
@@ -44,7 +44,7 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce):
     assert max(map(len, lines[:-3])) <= 150
     assert "in place of the paper's internal Health" in out
     [printed] = [line for line in lines if line.startswith("as printed, exponential")]
-    assert "-2.7" in printed  # in the same line
+    assert "-2.7" in printed  # on the same line
     assert "none (6.0)" in printed
     [sound] = [line for line in lines if line.startswith("sound, linear")]
     assert "  4.5  " in sound  # log10 of 30,000 is 4.48
@@ -90,7 +90,7 @@ TINY = Scale("digits", 1, 2, 20, (100,), 1, 1, 2, 2, instructors=2)
 
 @pytest.fixture
 def thesis(output_of, monkeypatch, tmp_path):
-    """``edp-lab reproduce thesis --out FOLDER ARGS``, shortly and without MNIST."""
+    """Output of ``edp-lab reproduce thesis --out FOLDER ARGS``, with little training and without MNIST."""
     monkeypatch.setattr(tables, "QUICK", TINY)
     monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path))
     return lambda *arguments, **how: output_of("reproduce", "thesis", "--out", str(tmp_path / "out"), *arguments, **how)
