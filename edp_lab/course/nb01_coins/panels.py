@@ -316,8 +316,7 @@ def composed(epsilon: float, releases: int, delta: float) -> Composed:
     The Gaussian total is exact, but for a different mechanism: Gaussian noise on a single number, with the standard
     deviation of the Laplace noise. Sensitivity divided by sigma is epsilon / sqrt(2) per release.
 
-    UsageError: epsilon is not positive and finite, `releases` is not an integer from 1 to 10^9, or delta is outside
-    (0, 1).
+    UsageError: epsilon is not positive and finite, or `releases` (1 to 10^9) or delta (0 to 1) is out of range.
     """
     basic.check_positive("the epsilon of one release", epsilon)
     check_whole("the number of releases", releases, 1, 10**9)

@@ -271,8 +271,7 @@ class Sampled(NamedTuple):
 def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> Sampled:
     """Compute epsilon after up to `steps` steps, for three ways to make batches.
 
-    UsageError: the rate is outside (0, 1], there is no noise, `steps` is not an integer from 1 to 10^6, or delta is
-    outside (0, 1).
+    UsageError: there is no noise, or the rate (0 to 1), `steps` (1 to 10^6) or delta (0 to 1) is out of range.
     """
     check_whole("the number of steps", steps, 1, 10**6)
     check_delta(delta)

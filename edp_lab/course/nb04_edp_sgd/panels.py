@@ -235,8 +235,7 @@ def algorithm1(
 ) -> Stages:
     """Compute one step on 64 synthetic sentences, split into N micro-batches.
 
-    UsageError: see `Mechanism`; also if there are more than 64 devices, a scale is not positive, or `pull` or the seed
-    is negative.
+    UsageError: see `Mechanism`; also for more than 64 devices, a scale of 0 or less, or a negative pull or seed.
     """
     for layer, scale in (("large layer", alpha_large), ("small layer", alpha_small)):
         check_positive(f"alpha of the {layer}", scale)
