@@ -264,7 +264,7 @@ def read(model: SmallModel) -> Panel:
     times = {str(times): times for times in TIMES}
     return Panel(
         "Read a number out of a model",
-        "Loss on 10,000 numbers in “call my doctor at …”. A number that the model has memorised has a small loss.",
+        "Loss on 10,000 numbers in “call my doctor at …”. A memorised number has a small loss.",
         lambda times: model.secrets[times],
         [draw_secret],
         words.secret,
@@ -329,7 +329,7 @@ class Private(RunPanel):
         self._kept = {"kept": kept["rows"]} if known else {}
         self.rows: list[dict[str, Any]] = []
         super().__init__(
-            "A private model, trained by the recipe",
+            "A private model by the recipe",
             "Run computes the noise for this epsilon, trains a model, and writes a certificate.",
             [draw_errors(self._kept or {"edp-sgd": []})],
             epsilon=number("guaranteed ε", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
