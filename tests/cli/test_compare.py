@@ -134,7 +134,7 @@ def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epo
             < whole["final"]["conditional_epsilon"]
             == found.runs[0]["epsilon_if_seed_secret"]
         )
-        assert "the steps in its ledger" in found.notes[0]
+        assert "for the steps so far" in found.notes[0]
         assert "--resume" in found.notes[0]
 
 
@@ -179,7 +179,7 @@ def test_what_no_run_has_is_left_out(runs):
 def test_a_sealed_record_that_lacks_what_is_compared_is_refused_in_one_sentence(runs):
     lacking = record()
     del lacking["guarantee"]
-    with pytest.raises(UsageError, match=r"^[^\n]*bad has a record of another version[^\n]*$"):
+    with pytest.raises(UsageError, match=r"^[^\n]*bad is from another version[^\n]*$"):
         compare_runs(runs(good=record(), bad=lacking))
 
 

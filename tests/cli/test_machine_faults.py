@@ -57,8 +57,8 @@ def test_a_run_whose_summary_cannot_be_printed_is_said_to_be_whole(cli, corpus, 
     monkeypatch.setattr(sys.modules["edp_lab.cli.train"], "answer", full)
     out = str(tmp_path / "run")
     status, _, err = cli("train", "--corpus", corpus, "--out", out, "--z0", "1", "--size", "small", "--epochs", "1")
-    said = f"error: standard output cannot be written (No space left on device): the run in {out} is whole, "
-    said += f"and edp-lab compare {out} shows it"
+    said = f"error: standard output cannot be written (No space left on device): the run is saved in {out}, "
+    said += f"and edp-lab compare {out} prints its results"
     assert (status, err.splitlines()[-1]) == (2, said)
 
 

@@ -114,7 +114,7 @@ def test_ctrl_c_says_what_is_kept(thesis, monkeypatch):
     monkeypatch.setattr(Job, "train", interrupted)
     out, err = thesis("--quick", "--table", "4.1", status=130)
     assert out == ""
-    assert "finished networks are kept" in err
+    assert "finished networks are saved" in err
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_a_run_says_what_the_thesis_says_and_what_holds(output_of):
     assert max(map(len, out.splitlines())) <= 120
     for expected in (
         "digits: 1,197 private images, 540 public, 60 test",
-        "epsilon of one 0.2, of all 31.73",
+        "0.2 for one label, 31.73",
         "void: seed published",
     ):
         assert expected in " ".join(out.split())
@@ -148,7 +148,7 @@ def test_json_is_the_record_and_nothing_else(output_of):
 
 @pytest.mark.parametrize(
     ("phases", "cost"),
-    [("3", "540 by hard vote"), ("2", "their cost no guarantee, because the vote has no noise"), ("1", "none")],
+    [("3", "540 by hard vote"), ("2", "epsilon of labels no guarantee, because the vote has no noise"), ("1", "none")],
 )
 def test_a_vote_without_noise_promises_nothing(output_of, phases, cost):
     assert cost in " ".join(output_of(*RUN, "--phases", phases, "--vote", "hard")[0].split())

@@ -151,7 +151,7 @@ def test_noise_hides_only_what_was_clipped():
     layout = fake_layout()
     silence, stack = GivenNoise(torch.zeros(layout.size)), StackedGradients(torch.ones(4, layout.size), layout)
     for unclipped in (torch.ones(layout.size), stack):
-        with pytest.raises(TypeError, match=r"noise hides only what was clipped, not a \w+: call clip"):
+        with pytest.raises(TypeError, match=r"noise can be added only to Clipped, not to \w+: call clip"):
             add_noise(unclipped, 0, 0, silence)
     clipped = clip([stack], Mechanism.sound(1, 1, 4, 8), layout, None, 4, torch.zeros(layout.size))
     assert float(add_noise(clipped, 0, 0, silence).gradient.norm()) == pytest.approx(1, rel=6e-4)
@@ -335,7 +335,7 @@ def test_in_a_large_batch_the_last_rounding_of_the_sum_is_charged(monkeypatch):
 def test_more_than_floats_can_add_up_is_refused():
     with pytest.raises(UsageError, match="lower --batch-size or --processes"):
         headroom(10**6, ranks=8)
-    with pytest.raises(UsageError, match="a step of 1 micro-batches got 103 or more: it may have 102 at most"):
+    with pytest.raises(UsageError, match="a step of 1 micro-batches got 103 or more: it may have at most 102"):
         sum_of(torch.ones(103, 1), "stacked", 1.0, count=1)
 
 

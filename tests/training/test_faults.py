@@ -216,7 +216,7 @@ def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(c
     os.kill(process, signal.SIGINT)
     waited(lambda: "ending after" in (job.home / "log").read_text())
     (job.home / "held").unlink()
-    assert f"interrupted: run edp-lab train --resume {folder}" in job.ends(130)
+    assert f"interrupted: to continue, run edp-lab train --resume {folder}" in job.ends(130)
     record = read_record(folder)
     assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("interrupted", 1, 2)
     assert len(run_ledger(folder).releases) == 8

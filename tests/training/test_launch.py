@@ -261,7 +261,7 @@ def test_ctrl_c_ends_the_ranks_after_the_step_in_hand_with_a_usable_model(corpus
         parent.send_signal(signal.SIGINT)
         _, errors = parent.communicate(timeout=PATIENCE)
     assert parent.returncode == 130
-    assert f"interrupted: run edp-lab train --resume {folder}" in errors
+    assert f"interrupted: to continue, run edp-lab train --resume {folder}" in errors
     assert not any(runs(one.pid) for one in processes.values())
     record = read_record(folder)
     assert (record["status"], record["final"]["ser"] is not None) == ("interrupted", True)

@@ -95,7 +95,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path, train):
     ):
         with pytest.raises(UsageError, match=message):
             train(text, tmp_path / folder, epochs=1)
-    with pytest.raises(UsageError, match="holds no letter or digit"):
+    with pytest.raises(UsageError, match="has no letter or digit"):
         pretrain_bert([("\0",)], tmp_path / "new", epochs=1, size=TINY)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
 

@@ -156,7 +156,7 @@ def test_two_machines_come_to_the_bits_of_one_after_a_killed_rank_and_a_cut_cabl
     assert wait_for(lambda: not any(runs(rank.pid) for rank in ranks), 3 * TIMEOUT)
     for terminal in second.terminals:
         terminal.kill()  # torchrun itself waits for minutes
-    said = f"error: no word from another process for {TIMEOUT} seconds{hint}\n"
+    said = f"error: no response from another process for {TIMEOUT} seconds{hint}\n"
     assert all(said in errors for errors in second.ends())
 
     machines.cable("up")
