@@ -3,7 +3,7 @@
 
 # EXERCISE clip
 def clip(gradient, C):
-    """The gradient (a NumPy array), shrunk to a norm of at most C."""
+    """Scale the gradient (a NumPy array) down to a norm of at most C."""
     length = (gradient**2).sum() ** 0.5
     return gradient * min(1, C / length)
 

@@ -3,7 +3,7 @@
 
 # EXERCISE estimate
 def estimate(responses, epsilon):
-    """An unbiased estimate of the share of true answers that are yes; responses is an array of 0 and 1."""
+    """Estimate the share of true answers that are yes, without bias; `responses` is an array of 0s and 1s."""
     p = math.exp(epsilon) / (math.exp(epsilon) + 1)
     return (np.mean(responses) - (1 - p)) / (2 * p - 1)
 
@@ -19,7 +19,7 @@ prediction = {  # "rises", "falls" or "stays"
 
 # EXERCISE total
 def total(epsilon, releases, delta):
-    plain = releases * epsilon  # one person pays for every release
+    plain = releases * epsilon  # every release adds its ε
     root = math.sqrt(2 * releases * math.log(1 / delta))
     advanced = epsilon * root + releases * epsilon * (math.exp(epsilon) - 1)
     return min(plain, advanced)

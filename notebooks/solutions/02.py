@@ -3,7 +3,7 @@
 
 # EXERCISE clip
 def clipped_gradients(weights, features, labels, C):
-    """One gradient per person, clipped to length C: (B, 2). B may be 0."""
+    """Return one gradient per person, clipped to norm C, in a tensor of shape (B, 2); B may be 0."""
     errors = torch.sigmoid(features @ weights) - labels
     gradients = errors[:, None] * features
     lengths = gradients.norm(dim=1, keepdim=True)
@@ -12,20 +12,20 @@ def clipped_gradients(weights, features, labels, C):
 
 # EXERCISE sample
 def poisson_batch(n, q, rng):
-    """Indices of the people who take part: each of n with probability q, independently."""
+    """Return the indices of the people who take part, each with probability q, independently."""
     return np.flatnonzero(rng.random(n) < q)
 
 
 # EXERCISE step
 def private_step(weights, clipped, C, z, B, lr, noise):
-    """Weights after a step; `clipped` has shape (any number, 2), and `noise` is one standard normal draw (2)."""
+    """Return the weights after a step; `clipped` has any number of rows, and `noise` is standard normal, shape (2,)."""
     noisy = clipped.sum(0) + z * C * noise
     return weights - lr * noisy / B
 
 
 # EXERCISE loop
 def account(z, q, steps, delta):
-    """ε of `steps` Poisson steps: the smallest over the orders 2 to 32."""
+    """Return the ε of `steps` Poisson steps: the smallest over the orders 2 to 32."""
     best = math.inf
     for order in range(2, 33):
         moment = 0.0
@@ -38,7 +38,7 @@ def account(z, q, steps, delta):
 
 
 def train(features, labels, weights, C, z, B, lr, steps, delta, rng):
-    """DP-SGD: the weights after `steps` steps, and ε. Each step draws its batch, then rng.standard_normal(2)."""
+    """Train with DP-SGD; return the weights and ε. Each step draws a batch, then rng.standard_normal(2)."""
     q = B / len(features)
     for _ in range(steps):
         batch = poisson_batch(len(features), q, rng)

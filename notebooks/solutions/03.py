@@ -3,21 +3,21 @@
 
 # EXERCISE noise
 def total_mu(z):
-    """μ of a run; z is an array, noise divided by sensitivity in each of its epochs."""
+    """Return the μ of a run; z is an array with the noise multiplier of each epoch."""
     return np.sqrt(np.sum(1 / z**2))
 
 
 def delta_of(epsilon, mu):
-    """The δ that goes with an ε under Gaussian noise."""
+    """Return the δ of Gaussian noise at this ε."""
     return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
 
 
 def noise_for(target, decay, delta):
-    """decay: (T) array of all d_t -> z0 by zCDP, z0 by Gaussian DP."""
+    """Return z0 by zCDP and z0 by Gaussian DP; `decay` is an array of all d_t, shape (T,)."""
     log = math.log(1 / delta)
     rho = (math.sqrt(log + target) - math.sqrt(log)) ** 2  # solves ρ + 2 √(ρ log) = target
     claimed = np.sqrt(np.sum(1 / decay**2) / (2 * rho))
-    low, high = 0.0, claimed  # a bound asks for more noise
+    low, high = 0.0, claimed  # the zCDP bound needs more noise
     for _ in range(60):
         z0 = (low + high) / 2
         mu = total_mu(z0 * decay)
@@ -30,7 +30,7 @@ def noise_for(target, decay, delta):
 
 # EXERCISE bill
 def epsilon(noise, clip_norm, epochs, batch_size, utterances, delta):
-    """Cost of a run for one utterance: shuffled batches; eight utterances share a clip."""
-    z = noise / (2 * clip_norm)  # noise over what one utterance can move
-    schedule = Schedule(z, epochs)  # it takes part once in each epoch, for sure
+    """Return the ε of a run for one utterance: shuffled batches; means of eight utterances are clipped."""
+    z = noise / (2 * clip_norm)  # noise divided by the sensitivity
+    schedule = Schedule(z, epochs)  # each utterance takes part in exactly one step per epoch
     return GaussianDP(schedule).epsilon(delta)

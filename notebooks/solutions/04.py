@@ -3,7 +3,7 @@
 
 # EXERCISE noise
 def noise_std(C, z, N):
-    """Standard deviation of the noise on each number that Algorithm 1 returns."""
+    """Return the standard deviation of the noise on each coordinate of the released mean."""
     return C * z / N**1.5
 
 
@@ -13,5 +13,5 @@ prediction = {"claimed ε": "stays", "ε if α were public": "rises"}
 
 # EXERCISE accountant
 def multiplier(z, N, alpha):
-    """Noise divided by sensitivity; alpha: a list of layer scales; micro-batches have several sentences."""
+    """Return noise divided by sensitivity; `alpha` lists the layer scales; micro-batches have several sentences."""
     return z / (2 * math.sqrt(N) * max(alpha))

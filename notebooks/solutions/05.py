@@ -1,21 +1,21 @@
 """Solutions of the exercises in 05_membership_inference.ipynb, each from its line ``# EXERCISE name`` to the next."""
 
-# For the teacher: Let the class vote on what ε = 3.14 allows before the second curve is shown. Dwell on the first
-# with the loss attack and *called members* at 1: the point sits near the diagonal while the AUC reads 0.79.
-# Common confusions: FPR is a share of the *strangers*, not of those called members; a curve below a line proves
-# nothing; the lines belong to a mechanism that this target was *not* trained with.
+# For the teacher: Before you show the second curve, let the class vote on what ε = 3.14 allows. Discuss the first curve
+# with the loss attack and *called members* at 1: the point is near the diagonal although the AUC is 0.79.
+# Common misunderstandings: FPR is a share of the *strangers*, not of the sentences called members. A curve below a line
+# proves nothing. The lines are for a mechanism that was *not* used to train this target.
 
 
 # EXERCISE tpr
 def chance(h, m, p):
-    """Probability that h or more of m members are found, each with probability p."""
+    """Return the probability that h or more of m members are found, if each is found with probability p."""
     found, log_factorial = np.arange(h, m + 1), np.cumsum(np.log(np.maximum(1, np.arange(m + 1))))
     log_ways = log_factorial[m] - log_factorial[found] - log_factorial[m - found]
     return np.sum(np.exp(log_ways + found * np.log(p) + (m - found) * np.log(1 - p)))
 
 
 def probability_at(wanted, h, m):
-    """The p at which `chance` is the wanted one; it rises with p."""
+    """Return the p at which `chance`, which increases with p, equals `wanted`."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -27,12 +27,12 @@ def probability_at(wanted, h, m):
 
 
 def tpr_at(members, non_members, fpr):
-    """Scores of both sides -> TPR at a share `fpr` of non-members accused, lower and upper end of its interval."""
+    """From both sides' scores, return the TPR at this FPR, and the lower and upper end of its interval."""
     allowed = math.floor(fpr * len(non_members) + 1e-9)
     threshold = np.sort(non_members)[::-1][allowed]
     h, m = np.sum(members > threshold), len(members)
     lower = probability_at(0.025, h, m) if h > 0 else 0.0
-    upper = probability_at(0.975, h + 1, m) if h < m else 1.0  # h or fewer: not h + 1 or more
+    upper = probability_at(0.975, h + 1, m) if h < m else 1.0  # h or fewer hits means not h + 1 or more
     return h / m, lower, upper
 
 

@@ -33,8 +33,8 @@ from tests.course.examples import Wrong
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks").glob("[0-9]*.ipynb"))
 EXERCISES = [(path.name[:2], name) for path in SOURCES for name in exercise_cells(read_notebook(path))]
 STILL = {  # results of unchanged stubs
-    ("01", "total"): "still to do (it still says that many releases cost as little as one)",
-    ("03", "bill"): "still to do (it still bills shuffled batches as a sample",
+    ("01", "total"): "still to do (the function still returns the ε of one release)",
+    ("03", "bill"): "still to do (shuffled batches still count as samples",
     ("08", "pool"): "still to do (the maximum still includes the zeros of the padding)",
     ("07", "report"): "still to do (it still chooses by the test set, and counts only the μ of the best run)",
     ("09", "ranks"): "still to do (it still draws the same numbers on every rank and in every step)",

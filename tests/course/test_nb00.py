@@ -47,11 +47,9 @@ def test_signal_and_noise_add_up_to_what_the_step_releases(model: SmallModel, co
 
 def test_noise_is_said_in_both_meanings_of_z() -> None:
     words = panel_of("00 Step").words.value
-    assert "z0 = 0.03 on 8 GPUs adds noise of 0.0013 C" in words
-    assert (
-        "divided by C: 0.03. For an accountant it is the noise of the release divided by its sensitivity: 0.0053."
-        in words
-    )
+    assert "noise with standard deviation 0.0013 C" in words
+    assert "divided by C: 0.03. For an accountant, z is the standard deviation of the released noise" in words
+    assert "divided by the sensitivity: 0.0053." in words
 
 
 def test_epsilons_are_the_accountants(model: SmallModel) -> None:
@@ -103,7 +101,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "makes every gradient as long as C": Wrong(
             lambda gradient, limit: gradient * limit / np.linalg.norm(gradient), "must stay unchanged"
         ),
-        "does nothing": Wrong(lambda gradient, limit: gradient, "one that is longer than C must shrink"),
+        "does nothing": Wrong(lambda gradient, limit: gradient, "must shrink to C"),
         "gives the length": Wrong(lambda gradient, limit: min(limit, np.linalg.norm(gradient)), "a single number"),
         "turns it round": Wrong(
             lambda gradient, limit: -gradient * min(1, limit / np.linalg.norm(gradient)), "direction has changed"
@@ -111,8 +109,8 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "refuted": {
         "one GPU": Wrong(1, "does not exceed"),
-        "eight, where fewer do": Wrong(8, "a smaller N does, too"),
-        "three, which the panel lacks": Wrong(3, "is none of them"),
-        "in words": Wrong("two", "as a whole number"),
+        "eight, where fewer do": Wrong(8, "also at a smaller N"),
+        "three, which the panel lacks": Wrong(3, "not 3"),
+        "in words": Wrong("two", "Enter the smallest number"),
     },
 }

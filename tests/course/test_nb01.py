@@ -81,7 +81,7 @@ def advanced(epsilon: float, releases: int, delta: float) -> float:
 guess = partial(prediction, "01", "delta")
 WRONG: dict[str, dict[str, Any]] = {
     "estimate": {
-        "takes responses for truth": Wrong(corrected(lambda yes, lie: yes), "includes all lies"),
+        "takes responses for truth": Wrong(corrected(lambda yes, lie: yes), "includes lies"),
         "takes the lies off, but does not rescale": Wrong(corrected(lambda yes, lie: yes - lie), "does not divide"),
         "has two fair coins, whatever epsilon": Wrong(corrected(lambda yes, lie: 2 * yes - 1 / 2), "two fair coins"),
         "mends a negative estimate, which biases it": Wrong(

@@ -75,8 +75,8 @@ def test_numbers_that_the_notebook_states_are_what_its_panels_show() -> None:
     for says in (
         "from {} to {}".format(*best),
         "{} instead of {}".format(*off),
-        "a loss of {:.2f}. At z = 20 the noise dominates ({:.2f})".format(*ends),
-        f"({large.losses['private'][-1]:.3f})",
+        "a loss of {:.2f}. At z = 20, the noise dominates (loss {:.2f})".format(*ends),
+        f"(loss {large.losses['private'][-1]:.3f})",
         "from {} to {}".format(*epsilons),
     ):
         assert says in " ".join(prose("02").split())
@@ -218,16 +218,16 @@ WRONG: dict[str, dict[str, Any]] = {
     "clip": {
         "clips every coordinate": Wrong(clipping(by_value), "With C = "),
         "clips the mean": Wrong(clipping(lambda g, C: by_norm(g.mean(0, keepdim=True), C)[0]), "yours has shape ("),
-        "lengthens short gradients, as Algorithm 8 of the thesis": Wrong(clipping(as_printed), "longer than C"),
-        "makes all gradients equally long": Wrong(clipping(normalising), "was short enough"),
+        "lengthens short gradients, as Algorithm 8 of the thesis": Wrong(clipping(as_printed), "which exceeds C"),
+        "makes all gradients equally long": Wrong(clipping(normalising), "needs no clipping"),
         "one factor for the whole batch": Wrong(
-            clipping(lambda g, C: g * min(1.0, C / max(g.norm().item(), 1e-9))), "was short enough"
+            clipping(lambda g, C: g * min(1.0, C / max(g.norm().item(), 1e-9))), "needs no clipping"
         ),
         "divides a row of zeros by its length": Wrong(
-            clipping(lambda g, C: C * g / g.norm(dim=1, keepdim=True)), "length 0, has become nan"
+            clipping(lambda g, C: C * g / g.norm(dim=1, keepdim=True)), "norm 0) becomes nan"
         ),
         "label minus prediction": Wrong(clipping(lambda g, C: by_norm(-g, C)), "wrong sign"),
-        "divides by B": Wrong(clipping(lambda g, C: by_norm(g / max(len(g), 1), C)), "comes later"),
+        "divides by B": Wrong(clipping(lambda g, C: by_norm(g / max(len(g), 1), C)), "Divide by B later"),
         "forgets the sigmoid": Wrong(lambda w, x, y, C: by_norm((x @ w - y)[:, None] * x, C), "apply the sigmoid"),
         "stacks nothing (crash)": lambda w, x, y, C: by_norm(
             torch.stack([panels.gradients(x[i : i + 1], y[i : i + 1], w)[0] for i in range(len(x))]), C
@@ -236,7 +236,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "sample": {
         "a batch of fixed size": Wrong(lambda n, q, rng: rng.choice(n, int(q * n), replace=False), "Poisson batch"),
         "with replacement": Wrong(lambda n, q, rng: rng.integers(0, n, rng.binomial(n, q)), "with replacement"),
-        "a mask": Wrong(lambda n, q, rng: rng.random(n) < q, "is a mask"),
+        "a mask": Wrong(lambda n, q, rng: rng.random(n) < q, "returns a mask"),
         "one draw for everybody": Wrong(lambda n, q, rng: np.arange(n if rng.random() < q else 0), "independent draw"),
         "the others": Wrong(lambda n, q, rng: np.flatnonzero(rng.random(n) > q), "on average"),
         "counts from 1": Wrong(lambda n, q, rng: 1 + np.flatnonzero(rng.random(n) < q), "numbered from 0"),
@@ -247,11 +247,11 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "step": {
         "divides by those drawn": Wrong(
-            stepping(lambda g, y, B: (g.sum(0) + y) / max(len(g), 1)), "reveals who is there"
+            stepping(lambda g, y, B: (g.sum(0) + y) / max(len(g), 1)), "reveals who takes part"
         ),
-        "noise for every example": Wrong(stepping(lambda g, y, B: (g + y).sum(0) / B), "once for each example"),
+        "noise for every example": Wrong(stepping(lambda g, y, B: (g + y).sum(0) / B), "noise for each example"),
         "noise on the mean": Wrong(stepping(lambda g, y, B: g.sum(0) / B + y), "before the division"),
-        "never divides": Wrong(stepping(lambda g, y, B: g.sum(0) + y), "never divides"),
+        "never divides": Wrong(stepping(lambda g, y, B: g.sum(0) + y), "does not divide"),
         "goes uphill": Wrong(stepping(lambda g, y, B: -(g.sum(0) + y) / B), "increases the loss"),
         "no noise": Wrong(stepping(lambda g, y, B: g.sum(0) / B), "no noise"),
         "forgets C": Wrong(lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * y) / B, "ignores C"),
@@ -259,17 +259,17 @@ WRONG: dict[str, dict[str, Any]] = {
             lambda w, g, C, z, B, lr, y: w - (g.sum(0) + z * C * y) / B, "learning rate"
         ),
         "skips an empty batch": Wrong(
-            lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * C * y) / B if len(g) else w, "needs it too"
+            lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * C * y) / B if len(g) else w, "empty batch needs noise"
         ),
     },
     "loop": {
         "the same noise in every step": Wrong(without("noise"), "The weights after 12 steps"),
         "the same batch in every step": Wrong(without("batch"), "The weights after 12 steps"),
-        "returns the weights alone": Wrong(lambda *all: SOLUTIONS["loop"](*all)[0], "two things"),
+        "returns the weights alone": Wrong(lambda *all: SOLUTIONS["loop"](*all)[0], "two values"),
         "bills without sampling": Wrong(billing(lambda C, z, q, steps, d: account(z, 1.0, steps, d)), "are sampled"),
-        "bills one step": Wrong(billing(lambda C, z, q, steps, d: account(z, q, 1, d)), "bills one step"),
-        "adds up ε": Wrong(billing(lambda C, z, q, steps, d: steps * account(z, q, 1, d)), "adds up the ε"),
-        "bills z C": Wrong(billing(lambda C, z, q, steps, d: account(z * C, q, steps, d)), "takes z C"),
+        "bills one step": Wrong(billing(lambda C, z, q, steps, d: account(z, q, 1, d)), "of a single step"),
+        "adds up ε": Wrong(billing(lambda C, z, q, steps, d: steps * account(z, q, 1, d)), "add up the log moments"),
+        "bills z C": Wrong(billing(lambda C, z, q, steps, d: account(z * C, q, steps, d)), "uses z C"),
     },
 }
 

@@ -106,29 +106,29 @@ def noise_for(mu_of: Any = total, rho_of: Any = lambda decay: total(decay) ** 2 
 
 WRONG: dict[str, dict[str, Any]] = {
     "noise": {
-        "adds mu up": Wrong(noise_for(lambda decay: np.sum(1 / decay)), "That adds up μ"),
+        "adds mu up": Wrong(noise_for(lambda decay: np.sum(1 / decay)), "add up the squares of μ"),
         "bills every epoch like the first": Wrong(
             noise_for(lambda decay: np.sqrt(len(decay)), lambda decay: len(decay) / 2), "noise of the first epoch"
         ),
-        "forgets the root": Wrong(noise_for(lambda decay: np.sum(1 / decay**2)), "That is the square of the run's μ"),
+        "forgets the root": Wrong(noise_for(lambda decay: np.sum(1 / decay**2)), "the square of the run's μ"),
         "divides by the decay": Wrong(
-            noise_for(lambda decay: total(1 / decay), lambda decay: total(1 / decay) ** 2 / 2), "That divides by d"
+            noise_for(lambda decay: total(1 / decay), lambda decay: total(1 / decay) ** 2 / 2), "divides by d"
         ),
-        "forgets the 2": Wrong(noise_for(rho_of=lambda decay: total(decay) ** 2), "forgets the 2"),
+        "forgets the 2": Wrong(noise_for(rho_of=lambda decay: total(decay) ** 2), "omits the 2"),
         "the wrong way round": Wrong(lambda *case: noise_for()(*case)[::-1], "in the wrong order"),
-        "the bound twice": Wrong(lambda *case: (noise_for()(*case)[0],) * 2, "the same z0 twice"),
-        "the exact one alone": Wrong(lambda *case: noise_for()(*case)[1], "return two numbers"),
+        "the bound twice": Wrong(lambda *case: (noise_for()(*case)[0],) * 2, "Your numbers are the same"),
+        "the exact one alone": Wrong(lambda *case: noise_for()(*case)[1], "Return two numbers"),
         "takes ε for ρ": lambda target, decay, delta: (np.sqrt(np.sum(1 / decay**2) / 2 / target), 1.0),
         "asks the array (crash)": lambda target, decay, delta: decay.mu(),
     },
     "bill": {
-        "mends the batches, takes C for the sensitivity": Wrong(billed(1), "that uses C as the sensitivity."),
+        "mends the batches, takes C for the sensitivity": Wrong(billed(1), "your code uses C as the sensitivity."),
         "mends the noise, bills a sample": Wrong(
-            billed(2, PrivacyLossDistribution, sampled=True, steps=True), "but the batches were shuffled."
+            billed(2, PrivacyLossDistribution, sampled=True, steps=True), "but the batches are shuffled."
         ),
         "forgets that noise has a unit": lambda *given: GaussianDP(releases_of(given[0], given[2])).epsilon(given[-1]),
         "bills every step of an epoch": Wrong(
-            billed(2, steps=True), "but an utterance is in one step of an epoch only."
+            billed(2, steps=True), "but an utterance takes part in one step per epoch."
         ),
         "takes the batch for the epochs (crash)": lambda *given: GaussianDP(releases_of(given[0], -1)).epsilon(
             given[-1]

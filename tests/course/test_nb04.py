@@ -159,7 +159,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "adds variances as if they were deviations": lambda C, z, N: C * z / N**2,
         "forgets one division by N": lambda C, z, N: C * z / math.sqrt(N),
         "one device's noise": lambda C, z, N: C * z,
-        "takes the variance": Wrong(lambda C, z, N: (C * z) ** 2 / N**3, "That is the variance"),
+        "takes the variance": Wrong(lambda C, z, N: (C * z) ** 2 / N**3, "This is the variance"),
     },
     "devices": {
         "believes the paper": Wrong(guess("stays", "stays"), "ε if α were public: you said 'stays', but it "),
@@ -170,15 +170,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "accountant": {
         "takes z at face value": lambda z, N, alpha: z,
         "mends nothing": lambda z, N, alpha: z / math.sqrt(N),
-        "ignores the rescaling": Wrong(
-            lambda z, N, alpha: z / (2 * math.sqrt(N)), "The clip comes before the scaling back"
-        ),
+        "ignores the rescaling": Wrong(lambda z, N, alpha: z / (2 * math.sqrt(N)), "Rescaling comes after the clip"),
         "ignores that a sentence can turn the mean around": Wrong(
-            lambda z, N, alpha: z / (math.sqrt(N) * max(alpha)), "from C one way to C the other"
+            lambda z, N, alpha: z / (math.sqrt(N) * max(alpha)), "how far apart are the two means"
         ),
         "takes a scale to be 1 at least": lambda z, N, alpha: z / (2 * math.sqrt(N) * max(1, max(alpha))),
         "averages alpha": Wrong(
-            lambda z, N, alpha: z / (2 * math.sqrt(N) * sum(alpha) / len(alpha)), "all its gradient into one layer"
+            lambda z, N, alpha: z / (2 * math.sqrt(N) * sum(alpha) / len(alpha)), "gradient may be all in one layer"
         ),
         "takes alpha for a number (crash)": lambda z, N, alpha: z / (2 * math.sqrt(N) * alpha),
     },

@@ -134,7 +134,7 @@ def test_canaries_are_the_measured_ones_and_words_name_the_guarantee() -> None:
     assert often.chosen.exposure > 12 > 4 > never.chosen.exposure
     first, second, sentence = panels.tell_canaries(often)
     assert (first.value, second.value) == ("13.3 bits", "8 of 8")
-    assert sentence == "A number that was seen 16 times typically has rank 1 of 10,000 by its loss."
+    assert sentence == "A number that occurs 16 times typically has rank 1 of 10,000 by loss."
     for method, says in (("sgd", "No guarantee"), ("edp-sgd-as-printed", "No guarantee"), ("edp-sgd", "all 4 copies")):
         assert says in panels.words.canaries(show_canaries(grid, method, 0.01, 4), method, panels.CANARIES)
 
@@ -167,7 +167,7 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
     assert "With an AUC of 0.91, it finds 22 %" in text
     counts = {row.repetitions: row.extracted for row in kept.canaries["sgd", None]}
     assert (counts[1], counts[4], counts[16]) == (1, 5, 8)
-    assert "one is extracted after one copy, five after four, and eight after sixteen" in text
+    assert "one canary is extracted after one copy, five after four, and eight after sixteen" in text
     by = {(run["config"].as_printed, run["config"].z0): run for run in noised}
     for printed, sound in (((True, 0.003), (False, 0.01)), ((True, 0.001), (False, 0.003))):
         assert by[printed]["ser"] == pytest.approx(by[sound]["ser"], abs=0.01)
@@ -244,13 +244,13 @@ def without_copies(answer: Any, members: bool = True, others: bool = True) -> An
 
 
 halves, first_half = in_halves(lambda n: np.arange(n) % 2 == 0), in_halves(lambda n: np.arange(n) < n // 2)
-NEITHER = "your result is not a number: one half has no strangers"
+NEITHER = "Your result is not a number: one half has no strangers"
 guess = partial(prediction, "05", "compare")
-IN_NOISE = "scores that know nothing have no advantage, but over 100 groups of 120 sentences yours is 0.1"
+IN_NOISE = "Random scores have no advantage, but over 100 groups of 120 sentences yours is 0.1"
 WRONG: dict[str, dict[str, Any]] = {
     "tpr": {
         "lets a quantile interpolate": Wrong(
-            tpr_at(lambda inside, others, fpr: np.quantile(others, 1 - fpr)), "interpolates between two strangers"
+            tpr_at(lambda inside, others, fpr: np.quantile(others, 1 - fpr)), "interpolates between the scores"
         ),
         "asks the members for the threshold": tpr_at(lambda inside, others, fpr: top(inside, fpr)),
         "accuses one stranger too many": Wrong(tpr_at(strangers, closed=True), "accuses one stranger too many"),
@@ -258,12 +258,12 @@ WRONG: dict[str, dict[str, Any]] = {
             tpr_at(lambda inside, others, fpr: top(others, fpr, 1)), "accuses one stranger too few"
         ),
         "a share of everybody": Wrong(
-            tpr_at(lambda inside, others, fpr: top([*inside, *others], fpr)), "the members have no say"
+            tpr_at(lambda inside, others, fpr: top([*inside, *others], fpr)), "Members must not affect"
         ),
         "a share without its interval": Wrong(
-            lambda inside, others, fpr: np.mean(inside > top(others, fpr)), "return three numbers"
+            lambda inside, others, fpr: np.mean(inside > top(others, fpr)), "Return three numbers"
         ),
-        "the normal approximation": Wrong(tpr_at(strangers, normal), "that is the normal approximation"),
+        "the normal approximation": Wrong(tpr_at(strangers, normal), "This is the normal approximation"),
         "5 % beyond each end": Wrong(
             tpr_at(strangers, lambda hits, members: clopper_pearson(hits, members, 0.9)), "leaves 5 % beyond each end"
         ),
@@ -275,10 +275,10 @@ WRONG: dict[str, dict[str, Any]] = {
                     clopper_pearson(max(0, hits - 1), members)[1],
                 ),
             ),
-            "your upper end is too low",
+            "Your upper end is too low",
         ),
         "the ends the wrong way round": Wrong(
-            tpr_at(strangers, lambda hits, members: clopper_pearson(hits, members)[::-1]), "the other way round"
+            tpr_at(strangers, lambda hits, members: clopper_pearson(hits, members)[::-1]), "in the wrong order"
         ),
         "has no end where nobody is found": tpr_at(
             strangers, lambda hits, members: beta.ppf([0.025, 0.975], *_ends(hits, members))
@@ -288,7 +288,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "the average decides everything": Wrong(
             guess("blunt", "blunt", "blunt"), "FPR: you said 'blunt', but it is 0.02"
         ),
-        "certainty decides everything": Wrong(guess("sharp", "sharp", "sharp"), "for the sharp one"),
+        "certainty decides everything": Wrong(guess("sharp", "sharp", "sharp"), "for the sharp attack"),
         "the wrong way round": guess("sharp", "sharp", "blunt"),
     },
     "advantage": {

@@ -1,10 +1,9 @@
-"""The panels of ``00_start.ipynb``: extracting a number from a model, one step and training with its noise, testing
-a claim, and a private model.
+"""Panels of ``00_start.ipynb``: extract a number, take a noisy step, test a claim, and train a private model.
 
-    model = SmallModel(config, epochs=4)               # trained once, by the course's own loop
-    read = model.secrets[16]                           # a number that occurs 16 times in its data
-    result = model.step(config)                        # pure
-    tested = challenge(as_printed=True, z0=1.0, num_devices=8)
+model = SmallModel(config, epochs=4)               # trained once, without noise
+read = model.secrets[16]                           # attack on a number that occurs 16 times in the training set
+result = model.step(config)                        # no side effects
+tested = challenge(as_printed=True, z0=1.0, num_devices=8)
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ words = Words(__file__)
 figure = partial(fig.figure, height=430)
 
 
-TIMES = (0, 1, 4, 16)  # numbers of copies in the training set
-NUMBERS = 10_000  # hidden numbers and others
+TIMES = (0, 1, 4, 16)  # copies of a number in the training set
+NUMBERS = 10_000  # candidates: the hidden numbers and others
 
 
 class Secret(NamedTuple):
-    """A personal number in the training set and other numbers, with the model's loss on each."""
+    """A personal number, and its rank by the model's loss among all candidates."""
 
     times: int  # occurrences in the training set
     number: str  # seven digits
-    loss: float  # of this number
-    losses: np.ndarray  # (F), of this number and all others
-    rank: int  # rank of its loss among them; 1 is the smallest
+    loss: float  # the model's loss on this number
+    losses: np.ndarray  # shape (F,): the losses on all candidates, including this number
+    rank: int  # rank of `loss` among `losses`; 1 is the smallest loss
 
 
 class StepResult(NamedTuple):
@@ -72,33 +71,32 @@ class StepResult(NamedTuple):
     config: TrainConfig
     mechanism: Mechanism
     layers: tuple[str, ...]  # names of the parameter tensors
-    signal: tuple[float, ...]  # of the mean clipped gradient
-    noise: tuple[float, ...]  # expected norm of its noise: standard deviation times square root of the layer's size
-    draw: tuple[float, ...]  # norm of one draw of that noise
-    guarantee: Guarantee  # of the whole run, for one sentence
-    together: float | None  # guaranteed epsilon for all sentences with the number that is hidden most often
+    signal: tuple[float, ...]  # norm of the mean clipped gradient
+    noise: tuple[float, ...]  # expected norm of the noise: standard deviation times the square root of the layer's size
+    draw: tuple[float, ...]  # norm of one noise sample
+    guarantee: Guarantee  # for the whole run and one sentence
+    together: float | None  # guaranteed epsilon for all sentences with the most frequent hidden number
 
     @property
     def ratio(self) -> float:
-        """Expected noise divided by signal, over all layers together."""
+        """Expected norm of the noise divided by the norm of the signal, over all layers."""
         return math.hypot(*self.noise) / math.hypot(*self.signal)
 
 
 class SmallModel:
-    """A small model, trained without noise by the library's loop, and its next batch.
+    """A small model that the library trained without noise, and its next batch.
 
-    All settings of the sliders use the same model and batch, so that only the mechanism differs. All layer
-    scales are 1.
+    All slider settings use the same model and batch: only the mechanism differs. All layer scales are 1.
 
     Args:
-        config: the panels' initial values; `plain` derives the model's own run from it.
+        config: initial values of the panels; `plain` turns them into the settings of non-private training.
         epochs: number of training epochs.
 
     Attributes:
-        secrets: what the model reveals of a number, by its copies in the training set.
-        on: for N devices, the mean gradient of each device's micro-batch (N, P); computed once per N.
-        noise: (P) standard normal draws of the step.
-        epochs: the rows of its run record.
+        secrets: maps each number of copies in the training set to the `Secret` of a number with that many copies.
+        on: cached function of the number of devices N: mean gradients of the devices' micro-batches, shape (N, P).
+        noise: standard normal noise of the step, shape (P,).
+        epochs: rows of the model's run record, one per epoch.
     """
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
@@ -113,14 +111,14 @@ class SmallModel:
         self.on = cache(self._on)
 
     def trainer(self, config: TrainConfig) -> Trainer:
-        """A run on the same corpus, with the same hidden numbers; `Trainer.epoch` trains it."""
+        """Create a run on the same corpus and hidden numbers; `Trainer.epoch` trains it for one epoch."""
         corpus = load_corpus(config.corpus)
         data = split(corpus, config.seed)
         self.numbers = draw_canaries(corpus, data.train, TIMES, 2, NUMBERS - 2 * len(TIMES), config.seed)
         return Trainer(config, corpus, replace(data, train=(*data.train, *self.numbers.inserted)))
 
     def read(self, run: Trainer) -> dict[int, Secret]:
-        """What a trained model reveals of the first number of each kind."""
+        """Attack the first hidden number of each number of copies; return the `Secret` by number of copies."""
         hidden = [group[0] for group in self.numbers.utterances.values()]
         texts = [u.tokens for group in self.numbers.utterances.values() for u in group] + [*self.numbers.references]
         losses = filling_losses(run.model, texts, hidden)
@@ -139,9 +137,9 @@ class SmallModel:
         return stacked_gradients(run.model, data, parts, masks, self.layout).gradients.cpu()
 
     def step(self, config: TrainConfig) -> StepResult:
-        """The next step of this model, by the first epoch of `config`, and the guarantee of the whole run.
+        """Compute this model's next step, with the noise of the first epoch of `config`, and the run's guarantee.
 
-        The step releases signal + noise; `release` without noise gives the signal. UsageError: plain SGD.
+        The step releases signal plus noise; `release` with zero noise returns the signal. UsageError: plain SGD.
         """
         mechanism = config.mechanism()
         if mechanism is None:
@@ -151,7 +149,7 @@ class SmallModel:
         signal = release(mechanism, 0, rows, layout, None, torch.zeros_like(self.noise)).gradient
         stds = noise_stds(mechanism, 0, None, mechanism.num_devices, len(layout.names))
         sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])
-        spread = torch.tensor(stds).repeat_interleave(sizes)  # (P), of the noise on every weight
+        spread = torch.tensor(stds).repeat_interleave(sizes)  # shape (P,): standard deviation of the noise
 
         def norms(gradient: Tensor) -> tuple[float, ...]:
             each = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
@@ -164,7 +162,7 @@ class SmallModel:
 
 
 def _digits(tokens: Sequence[str]) -> str:
-    """``call my doctor at nine one six two zero four seven`` -> "916 2047"."""
+    """Convert "call my doctor at nine one six two zero four seven" to "916 2047"."""
     number = "".join(str(DIGITS.index(token)) for token in tokens[len(AROUND) :])
     return f"{number[:3]} {number[3:]}"
 
@@ -174,13 +172,13 @@ def _digits(tokens: Sequence[str]) -> str:
 
 @panel("00")
 class Step(Panel, Runs):
-    """One step, with sliders that start at the values of `start`; Run trains with them and repeats the attack.
+    """Panel on one step; Run trains with the slider values (initially those of `start`) and repeats the attack.
 
     Attributes:
         result: a `StepResult`.
-        rows: by method, the rows of the run record so far.
-        trained: the configuration of the last finished run.
-        secret: what the last trained model reveals of the number with most copies.
+        rows: rows of the run record so far, by method.
+        trained: configuration of the last finished run, or None.
+        secret: what the last trained model reveals about the number with the most copies.
     """
 
     def __init__(self, model: SmallModel, start: TrainConfig) -> None:
@@ -189,8 +187,8 @@ class Step(Panel, Runs):
         self.trained: TrainConfig | None = None
         self.secret = model.secrets[max(TIMES)]
         super().__init__(
-            "One step, and training with its noise",
-            "Signal and noise of one step of eDP-SGD, by layer. Run trains with these values and repeats the attack.",
+            "One step, and training with the same noise",
+            "Signal and noise of one eDP-SGD step, by layer. Run trains with these values and repeats the attack.",
             lambda **values: model.step(replace(start, **values)),
             [draw_layers, lambda _: draw_errors(self.rows)],
             words.step,
@@ -204,14 +202,14 @@ class Step(Panel, Runs):
         )
 
     def _tell(self, result: StepResult) -> tuple[Tile, Tile, str]:
-        """Both epsilons of the run, the noise of the step, and the result of the last run."""
+        """Return tiles with both epsilons of the run, and a sentence on the step's noise and the last run."""
         before, run = self._model.secrets[max(TIMES)].rank, "Press Run to train with these values."
         if self.trained is not None:
             c, kind = self.trained, "as printed" if self.trained.as_printed else "sound"
             run = (
                 f"Last run ({kind}, C = {short(c.clip_norm)}, z0 = {short(c.z0)}, N = {c.num_devices}): "
-                f"SER {self.rows['edp-sgd'][-1]['ser']:.2f}, rank of the number {self.secret.rank:,}; "
-                f"without noise {self.rows['sgd'][-1]['ser']:.2f} and {before:,}."
+                f"SER {self.rows['edp-sgd'][-1]['ser']:.2f}, rank of the number {self.secret.rank:,}. "
+                f"Without noise: SER {self.rows['sgd'][-1]['ser']:.2f}, rank {before:,}."
             )
         return *epsilons(result.guarantee), f"The noise has {short(result.ratio)} times the norm of the signal. {run}"
 
@@ -237,7 +235,7 @@ TOTAL = Html("<b>all layers</b>")
 
 
 def draw_layers(result: StepResult) -> Figure:
-    """Per layer, on a log axis: the mean clipped gradient, the expected noise on it, and one draw of the noise."""
+    """Plot the norms of the mean clipped gradient, the expected noise and one noise sample, by layer on a log axis."""
     rows = [*map(theme.layer_name, result.layers), TOTAL]
     lengths = (result.signal, result.noise, result.draw)
     signal, noise, draw = (positive([*norms, math.hypot(*norms)]) for norms in lengths)
@@ -249,10 +247,10 @@ def draw_layers(result: StepResult) -> Figure:
         line("", "#bbb", width=2, **gaps),
         points("signal", PLAIN, "circle", 11, edge=2, x=signal, y=rows),
         points("noise", NOISE, "diamond-open", 13, edge=2, x=noise, y=rows),
-        points("one draw of it", NOISE, "x-thin-open", 7, edge=2, x=draw, y=rows),
+        points("one sample of the noise", NOISE, "x-thin-open", 7, edge=2, x=draw, y=rows),
         fig.hline(0.5, line={"color": "#888", "width": 1}),
         hover="%{y}: %{x:.3g}",
-        xaxis=logs("norm of the gradient, or noise", log_range([*signal, *noise, *draw], 0.1)),
+        xaxis=logs("norm of the gradient or the noise", log_range([*signal, *noise, *draw], 0.1)),
         yaxis=axis("layer", **rising, showgrid=False, ticks=""),
     )
 
@@ -262,11 +260,11 @@ def draw_layers(result: StepResult) -> Figure:
 
 @panel("00")
 def read(model: SmallModel) -> Panel:
-    """What the model reveals about a number in its training data: `result` is a `Secret`."""
+    """Panel on an attack that reads a number out of the model: `result` is a `Secret`."""
     times = {str(times): times for times in TIMES}
     return Panel(
         "Read a number out of a model",
-        "Ten thousand numbers in “call my doctor at …”. The smaller a number's loss, the likelier the model finds it.",
+        "Loss on 10,000 numbers in “call my doctor at …”. A memorised number has a small loss.",
         lambda times: model.secrets[times],
         [draw_secret],
         words.secret,
@@ -277,25 +275,26 @@ def read(model: SmallModel) -> Panel:
 
 
 def tell_secret(result: Secret) -> tuple[Tile, Tile, str]:
-    """The number, and its rank among ten thousand."""
-    of = f"of {len(result.losses):,}; 1 has the smallest loss"
-    truth = Tile("true number", result.number, "only its owner knows it")
-    place = Tile("its rank", f"{result.rank:,}", of)
+    """Return tiles with the number and its rank by loss, and a sentence on the attack."""
+    of = f"of {len(result.losses):,}; rank 1 has the smallest loss"
+    truth = Tile("true number", result.number, "known only to its owner")
+    place = Tile("rank by loss", f"{result.rank:,}", of)
     if result.rank == 1:
-        return truth, place._replace(role="printed"), "The model reveals the number: it prefers it to all others."
+        return truth, place._replace(role="printed"), "The model reveals the number: no other has a smaller loss."
     if 20 * result.rank <= len(result.losses):
-        sentence = f"An attacker with this list needs {result.rank:,} guesses; by chance, {len(result.losses) // 2:,}."
+        by_chance = len(result.losses) // 2
+        sentence = f"An attacker with this list needs {result.rank:,} guesses, compared with {by_chance:,} by chance."
         return truth, place._replace(role="printed"), sentence
     return truth, place, "This attack does not find the number."
 
 
 def draw_secret(result: Secret) -> Figure:
-    """A histogram of the losses of all numbers, and the true number's loss."""
+    """Plot a histogram of the losses on all numbers, and mark the loss on the true number."""
     shares, edges = np.histogram(result.losses, 60)
     middle, width = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0])
     left = result.loss > (edges[0] + edges[-1]) / 2
     return figure(
-        "Loss of the true number, and of others",
+        "Loss of the true number and of other numbers",
         bar("other numbers", PLAIN, x=middle, y=shares, width=width, hover="loss %{x:.2f}: %{y} numbers"),
         fig.vline(result.loss, line={"color": PRINTED, "width": 3}),
         fig.beside(f"the true number: {result.number}", result.loss, left=left),
@@ -303,24 +302,24 @@ def draw_secret(result: Secret) -> Figure:
         top=40,
         bargap=0,
         showlegend=False,
-        xaxis=axis("loss (small: the model knows the number)"),
-        yaxis=axis("how many numbers", [0, 1.2 * float(shares.max())]),
+        xaxis=axis("loss (small if the model has memorised the number)"),
+        yaxis=axis("number of candidates", [0, 1.2 * float(shares.max())]),
     )
 
 
 # ---- A private model by the recipe -----------------------------------------------------------------------------------
 
-SEED, FILE = 45, "commands.jsonl"  # of the commands
+SEED, FILE = 45, "commands.jsonl"  # of the generated commands
 KEPT = RESULTS / "course_private.json"
 
 
 @panel("00")
 class Private(RunPanel):
-    """Trains on generated commands for an epsilon, by the recipe with a secret key; finishes with a certificate.
+    """Train on generated commands for a target epsilon, by the recipe with a secret key, and write a certificate.
 
     Attributes:
-        rows: the run's record so far; before the first Run, that of the run from ``data/results/course.py``.
-        outcome: error, epsilon and delta of the last finished run.
+        rows: rows of the current run's record so far; empty before the first Run.
+        outcome: SER, epsilon and delta of the last run; initially of the run stored by ``data/results/course.py``.
     """
 
     def __init__(self, epsilon: float = 3.0, commands: int = 45_000) -> None:
@@ -331,20 +330,20 @@ class Private(RunPanel):
         self.rows: list[dict[str, Any]] = []
         super().__init__(
             "A private model by the recipe",
-            "Run computes the noise for this epsilon, trains by the recipe, and writes a certificate.",
+            "Run computes the noise for this epsilon, trains a model, and writes a certificate.",
             [draw_errors(self._kept or {"edp-sgd": []})],
             epsilon=number("guaranteed ε", epsilon, (1.0, 2.0, 3.0, 5.0, 8.0)),
         )
         self.command.value = self._command(epsilon)
         if known:
             self._tell(**kept["outcome"])
-            self.tiles.sentence = "This is an earlier run. Press Run to train your own, with a new secret key."
+            self.tiles.sentence = "This is an earlier run. Press Run to train your own model with a new secret key."
 
     def _tell(self, ser: float, guaranteed_epsilon: float, delta: float) -> None:
         self.outcome = {"ser": ser, "guaranteed_epsilon": guaranteed_epsilon, "delta": delta}
-        source = "Every number of the certificate is computed from the run's ledger."
+        source = "Every number in the certificate is computed from the run's ledger."
         held = holds(at_most(guaranteed_epsilon), f"ε at δ = {short(delta)}")
-        self.tiles.show(held, Tile("errors (SER)", f"{ser:.2f}", "on the test set"), source)
+        self.tiles.show(held, Tile("error rate (SER)", f"{ser:.2f}", "on the test set"), source)
 
     def _command(self, epsilon: float) -> str:
         make = command("data make smart-home", {"utterances": self.settings["commands"], "seed": SEED, "out": FILE})
@@ -357,9 +356,9 @@ class Private(RunPanel):
         self.rows.clear()
         commands = self.settings["commands"]
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
-            self.progress(0, 1, f"generates {commands:,} commands")
+            self.progress(0, 1, f"generating {commands:,} commands")
             write_jsonl(generate(int(commands), SEED), Path(folder) / FILE)
-            self.progress(0, 1, "computes the noise")
+            self.progress(0, 1, "computing the noise")
             made = plan(f"{folder}/{FILE}", epsilon)
             self.words.value = words.planned(made)
             self.command.value = self._command(epsilon)
@@ -374,7 +373,7 @@ class Private(RunPanel):
 
         record = train(made.config, folder, listen, self.stop_event)
         if record["status"] == "interrupted":
-            self.words.value = "Stopped: there is no certificate, but the steps so far count toward ε."
+            self.words.value = "Stopped: no certificate was written, but the completed steps count toward ε."
             return
         self._tell(record["final"]["ser"], record["final"]["guaranteed_epsilon"], made.delta)
         self.words.value = words.certified(check_certificate(folder), made)
@@ -383,12 +382,12 @@ class Private(RunPanel):
 METHODS = {
     "sgd": ("without privacy", PLAIN, "solid", "circle"),
     "edp-sgd": ("with noise", NOISE, "dash", "diamond"),
-    "kept": ("an earlier run, with noise", OTHER, "dot", "diamond-open"),
+    "kept": ("earlier run with noise", OTHER, "dot", "diamond-open"),
 }
 
 
 def draw_errors(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """SER on the validation set by epoch, without privacy and with noise; the rows of a run record by method."""
+    """Plot the validation SER by epoch for each method, from the rows of its run record."""
     lines = []
     for method, done in rows.items():
         name, color, dash, symbol = METHODS[method]
@@ -397,7 +396,7 @@ def draw_errors(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         lines.append(line(name, color, dash, symbol=symbol, size=9, **on))
     worst = max((row["ser"] for done in rows.values() for row in done), default=1.0)
     return figure(
-        "Errors by epoch",
+        "Error rate by epoch",
         *lines,
         height=330,
         top=56,
@@ -408,14 +407,14 @@ def draw_errors(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 # ---- A test of the claimed epsilon -----------------------------------------------------------------------------------
 
-ROUNDS = 5_000  # draws of a step without the sentence, and the same number with it
+ROUNDS = 5_000  # draws of a step without the sentence, and as many with it
 
 
 def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:
     """Test the claimed epsilon of one step at clip norm 1 and delta 1e-5, as `edp-lab audit mechanism` does.
 
-    Guarantee: the lower bound on epsilon holds with probability 95 % if the noise is as good as random. UsageError: no
-    finite claim; see also `Mechanism`.
+    Guarantee: the lower bound on epsilon is correct with probability 95 % if the noise is as good as random.
+    UsageError: the claimed epsilon is not finite; see also `Mechanism`.
     """
     return _step_noise().audit(attacked_mechanism(as_printed, 1.0, z0, num_devices), DELTA, ROUNDS)
 
@@ -427,10 +426,10 @@ def _step_noise() -> StepNoise:
 
 @panel("00")
 def refute(as_printed: bool = True, z0: float = 1.0, num_devices: int = 8) -> Panel:
-    """One step, drawn without a sentence and with it: `result` is a `StepAudit`."""
+    """Panel that tests the claimed epsilon of one step: `result` is a `StepAudit`."""
     return Panel(
         "Test the claim",
-        "The release of one step, drawn 5,000 times without one sentence and 5,000 times with it.",
+        "The release of one step, drawn 5,000 times without a sentence and 5,000 times with it.",
         challenge,
         [audits.draw_step],
         words.refute,

@@ -1,6 +1,6 @@
-"""The panels of ``01_coins_to_composition.ipynb`` and their data: a coin, delta, many releases.
+"""Panels of ``01_coins_to_composition.ipynb`` and their data: randomised response, delta, composition.
 
-result = poll(epsilon=1.1, people=1000, share=0.3, seed=0)    # pure: the seed is an argument
+result = poll(epsilon=1.1, people=1000, share=0.3, seed=0)    # deterministic: the seed is an argument
 print(result.estimate[-1], result.standard_error[-1])
 """
 
@@ -28,28 +28,28 @@ from edp_lab.privacy.foundations import advanced_composition, gaussian_loss_tail
 from edp_lab.privacy.gdp import check_delta, gdp_delta, gdp_epsilon
 from edp_lab.privacy.zcdp import zcdp_epsilon
 
-TINY = "below 10⁻³⁰⁷"  # the number is not 0, but rounds to 0 as a float
+TINY = "below 10⁻³⁰⁷"  # a positive number that rounds to 0 as a float
 figure = partial(fig.figure, height=380)
 EPSILON = "nats"
 
-POINTS = 60  # of a curve
-HALF = float(ndtri(0.95))  # half of a 90 % interval, in standard errors
+POINTS = 60  # points per curve
+HALF = float(ndtri(0.95))  # half-width of a 90 % interval, in standard errors
 
 
 def spread(first: int, last: int) -> NDArray[np.int64]:
-    """Distinct whole numbers from `first` to `last`, in about equal ratios."""
+    """Distinct integers from `first` to `last`, spaced roughly geometrically."""
     return np.unique(np.geomspace(first, last, POINTS).round().astype(np.int64))
 
 
 # ---- A table without names -------------------------------------------------------------------------------------------
 
-FORMS = basic.generalise_code(5), basic.generalise_number(5, 10, 20), (str, basic.star)  # of postal code, age, sex
+FORMS = basic.generalise_code(5), basic.generalise_number(5, 10, 20), (str, basic.star)  # postal code, age, sex
 
 
 def linked(k: int, seed: int) -> tuple[float, float]:
-    """Shares of 600 made-up patients who are singled out in their k-anonymous table; `k` = 1 is the original table.
+    """Simulate linkage attacks on a k-anonymous table of 600 patients; `k` = 1 is the original table.
 
-    The first share is by a list of 3000 voters, the second by an
+    Returns the share of patients who are singled out by a list of 3000 voters, and the share who are singled out by an
     attacker who knows their data and the month of the visit.
     """
     rng = rng_of(seed, 0)
@@ -68,23 +68,23 @@ def linked(k: int, seed: int) -> tuple[float, float]:
 
 
 class Poll(NamedTuple):
-    """Randomised response to a yes-or-no question, and the collector's estimate; 1 is yes."""
+    """Randomised responses to a yes-or-no question, and the collector's estimates; 1 means yes."""
 
     epsilon: float  # pure epsilon of one answer: local DP, one answer replaced by the other
-    share: float  # of the population whose true answer is yes
-    truth: NDArray[np.int64]  # (people,)
+    share: float  # share of the population whose true answer is yes
+    truth: NDArray[np.int64]  # (people,), true answers
     responses: NDArray[np.int64]  # (people,); only these are sent to the collector
     asked: NDArray[np.int64]  # (points,), number of people asked so far
-    yes: Array  # (points,), the share of yes among these responses
-    estimate: Array  # (points,), of `share`, from these responses
-    standard_error: Array  # (points,), of the estimate
+    yes: Array  # (points,), share of yes among the responses so far
+    estimate: Array  # (points,), estimate of `share` from the responses so far
+    standard_error: Array  # (points,), standard error of `estimate`
 
 
 def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
-    """Ask `people` of a population in which a `share` would truly say yes. The seed determines everyone's coins.
+    """Simulate randomised response by `people` people from a population in which the true answer of a `share` is yes.
 
-    UsageError: epsilon not positive and finite, people not a whole number from 2 to 100,000, share outside [0, 1], seed
-    negative.
+    UsageError: epsilon is not positive and finite, `people` is not an integer from 2 to 100,000, `share` is outside
+    [0, 1], or the seed is negative.
     """
     check_whole("the number of people", people, 2, 100_000)
     check_share("yes", share)
@@ -98,7 +98,7 @@ def poll(epsilon: float, people: int, share: float, seed: int) -> Poll:
 
 
 def belief(before: Array | float, loss: float) -> Array:
-    """Bayes' rule in odds: e^loss times the odds before; any shape. Pure epsilon-DP keeps |loss| <= epsilon."""
+    """Update probabilities by Bayes' rule: the odds are multiplied by e^loss. Pure epsilon-DP has |loss| <= epsilon."""
     return np.asarray(expit(logit(before) + loss))
 
 
@@ -107,16 +107,16 @@ words = Words(__file__, tiny=TINY, belief=belief, truth_probability=truth_probab
 
 @panel("01")
 def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int = 0) -> Panel:
-    """Randomised response: `result` is a `Poll`."""
+    """Panel on randomised response: `result` is a `Poll`."""
     crowds = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000]
     return Panel(
         "A coin for everyone",
-        "People's answers after a secret coin, and the collector's estimate.",
+        "People's answers after tossing secret coins, and the collector's estimate.",
         poll,
         [draw_people, draw_poll],
         words.coin,
         tiles=tell_coin,
-        epsilon=number("ε of one answer", epsilon, decades(-2, 1), unit=EPSILON),
+        epsilon=number("ε per answer", epsilon, decades(-2, 1), unit=EPSILON),
         people=number("number of people", people, crowds, unit="people"),
         share=number("share of yes", share, [k / 100 for k in range(101)], unit="of 1"),
         seed=seed_of(seed),
@@ -124,19 +124,19 @@ def coin(epsilon: float = 1.1, people: int = 300, share: float = 0.3, seed: int 
 
 
 def tell_coin(result: Poll) -> tuple[Tile, Tile, str]:
-    """What a yes reveals about the person, and the estimate from all answers."""
+    """Return tiles on the belief after one yes and the estimate from all answers, and a sentence on lies."""
     share, (estimate, error) = 100 * result.share, (100 * result.estimate[-1], 100 * result.standard_error[-1])
     after = f"{d(share)} % → {percent(float(belief(result.share, result.epsilon)))}"
-    person = Tile("one who says yes", after, "belief before and after")
-    spread, at = (f" ± {short(HALF * error)}", ", at 90 % confidence") if error else ("", "")  # 0: all answered alike
-    everyone = holds(f"{d(estimate)} %{spread}", f"estimated yes{at}; {d(share)} % is true", "all of them")
+    person = Tile("a person who says yes", after, "belief before and after")
+    spread, at = (f" ± {short(HALF * error)}", ", at 90 % confidence") if error else ("", "")  # 0: all answers agree
+    everyone = holds(f"{d(estimate)} %{spread}", f"estimated yes{at}; the true share is {d(share)} %", "all people")
     first = min(SHOWN, result.truth.size)
     lies = int((result.truth != result.responses)[:first].sum())
     lie = "lies" if lies == 1 else "lie"
-    return person, everyone, f"{lies} of the first {first} people {lie}, and nobody can see which."
+    return person, everyone, f"{lies} of the first {first} people {lie}, and nobody can tell which."
 
 
-SHOWN = 100  # people drawn in the figure of a poll
+SHOWN = 100  # people shown in the figure of a poll
 LOOKS_OF_ANSWERS = {
     ("yes, true", PLAIN, "circle"): (1, True),
     ("no, true", PLAIN, "circle-open"): (0, True),
@@ -146,7 +146,7 @@ LOOKS_OF_ANSWERS = {
 
 
 def draw_people(result: Poll) -> Figure:
-    """The first hundred people, ten in a row: their answers, and whether they are true."""
+    """Plot the first hundred people, ten per row, with their answers and whether these are true."""
     truth, responses = result.truth[:SHOWN], result.responses[:SHOWN]
     marks = []
     for look, (answer, honest) in LOOKS_OF_ANSWERS.items():
@@ -154,7 +154,7 @@ def draw_people(result: Poll) -> Figure:
         marks.append(points(*look, 11, edge=2.5, x=who % 10, y=who // 10))
     ticks: dict[str, Any] = {"showgrid": False, "tickvals": list(range(0, 10, 3))}
     return figure(
-        f"Answers of the first {SHOWN}",
+        f"Answers of the first {SHOWN} people",
         *marks,
         hover="person %{y}%{x}",
         xaxis=axis("person: last digit", [-0.6, 9.6], **ticks),
@@ -163,7 +163,7 @@ def draw_people(result: Poll) -> Figure:
 
 
 def draw_poll(result: Poll) -> Figure:
-    """The estimate as more people are asked, with its 90 % interval."""
+    """Plot the estimate with its 90 % interval against the number of people asked."""
     asked, estimate = result.asked, 100 * result.estimate
     half = 100 * HALF * result.standard_error
     band = between(asked, estimate - half, estimate + half)
@@ -171,8 +171,8 @@ def draw_poll(result: Poll) -> Figure:
         "The collector's estimate",
         area("", OTHER, 0.45, hoverinfo="skip", showlegend=False, **band),
         line("estimate", INK, x=asked, y=estimate),
-        line("as heard", CLAIMED, "dash", x=asked, y=100 * result.yes),
-        line("truth", HOLDS, "dot", x=asked[[0, -1]], y=[100 * result.share] * 2),
+        line("observed share", CLAIMED, "dash", x=asked, y=100 * result.yes),
+        line("true share", HOLDS, "dot", x=asked[[0, -1]], y=[100 * result.share] * 2),
         hover="%{x:,} people: %{y:.3g} %",
         xaxis=axis("people asked so far", np.log10(asked[[0, -1]]), type="log", dtick=1),
         yaxis=axis("share of yes (%)", [-20, 120]),
@@ -183,30 +183,30 @@ def draw_poll(result: Poll) -> Figure:
 
 
 class GaussianCount(NamedTuple):
-    """A count of 1000, or `sensitivity` more with one more person, under Gaussian noise: thesis figures 2.1 to 2.3.
+    """A count of 1000 with Gaussian noise, which one more person raises by `sensitivity` (thesis, figures 2.1 to 2.3).
 
-    `delta` is the area of `density` above `raised`.
+    `delta` is the area between `density` and `raised` where `density` is higher.
     """
 
     epsilon: float
     sigma: float
     sensitivity: float
-    mu: float  # sensitivity over sigma
+    mu: float  # sensitivity divided by sigma
     delta: float  # the smallest delta for epsilon (Gaussian DP, exact)
     tail: float  # P[loss > epsilon], shown in figure 2.3 of the thesis
     output: Array  # (301,), the noisy count
-    density: Array  # (301,), of the count without the person
-    density_neighbour: Array  # (301,), and with them
-    raised: Array  # (301,), e^epsilon times that
+    density: Array  # (301,), density of `output` without the person
+    density_neighbour: Array  # (301,), density of `output` with the person
+    raised: Array  # (301,), e^epsilon times `density_neighbour`
     epsilons: Array  # (points,)
-    deltas: Array  # (points,), the smallest delta for each
-    tails: Array  # (points,), P[loss > epsilon] for each
+    deltas: Array  # (points,), smallest delta for each of `epsilons`
+    tails: Array  # (points,), P[loss > epsilon] for each of `epsilons`
 
 
 def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> GaussianCount:
-    """One Gaussian release of a count, at any epsilon.
+    """Compute the densities and deltas of one Gaussian release of a count.
 
-    UsageError: epsilon negative or infinite, sigma or sensitivity not positive and finite.
+    UsageError: epsilon is negative or infinite, or sigma or sensitivity is not positive and finite.
     """
     mu = basic.check_positive("the sensitivity", sensitivity)
     mu /= basic.check_positive("the standard deviation sigma", sigma)
@@ -230,39 +230,39 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
 
 @panel("01")
 def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -> Panel:
-    """The Gaussian mechanism: `result` is a `GaussianCount`."""
+    """Panel on delta of the Gaussian mechanism: `result` is a `GaussianCount`."""
     return Panel(
-        "δ, drawn",
-        "The probability of each noisy count with a person and without, and the δ for every ε.",
+        "δ of Gaussian noise",
+        "The density of the noisy count with and without one person, and the smallest δ for every ε.",
         gaussian_count,
         [draw_delta, draw_deltas],
         words.delta,
         account=lambda result: _account(1 / result.mu, 1, result.delta),
         tiles=tell_delta,
-        epsilon=number("ε of one answer", epsilon, [0.0, *decades(-2, 1)], unit=EPSILON),
+        epsilon=number("ε per answer", epsilon, [0.0, *decades(-2, 1)], unit=EPSILON),
         sigma=number("noise σ", sigma, decades(-1, 2), unit="people"),
         sensitivity=number("sensitivity Δ", sensitivity, [float(k) for k in range(1, 21)], unit="people"),
     )
 
 
 def tell_delta(result: GaussianCount) -> tuple[Tile, Tile, str]:
-    """The chance that an outcome reveals more than epsilon, which the thesis confuses with delta, and delta."""
+    """Return tiles with the probability of a loss above epsilon (the thesis takes it for delta) and with delta."""
     at = f"at ε = {d(result.epsilon)}"
     tail, least = d(result.tail) if result.tail else TINY, at_most(result.delta) if result.delta else TINY
-    both = claimed(tail, at, "chance of a loss beyond ε"), holds(least, at, "smallest δ")
+    both = claimed(tail, at, "probability of a loss above ε"), holds(least, at, "smallest δ")
     if result.delta == 0:
         return *both, "At this ε, δ is too small for a floating-point number."
-    return *both, f"The chance of a loss beyond ε is {short(result.tail / result.delta)} times as large as δ."
+    return *both, f"The probability of a loss above ε is {short(result.tail / result.delta)} times δ."
 
 
 def _account(noise_multiplier: float, releases: int, delta: float) -> str:
-    """The command that prints the epsilon of these Gaussian releases; "" for a delta that it refuses."""
+    """Command that prints the total epsilon of Gaussian releases; "" for a delta that it would reject."""
     options = {"z0": noise_multiplier, "epochs": releases, "delta": delta}
     return command("account", options) if 0 < delta < 1 else ""
 
 
 def draw_delta(result: GaussianCount) -> Figure:
-    """The density without the person, and e^epsilon times the density with them: the area between is delta."""
+    """Plot the density without the person and e^epsilon times the density with the person; delta is an area."""
     output, raised, top = result.output, result.raised, 1.2 * float(result.density.max())
     return figure(
         "δ as an area",
@@ -277,11 +277,11 @@ def draw_delta(result: GaussianCount) -> Figure:
 
 
 def draw_deltas(result: GaussianCount) -> Figure:
-    """Delta and the chance of a larger loss, for every epsilon."""
+    """Plot the smallest delta and the probability of a loss above epsilon, against epsilon."""
     low = max(-12, fig.log_range(result.deltas)[0])
     return figure(
         "δ for every ε",
-        line("loss beyond ε", CLAIMED, "dash", x=result.epsilons, y=positive(result.tails)),
+        line("loss above ε", CLAIMED, "dash", x=result.epsilons, y=positive(result.tails)),
         line("smallest δ", HOLDS, x=result.epsilons, y=positive(result.deltas)),
         fig.ring(10, x=[result.epsilon] * 2, y=positive([result.tail, result.delta])),
         fig.vline(result.epsilon),
@@ -293,30 +293,30 @@ def draw_deltas(result: GaussianCount) -> Figure:
 
 # ---- Many releases ---------------------------------------------------------------------------------------------------
 
-SUM, ADVANCED, ZCDP, GAUSSIAN = "plain sum", "advanced", "zCDP", "Gaussian"
+SUM, ADVANCED, ZCDP, GAUSSIAN = "plain sum", "advanced composition", "zCDP", "Gaussian"
 
 
 class Composed(NamedTuple):
-    """The total cost of many releases, by four accountants."""
+    """Total epsilon of many releases, by four accountants."""
 
-    epsilon: float  # of one release, pure
+    epsilon: float  # pure epsilon of one release
     delta: float  # delta of the total, for all accountants except the plain sum, which has 0
     releases: NDArray[np.int64]  # (points,), numbers of releases
-    total: Mapping[str, Array]  # by accountant, (points,), total epsilon for each number of releases
+    total: Mapping[str, Array]  # by accountant: (points,), total epsilon for each number of releases
 
     @property
     def last(self) -> dict[str, float]:
-        """Epsilon of all releases, by accountant."""
+        """Total epsilon of all releases, by accountant."""
         return {name: float(costs[-1]) for name, costs in self.total.items()}
 
 
 def composed(epsilon: float, releases: int, delta: float) -> Composed:
-    """Total epsilon of 1 to `releases` releases of pure `epsilon` each.
+    """Compute the total epsilon of 1 to `releases` releases that have a pure `epsilon` each.
 
-    The Gaussian account is exact, but for another mechanism: Gaussian noise on a single number, with the standard
-    deviation of the Laplace noise of this epsilon. It has sensitivity over sigma = epsilon / sqrt(2) per release.
+    The Gaussian total is exact, but for a different mechanism: Gaussian noise on a single number, with the standard
+    deviation of the Laplace noise. Sensitivity divided by sigma is epsilon / sqrt(2) per release.
 
-    UsageError: epsilon not positive and finite, releases not a whole number from 1 to 10^9, delta outside (0, 1).
+    UsageError: epsilon is not positive and finite, or `releases` (1 to 10^9) or delta (0 to 1) is out of range.
     """
     basic.check_positive("the epsilon of one release", epsilon)
     check_whole("the number of releases", releases, 1, 10**9)
@@ -333,17 +333,17 @@ def composed(epsilon: float, releases: int, delta: float) -> Composed:
 
 @panel("01")
 def composition(epsilon: float = 0.1, releases: int = 1000, delta: float = 1e-5) -> Panel:
-    """Composition: `result` is a `Composed`."""
+    """Panel on composition: `result` is a `Composed`."""
     whole = [int(stop) for stop in decades(0, 6) if stop.is_integer()]
     return Panel(
         "Many releases",
-        "The total cost of many releases, by four accountants.",
+        "The total ε of many releases, by four accountants.",
         composed,
         [draw_total],
         words.composition,
         account=lambda result: _account(2**0.5 / result.epsilon, int(result.releases[-1]), result.delta),
         tiles=tell_composition,
-        epsilon=number("ε of one release", epsilon, decades(-3, 1), unit=EPSILON),
+        epsilon=number("ε per release", epsilon, decades(-3, 1), unit=EPSILON),
         releases=number("number of releases", releases, whole, unit="releases"),
         delta=number("δ of the total", delta, decades(-12, -1), unit="probability"),
     )
@@ -353,25 +353,25 @@ LOOKS = {SUM: (PLAIN, "solid"), ADVANCED: (OTHER, "dash"), ZCDP: (HOLDS, "dashdo
 
 
 def tell_composition(result: Composed) -> tuple[Tile, Tile, str]:
-    """The plain sum, and the smallest valid total of the same releases."""
+    """Return tiles with the plain sum and the smallest valid total, and a sentence that compares both."""
     last = result.last
     best = min((SUM, ADVANCED, ZCDP), key=last.__getitem__)
     plain = Tile(SUM, f"ε = {at_most(last[SUM])}", "δ = 0")
     at = f"{best}, δ = {0 if best == SUM else short(result.delta)}"
-    least = holds(f"ε = {at_most(last[best])}", at, "least of three")
+    least = holds(f"ε = {at_most(last[best])}", at, "smallest of three")
     many = count(int(result.releases[-1]), "release")
     if best == SUM:
-        return plain, least, f"For {many} neither advanced composition nor zCDP is below the plain sum."
+        return plain, least, f"For {many}, neither advanced composition nor zCDP is below the plain sum."
     return plain, least, f"The plain sum of {many} is {short(last[SUM] / last[best])} times the total by {best}."
 
 
 def draw_total(result: Composed) -> Figure:
-    """Total epsilon against the number of releases, by four accountants; log scales."""
+    """Plot total epsilon against the number of releases on log axes, by accountant."""
     mode = "lines" if result.releases.size > 1 else "markers"
     right = max(1.0, math.log10(result.releases[-1]) + 0.05)
     top = max(total for name, total in result.last.items() if name != ADVANCED)
     return figure(
-        "The cost of many releases",
+        "Total ε of many releases",
         *(
             line(name, *look, x=result.releases, y=positive(result.total[name]), mode=mode)
             for name, look in LOOKS.items()

@@ -1,4 +1,4 @@
-"""The exercises of notebook 02: DP-SGD in four parts, clip, batch, step, and the loop with its account."""
+"""Exercises of notebook 02: DP-SGD in four parts (clip, batch, step, and training loop with accountant)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _clip(answer: Callable[..., Tensor], rng: np.random.Generator) -> Difference
         y = torch.from_numpy(np.array([0.0, 1, 0, 1, 0, 1, 0, 1]))
         long = gradients(x, y, weights)
         slips = {
-            "Your gradients have the wrong sign: it is prediction minus label.": by_norm(-long, c),
+            "Your gradients have the wrong sign: the error is prediction minus label.": by_norm(-long, c),
             "A prediction is a probability: apply the sigmoid to x · w.": by_norm((x @ weights - y)[:, None] * x, c),
-            "The division by B comes later, after the noise: clip whole gradients.": by_norm(long / len(x), c),
+            "Divide by B later, after adding noise: clip full gradients.": by_norm(long / len(x), c),
         }
         got, wanted = answer(weights.clone(), x.clone(), y.clone(), c), by_norm(long, c)
         wrong = close(got, wanted, f"clipped_gradients(..., C={c:.2f})", slips=slips)
@@ -41,19 +41,19 @@ def _clip(answer: Callable[..., Tensor], rng: np.random.Generator) -> Difference
 
 
 def _clipped_wrong(mine: Array, long: Array, c: float) -> str | None:
-    """The error in gradients that should have been clipped."""
+    """Describe the first error in gradients that should be clipped; None if there is no error."""
     rows = list(enumerate(zip(np.linalg.norm(long, axis=1), np.linalg.norm(mine, axis=1), strict=True)))
     at = f"With C = {c:.2f}, row"
     for row, (old, new) in rows:
         if not math.isfinite(new):
-            return f"{at} {row}, of length {old:.3g}, has become {new}: do not divide by a length that may be 0."
+            return f"{at} {row} (norm {old:.3g}) becomes {new}: do not divide by a norm that may be 0."
         if not new <= c * (1 + CLOSE):
-            return f"{at} {row} of your result has length {new:.3g}: longer than C."
+            return f"{at} {row} of your result has norm {new:.3g}, which exceeds C."
     for row, (old, new) in rows:
         if old <= c and abs(new - old) > CLOSE:
-            return f"{at} {row} was short enough ({old:.3g}), and has become {new:.3g} long."
+            return f"{at} {row} has norm {old:.3g} and needs no clipping, but your result has norm {new:.3g}."
         if abs(float(mine[row] @ long[row]) - old * new) > CLOSE * old * max(new, 1e-9):
-            return f"{at} {row} has turned: a clip keeps the direction of a gradient."
+            return f"{at} {row} has changed direction: clipping must keep the direction of a gradient."
     return None
 
 
@@ -62,25 +62,25 @@ def _sample(answer: Callable[..., Any], rng: np.random.Generator) -> Differences
     seed = int(rng.integers(2**32))
     one, again = (np.asarray(given(answer(n, q, np.random.default_rng(seed)))) for _ in range(2))
     if one.dtype == bool or (one.shape == (n,) and set(one.tolist()) <= {0, 1}):
-        yield f"That is a mask of n = {n} entries: return the indices of its true entries."
+        yield f"Your function returns a mask of n = {n} entries: return the indices of its true entries."
     if not np.array_equal(one, again):
-        yield "Two generators with the same seed give different batches: take all randomness from `rng`."
+        yield "Two generators with the same seed produce different batches: draw all random numbers from `rng`."
     batches = [np.asarray(answer(n, q, rng)).astype(int) for _ in range(draws)]
     counts, drawn = np.array([len(batch) for batch in batches]), np.concatenate(batches)
     if len(drawn) and (drawn.min() < 0 or drawn.max() >= n):
-        yield f"Your batches name people from {drawn.min()} to {drawn.max()}: n = {n} people are numbered from 0."
+        yield f"Your batches have indices from {drawn.min()} to {drawn.max()}, but n = {n} people are numbered from 0."
     if any(len(np.unique(batch)) < len(batch) for batch in batches):
-        yield "Somebody is in one batch twice: that is drawing with replacement."
+        yield "A person occurs twice in one batch, as if you drew with replacement."
     if np.ptp(counts) == 0 and len({tuple(batch) for batch in batches}) > 1:
-        yield f"All your batches have {counts[0]} people. In a Poisson batch the size is random: everyone draws alone."
+        yield f"All your batches have {counts[0]} people, but the size of a Poisson batch is random."
     if abs(counts.mean() - q * n) > 6 * math.sqrt(n * q * (1 - q) / draws):
-        yield f"Batches have {counts.mean():.3g} people on average: it should be q n = {q * n:.3g}."
+        yield f"Your batches have {counts.mean():.3g} people on average, but the mean should be q n = {q * n:.3g}."
     if not 0.5 < counts.var() / (n * q * (1 - q)) < 2:
-        yield f"Sizes have variance {counts.var():.3g}, not n q (1 - q): everyone needs an independent draw."
+        yield f"Batch sizes have variance {counts.var():.3g}, not n q (1 - q): everyone needs an independent draw."
     share = np.bincount(drawn, minlength=n)[:n] / draws
     far = int(np.argmax(abs(share - q)))
     if abs(share[far] - q) > 6 * math.sqrt(q * (1 - q) / draws):
-        yield f"Person {far} is in {share[far]:.0%} of the batches: the probability should be q = {q:.0%}."
+        yield f"Person {far} is in {share[far]:.0%} of the batches, but the probability should be q = {q:.0%}."
 
 
 def _step(answer: Callable[..., Tensor], rng: np.random.Generator) -> Differences:
@@ -90,16 +90,16 @@ def _step(answer: Callable[..., Tensor], rng: np.random.Generator) -> Difference
         rows = by_norm(torch.from_numpy(rng.standard_normal((drawn, 2))), c)
         total, due = rows.sum(0), z * c * noise
         downs = {
-            "That adds no noise: a step that draws nobody needs it too.": total / batch,
-            "That divides by the actual batch size, which reveals who is there: divide by the fixed B.": (
+            "Your step adds no noise: even a step with an empty batch needs noise.": total / batch,
+            "Your step divides by the actual batch size, which reveals who takes part: divide by the fixed B.": (
                 (total + due) / max(drawn, 1)
             ),
-            "That adds noise once for each example: the sum gets one draw.": (total + drawn * due) / batch,
-            "The noise belongs on the sum, before the division by B.": total / batch + due,
-            "That never divides by B.": total + due,
-            "That ignores C: noise must grow with the effect of one example.": (total + z * noise) / batch,
-            "That increases the loss: subtract.": -(total + due) / batch,
-            "That forgets the learning rate.": (total + due) / batch / lr,
+            "Your step adds noise for each example: add noise only once, to the sum.": (total + drawn * due) / batch,
+            "Your step adds noise to the mean: add it to the sum, before the division by B.": total / batch + due,
+            "Your step does not divide by B.": total + due,
+            "Your noise ignores C: noise must grow with the effect of one example.": (total + z * noise) / batch,
+            "Your step increases the loss: subtract the gradient.": -(total + due) / batch,
+            "Your step does not use the learning rate.": (total + due) / batch / lr,
         }
         got = answer(weights.clone(), rows.clone(), c, z, batch, lr, noise.clone())
         slips, wanted = {s: weights - lr * down for s, down in downs.items()}, weights - lr * (total + due) / batch
@@ -114,7 +114,7 @@ def _loop(answer: Callable[..., Any], rng: np.random.Generator) -> Differences:
         start = torch.from_numpy(rng.standard_normal(2))
         got = given(answer(x, y, start.clone(), c, z, batch, lr, steps, DELTA, np.random.default_rng(seed)))
         if not isinstance(got, tuple) or len(got) != 2:
-            yield "Return two things: the weights and ε."
+            yield "Return two values: the weights and ε."
         yield close(got[0], _trained(start, c, z, batch, lr, steps, seed), f"The weights after {steps} steps")
         yield _billed(float(given(got[1])), c, z, batch / len(x), steps)
 
@@ -129,20 +129,20 @@ def _trained(start: Tensor, c: float, z: float, batch: int, lr: float, steps: in
 
 
 def _billed(mine: float, c: float, z: float, q: float, steps: int) -> str | None:
-    """What is wrong with a student's epsilon; nothing between privacy loss distributions and 3 % above Rényi DP."""
+    """Describe a wrong epsilon; None if it is between the loss distributions' and 1.03 times the Rényi DP epsilon."""
     mechanism = Mechanism.sound(c, z, 1, 1, sampling_rate=q)
     least = judge(mechanism, releases_by_epoch(mechanism, steps=steps), DELTA).conditional_epsilon or math.inf
     due = _epsilon(z, q, steps)
     if least * (1 - 1e-4) <= mine <= 1.03 * due:
         return None
     slips = {
-        "leaves out that batches are sampled": _epsilon(z, 1.0, steps),
-        "bills one step": _epsilon(z, q, 1),
-        "adds up the ε of single steps; add up the moments, and turn them into an ε once": steps * _epsilon(z, q, 1),
-        "takes z C for the noise multiplier": _epsilon(z * c, q, steps),
+        "ignores that batches are sampled": _epsilon(z, 1.0, steps),
+        "is that of a single step": _epsilon(z, q, 1),
+        "is the sum of the steps' ε: add up the log moments, then convert them to ε once": steps * _epsilon(z, q, 1),
+        "uses z C as the noise multiplier": _epsilon(z * c, q, steps),
     }
-    named = [f" That {slip}." for slip, value in slips.items() if math.isclose(mine, value, rel_tol=0.03)]
-    return f"ε of {steps} steps: yours is {mine:.4g}, {due:.4g} is due.{''.join(named[:1])}"
+    named = [f" Your ε {slip}." for slip, value in slips.items() if math.isclose(mine, value, rel_tol=0.03)]
+    return f"ε of {steps} steps: yours is {mine:.4g}, it should be {due:.4g}.{''.join(named[:1])}"
 
 
 def _epsilon(z: float, q: float, steps: int) -> float:

@@ -1,10 +1,10 @@
-"""The panels of ``02_dp_sgd.ipynb``: a clip, a training of two weights, and per-example gradients.
+"""Panels of ``02_dp_sgd.ipynb``: clipping, a training run of two weights, and per-example gradients.
 
-    result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # pure
+    result = clip_batch(clip_norm=1.0, z=1.0, examples=100, outliers=0.1, rule="by norm", seed=0)    # deterministic
     run = train(clip_norm=1.0, z=2.0, batch_size=20, lr=1.0, sampling="poisson")
 
 Step, batches, clipping, noise and epsilon come from `edp_lab.training`, `edp_lab.three_phase` and
-`edp_lab.privacy`. What they refuse (UsageError) is refused here.
+`edp_lab.privacy`, which also raise UsageError if a setting is invalid.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def _clip_and_noise(clip_norm: float, z: float) -> dict[str, Any]:
 
 
 def _account(result: Cloud | Training, **bill: Any) -> str:
-    """The `edp-lab account` call with the guaranteed epsilon of per-example DP-SGD, or "" if there is none."""
+    """`edp-lab account` command for the guaranteed epsilon of per-example DP-SGD; "" if nothing is guaranteed."""
     if result.guarantee is None or result.guarantee.conditional_epsilon is None:
         return ""
     return account_of(result.mechanism, delta=DELTA, **bill)
 
 
 def _held(guarantee: Guarantee | None, of: str) -> Tile:
-    """The tile of the guaranteed epsilon."""
+    """Tile with the guaranteed epsilon."""
     if guarantee is None or guarantee.conditional_epsilon is None:
         return Tile("guaranteed", "none", of, "printed")
     return holds(f"ε = {at_most(guarantee.conditional_epsilon)}", f"{of}, with a secret seed, δ = {short(DELTA)}")
@@ -81,22 +81,22 @@ def _held(guarantee: Guarantee | None, of: str) -> Tile:
 
 # ---- The gradients of a batch, one by one --------------------------------------------------------------------------
 
-LOOP, BOOKS, WHOLE = "one pass per example", "one pass, book-keeping", "one pass, the batch as a whole"
+LOOP, BOOKS, WHOLE = "one pass per example", "one pass, book-keeping", "one pass, no clipping"
 
 
 class PerExample(NamedTuple):
-    """Gradient norms of one batch of a small model, and the time that they take."""
+    """Gradient norms of one batch of a small model, and the time that each method takes."""
 
-    norms: Mapping[int, Array]  # by micro-batch size b, (B / b) L2 norms of the mean gradients of b examples
+    norms: Mapping[int, Array]  # by micro-batch size b: shape (B / b,), L2 norms of the mean gradients
     disagreement: float  # largest relative difference between the norms from book-keeping and from a loop
-    seconds: Mapping[str, float]  # of one gradient by `LOOP`, `BOOKS` (both clip each example) and `WHOLE` (plain SGD)
+    seconds: Mapping[str, float]  # per gradient: `LOOP` and `BOOKS` clip each example, `WHOLE` is plain SGD
 
 
 def per_example(config: TrainConfig, epochs: int) -> PerExample:
-    """The first batch after `epochs` epochs of plain training, in micro-batches of 1, 4, 16 and 64.
+    """Measure gradients of the first batch after `epochs` epochs, in micro-batches of 1, 4, 16 and 64 examples.
 
     Args:
-        config: configuration of plain training (method "sgd").
+        config: configuration of non-private training (method "sgd").
     """
     corpus = load_corpus(config.corpus)
     run = Trainer(config, corpus, split(corpus, config.seed))
@@ -125,33 +125,33 @@ def per_example(config: TrainConfig, epochs: int) -> PerExample:
 
 # ---- Clipping as geometry ------------------------------------------------------------------------------------------
 
-MOST = 2000  # examples
+MOST = 2000  # maximum number of examples
 USUAL, ODD = np.array([1.2, 0.8]), np.array([-3.0, 4.0])  # mean gradients of usual examples and of outliers
 CLIPS = np.geomspace(0.05, 20, 40)
 
 
 class Cloud(NamedTuple):
-    """Per-example gradients of a model with two weights, clipped, averaged and noised."""
+    """Per-example gradients of a model with two weights, before and after clipping, and the noisy mean."""
 
-    mechanism: Mechanism  # per-example DP-SGD with the threshold C and the noise multiplier z
-    rule: str  # rule that bounds gradients, a name of `edp_lab.three_phase.classifier.RULES`
+    mechanism: Mechanism  # per-example DP-SGD with clip norm C and noise multiplier z
+    rule: str  # how gradients are bounded: a key of `edp_lab.three_phase.classifier.RULES`
     gradients: Array  # (B, 2)
     clipped: Array  # (B, 2)
-    released: Array  # (2,), the mean of the clipped gradients with noise
-    sensitivity: float  # how far one example can move the sum of the clipped gradients; inf if there is no bound
-    noise_std: float  # of the noise on each coordinate of the mean
-    biases: Array  # (len(CLIPS),), how far clipping at other thresholds moves the mean
-    noises: Array  # (len(CLIPS),), expected length (root mean square) of the noise; inf if the sensitivity is
-    guarantee: Guarantee | None  # guarantee of this one release; None if the rule bounds nothing
+    released: Array  # (2,), the mean of the clipped gradients plus noise
+    sensitivity: float  # largest change of the sum of clipped gradients by one example; inf if unbounded
+    noise_std: float  # standard deviation of the noise on each coordinate of the mean
+    biases: Array  # (len(CLIPS),), distance by which clipping at each of `CLIPS` moves the mean
+    noises: Array  # (len(CLIPS),), root-mean-square norm of the noise; inf if the sensitivity is infinite
+    guarantee: Guarantee | None  # for this one release; None if the rule does not bound gradients
 
     @property
     def means(self) -> Array:
-        """The mean gradient before and after clipping: (2, 2)."""
+        """Mean gradients before and after clipping, shape (2, 2)."""
         return np.stack([self.gradients.mean(0), self.clipped.mean(0)])
 
     @property
     def bias(self) -> float:
-        """How far clipping moves the mean."""
+        """Distance by which clipping moves the mean."""
         before, after = self.means
         return float(np.linalg.norm(after - before))
 
@@ -159,9 +159,9 @@ class Cloud(NamedTuple):
 def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule: str, seed: int) -> Cloud:
     """Clip a batch's gradients by a rule, average them, and add noise of standard deviation z times sensitivity / B.
 
-    The gradients are made up: a cloud, and a share of outliers far away. More examples keep the first ones. If the
-    rule's sensitivity is infinite, the noise is that of a sensitivity C, which hides nothing. UsageError: C not above
-    0, z negative, examples not from 1 to 2,000, a share outside [0, 1], an unknown rule, seed negative.
+    The gradients are synthetic, with a share of distant outliers; a larger batch starts with the same examples. If the
+    rule's sensitivity is infinite, the noise is computed for a sensitivity of C and hides nothing. UsageError: C is not
+    positive, z or the seed is negative, `examples` is not from 1 to 2,000, or the share or the rule is invalid.
     """
     check_option("rule", rule, RULES)
     chosen, mechanism = RULES[rule], Mechanism.sound(clip_norm, z, 1, 1)
@@ -193,17 +193,17 @@ def clip_batch(clip_norm: float, z: float, examples: int, outliers: float, rule:
 
 @panel("02")
 def cloud(clip_norm: float = 1.0, z: float = 2.0, examples: int = 10, outliers: float = 0.1, seed: int = 0) -> Panel:
-    """Clipping as geometry: `result` is a `Cloud`."""
+    """Panel on the geometry of clipping: `result` is a `Cloud`."""
     sizes = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
     tips = [
-        "longer gradients become as long as C",
-        "each coordinate is cut to ±C",
-        "every gradient becomes as long as C",
-        "the thesis' Algorithm 8, with a reversed condition",
+        "larger gradients are scaled down to norm C",
+        "each coordinate is limited to ±C",
+        "every gradient is scaled to norm C",
+        "Algorithm 8 of the thesis, with its reversed condition",
     ]
     return Panel(
         "Clip, average, add noise",
-        "The gradients of a batch for a model with two weights, the released mean, and its distance for every C.",
+        "Gradients of one batch in a model with two weights, the released mean, and its error for every C.",
         clip_batch,
         [draw_cloud, draw_error],
         words.cloud,
@@ -218,24 +218,24 @@ def cloud(clip_norm: float = 1.0, z: float = 2.0, examples: int = 10, outliers: 
 
 
 def tell_cloud(result: Cloud) -> tuple[Tile, Tile, str]:
-    """The expected distance to the mean, and the guarantee of one release."""
+    """Return tiles with the error of the mean and the guarantee of one release, and a sentence."""
     bias, noise = result.bias, math.sqrt(2) * result.noise_std
-    off = Tile("off by", short(math.hypot(bias, noise)), f"{short(bias)} by the clip, {short(noise)} by noise")
+    off = Tile("error", short(math.hypot(bias, noise)), f"{short(bias)} from clipping, {short(noise)} from noise")
     tiles = off, _held(result.guarantee, "one release")
     if result.guarantee is None:
-        return *tiles, "This rule bounds no gradient, so the noise protects nobody."
+        return *tiles, "This rule does not bound gradients, so the noise protects nobody."
     if max(bias, noise) < 1e-12:
-        return *tiles, "Neither the clip nor the noise moves the mean."
-    return *tiles, f"The clip moves the mean {'more' if bias > noise else 'less'} than the noise does."
+        return *tiles, "Neither clipping nor noise moves the mean."
+    return *tiles, f"Clipping moves the mean {'more' if bias > noise else 'less'} than the noise does."
 
 
-SHOWN = 200  # examples drawn in the figure of a cloud
-CIRCLE = np.stack([wave(np.linspace(0, 2 * np.pi, 73)) for wave in (np.cos, np.sin)], axis=1)  # of radius 1, closed
+SHOWN = 200  # examples shown in the figure of a cloud
+CIRCLE = np.stack([wave(np.linspace(0, 2 * np.pi, 73)) for wave in (np.cos, np.sin)], axis=1)  # closed, of radius 1
 SQUARE = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1], [1, 1]])
 
 
 def draw_cloud(result: Cloud) -> Figure:
-    """Per-example gradients before and after the clip, and their mean."""
+    """Plot per-example gradients before and after clipping, their means, and the released mean."""
     before, after = result.gradients[:SHOWN], result.clipped[:SHOWN]
     moves = np.stack([before, after, np.full_like(before, np.nan)], axis=1).reshape(-1, 2)  # separate lines
     bound = result.mechanism.clip_norm * (SQUARE if result.rule == "by value" else CIRCLE)
@@ -259,18 +259,18 @@ def draw_cloud(result: Cloud) -> Figure:
 
 
 def _xy(rows: Array) -> dict[str, Any]:
-    """Points (n, 2) in a trace's format."""
+    """Convert points of shape (n, 2) to the coordinates of a trace."""
     return {"x": rows[:, 0], "y": rows[:, 1]}
 
 
 def draw_error(result: Cloud) -> Figure:
-    """Error of the released mean by C: due to clipping, due to noise, and due to both."""
+    """Plot the error of the released mean against C: from clipping, from noise, and from both."""
     both = np.hypot(result.biases, result.noises)
     return figure(
-        "How far off is the released mean?",
-        line("by the clip", PLAIN, "dash", x=CLIPS, y=positive(result.biases)),
-        line("by noise", NOISE, "dot", x=CLIPS, y=positive(result.noises)),
-        line("by both", INK, width=3, x=CLIPS, y=positive(both)),
+        "Error of the released mean",
+        line("from clipping", PLAIN, "dash", x=CLIPS, y=positive(result.biases)),
+        line("from noise", NOISE, "dot", x=CLIPS, y=positive(result.noises)),
+        line("from both", INK, width=3, x=CLIPS, y=positive(both)),
         fig.vline(result.mechanism.clip_norm),
         hover="C = %{x:.3g}: %{y:.3g}",
         xaxis=logs("clip norm C", np.log10(CLIPS[[0, -1]])),
@@ -278,7 +278,7 @@ def draw_error(result: Cloud) -> Figure:
     )
 
 
-# ---- A whole training: two weights, thirty steps ---------------------------------------------------------------------
+# ---- A whole training run: two weights, thirty steps -----------------------------------------------------------------
 
 PLANE = Layout(("w",), (slice(0, 2),))  # a model of two weights
 PEOPLE, STEPS = 400, 30
@@ -288,26 +288,26 @@ SAMPLED = {"poisson": "Poisson", "shuffle": "shuffled"}
 
 
 class Training(NamedTuple):
-    """Logistic regression with two weights, trained with DP-SGD, without noise, and without noise and clipping.
+    """Logistic regression with two weights, trained in three ways.
 
-    Paths and losses are those of "plain" (neither clip nor noise), "clipped" (clip only) and "private" (both).
+    `paths` and `losses` have the keys "plain" (no clipping, no noise), "clipped" (no noise) and "private" (DP-SGD).
     """
 
     batch_size: int
     sampling: str
     mechanism: Mechanism
     paths: Mapping[str, Array]  # (STEPS + 1, 2), weights after each step
-    losses: Mapping[str, Array]  # (STEPS + 1,), over all people
-    guarantee: Guarantee  # guarantee of all steps as they were drawn
-    billed: Guarantee  # guarantee if the batches were Poisson samples
-    passes: int  # passes over the data that shuffled batches begin
+    losses: Mapping[str, Array]  # (STEPS + 1,), mean loss over all people
+    guarantee: Guarantee  # for all steps, with the batches as drawn
+    billed: Guarantee  # for all steps, if the batches were Poisson samples
+    passes: int  # passes over the data by shuffled batches, including an incomplete one
 
 
 def train(clip_norm: float, z: float, batch_size: int, lr: float, sampling: str, seed: int = 0) -> Training:
-    """Thirty steps, each on a batch of (Poisson: about) `batch_size` of 400 people.
+    """Train for thirty steps; each batch has `batch_size` of 400 people (on average, if Poisson).
 
-    UsageError: as `edp_lab.privacy.Mechanism`, or an unknown sampling, a batch size not from 1 to 400, lr
-    not positive and finite, seed negative.
+    UsageError: see `edp_lab.privacy.Mechanism`; also if the sampling is unknown, the batch size is not from 1 to 400,
+    lr is not positive and finite, or the seed is negative.
     """
     check_whole("the batch size", batch_size, 1, PEOPLE)
     check_option("sampling", sampling, SAMPLED)
@@ -328,19 +328,19 @@ def _mechanism(clip_norm: float, z: float, batch_size: int, sampling: str) -> Me
 
 @lru_cache(maxsize=100)
 def _judged(clip_norm: float, z: float, batch_size: int, sampling: str) -> Guarantee:
-    """The guarantee after all steps; with disjoint batches, a pass counts as soon as it begins."""
+    """Guarantee after all steps; with disjoint batches, an incomplete pass counts as a whole pass."""
     mechanism = _mechanism(clip_norm, z, batch_size, sampling)
     releases = releases_by_epoch(mechanism, steps=STEPS) if sampling == "poisson" else _passes(batch_size)
     return judge(mechanism, releases, DELTA)
 
 
 def _passes(batch_size: int) -> int:
-    """Passes over the data that shuffled batches begin."""
+    """Number of passes over the data by shuffled batches, including an incomplete one."""
     return math.ceil(STEPS / math.ceil(PEOPLE / batch_size))
 
 
 def loss(weights: Array) -> Array:
-    """Mean logistic loss over all people: (..., 2) -> (...), in nats."""
+    """Mean logistic loss over all people, in nats; weights of shape (..., 2) have losses of shape (...)."""
     features, labels = people()
     scores = torch.from_numpy(np.ascontiguousarray(weights)) @ features.T
     return np.asarray((nn.functional.softplus(scores) - labels * scores).mean(-1))
@@ -348,7 +348,7 @@ def loss(weights: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def people() -> tuple[Tensor, Tensor]:
-    """Features (n, 2) and labels (n), 0 or 1; the same for every seed, so that the loss surface does not change."""
+    """Features of shape (n, 2) and labels 0 or 1 of shape (n,); they are the same for every seed."""
     rng = rng_of(0, 2)
     features = rng.standard_normal((PEOPLE, 2)) * SCALES
     labels = rng.random(PEOPLE) < expit(features @ TRUTH)
@@ -356,13 +356,13 @@ def people() -> tuple[Tensor, Tensor]:
 
 
 def gradients(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """The gradient of each person's loss: (B, 2)."""
+    """Gradients of each person's loss, shape (B, 2)."""
     return (torch.sigmoid(features @ weights) - labels)[:, None] * features
 
 
 @lru_cache(maxsize=64)
 def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Examples of each step, features (B, 2) and labels (B), and the standard normal draws of its noise (2)."""
+    """For each step: features of shape (B, 2), labels of shape (B,), and standard normal noise of shape (2,)."""
     (features, labels), key = people(), key_from_seed(seed)
     drawn, steps = Batches(key, PEOPLE, batch_size, 1, 1, sampling, per_example=False), []
     for step in range(STEPS):
@@ -373,7 +373,7 @@ def _steps(batch_size: int, sampling: str, seed: int) -> list[tuple[Tensor, Tens
 
 @lru_cache(maxsize=1000)
 def _path(mechanism: Mechanism | None, batch_size: int, lr: float, sampling: str, seed: int) -> Array:
-    """Weights before the first step and after each: (STEPS + 1, 2). Without a mechanism, neither clip nor noise."""
+    """Initial weights and weights after each step, shape (STEPS + 1, 2); no mechanism means no clipping or noise."""
     weights, path = torch.from_numpy(START), [START]
     for features, labels, noise in _steps(batch_size, sampling, seed):
         each = gradients(features, labels, weights)
@@ -389,14 +389,14 @@ def _path(mechanism: Mechanism | None, batch_size: int, lr: float, sampling: str
 
 @panel("02")
 def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
-    """A whole training run of two weights: `result` is a `Training`."""
+    """Panel on a training run of two weights: `result` is a `Training`."""
 
     def account(result: Training) -> str:
         return _account(result, **{"steps": STEPS} if result.sampling == "poisson" else {"epochs": result.passes})
 
     return Panel(
         "Thirty private steps",
-        "The paths of two weights down the loss of a small classifier.",
+        "The paths of two weights during the training of a small classifier.",
         train,
         [draw_path],
         words.training,
@@ -410,10 +410,10 @@ def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
 
 
 def tell_training(result: Training) -> tuple[Tile, Tile, str]:
-    """Epsilon of all steps, for Poisson samples and for the batches as drawn; the final losses."""
+    """Return tiles with epsilon for Poisson batches and for the batches as drawn, and a sentence on the losses."""
     billed, private, plain = result.billed.conditional_epsilon, result.losses["private"][-1], result.losses["plain"][-1]
-    claim = claimed("none" if billed is None else f"ε = {at_most(billed)}", "what many programs claim", "as if Poisson")
-    sentence = f"Private training ends at a loss of {d(private)}; without privacy the loss is {d(plain)}."
+    claim = claimed("none" if billed is None else f"ε = {at_most(billed)}", "claimed by many programs", "as if Poisson")
+    sentence = f"Private training ends at a loss of {d(private)}; without privacy, the loss is {d(plain)}."
     return claim, _held(result.guarantee, f"{SAMPLED[result.sampling]} batches"), sentence
 
 
@@ -426,7 +426,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 def draw_path(result: Training) -> Figure:
-    """Contours of the loss over both weights, and the paths of training."""
+    """Plot contours of the loss over both weights, and the training paths."""
     landscape = {
         "type": "contour", **_losses(), "line": {"width": 0.6, "color": "#888"}, "showscale": False,
         "showlegend": False, "contours": {"start": 0.44, "end": 2.4, "size": 0.08, "coloring": "none"},
@@ -434,13 +434,13 @@ def draw_path(result: Training) -> Figure:
     }  # fmt: skip
     text = {"text": ["start"], "textposition": "bottom right", "mode": "markers+text"}
     return figure(
-        "Thirty steps downhill",
+        "Weights and loss in thirty steps",
         landscape,
         *(line(**PATHS[name], size=5, width=2, **_xy(path)) for name, path in result.paths.items()),
         fig.ring(11, **_xy(START[None]), hoverinfo="skip", **text),
         hover="%{x:.2f}, %{y:.2f}",
-        xaxis=axis("weight 1 (its feature is large)", WINDOW[0]),
-        yaxis=axis("weight 2 (its feature is small)", WINDOW[1]),
+        xaxis=axis("weight 1 (large feature)", WINDOW[0]),
+        yaxis=axis("weight 2 (small feature)", WINDOW[1]),
     )
 
 

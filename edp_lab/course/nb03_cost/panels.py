@@ -1,8 +1,8 @@
-"""The panels of ``03_what_does_it_cost.ipynb``, and what they draw: bills, privacy losses, sampling, Table 1.
+"""Panels of ``03_what_does_it_cost.ipynb`` and their data: the epsilon of a run, privacy losses, sampling, Table 1.
 
-result = run_bill(noise_multiplier=1.0, epochs=30, target=8.0, delta=1e-5)    # pure
+result = run_bill(noise_multiplier=1.0, epochs=30, target=8.0, delta=1e-5)    # no side effects
 print(result.guarantee.claimed_epsilon, result.guarantee.conditional_epsilon)
-behind("CLC", "ATIS", epochs=30).fits    # what may lie behind one printed epsilon
+behind("CLC", "ATIS", epochs=30).fits    # noise that may explain one printed epsilon
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ figure = partial(fig.figure, height=360)
 _account = partial(command, "account")
 
 
-# ---- The bill of a run, and noise for a target -----------------------------------------------------------------------
+# ---- The epsilon of a run, and noise for a target --------------------------------------------------------------------
 
-JUDGED = 16  # most numbers of epochs: each verdict takes a millisecond
+JUDGED = 16  # maximum number of verdicts: each takes a millisecond
 
 
 class RunBill(NamedTuple):
-    """Cost of a run after some of its epochs, and the noise with which it would meet a target.
+    """Guarantees of a run after some of its epochs, and the noise that meets a target epsilon.
 
-    For one utterance, clipped individually, with disjoint batches and secret randomness.
+    All values are for one utterance that is clipped individually, with disjoint batches and secret randomness.
     """
 
     mechanism: Mechanism
-    target: float  # epsilon
-    after: list[int]  # numbers of epochs; the last is that of the whole run
-    verdicts: list[Guarantee]  # after each number of epochs
+    target: float  # target epsilon
+    after: list[int]  # numbers of epochs, up to the whole run
+    verdicts: list[Guarantee]  # guarantee after each number of epochs
     claimed_z: float  # noise multiplier that meets the target by zCDP
-    needed_z: float  # noise multiplier that meets it by Gaussian DP
+    needed_z: float  # noise multiplier that meets the target by Gaussian DP
 
     @property
     def guarantee(self) -> Guarantee:
@@ -79,7 +79,7 @@ class RunBill(NamedTuple):
 
 
 def run_bill(noise_multiplier: float, epochs: int, target: float, delta: float) -> RunBill:
-    """The bill of `epochs` epochs of DP-SGD. UsageError: as `Mechanism`, `judge` and `Budget`."""
+    """Compute the guarantees of `epochs` epochs of DP-SGD. UsageError: see `Mechanism`, `judge` and `Budget`."""
     check_whole("the number of epochs", epochs, 1, 10**6)
     mechanism, budget = Mechanism.sound(1.0, noise_multiplier, 1, 1), Budget(target, delta)
     after = np.unique(np.linspace(1, epochs, JUDGED).round().astype(int)).tolist()
@@ -89,23 +89,23 @@ def run_bill(noise_multiplier: float, epochs: int, target: float, delta: float) 
 
 
 def releases_of(noise_multiplier: float, count: int, rate: float = 1.0) -> Schedule:
-    """Releases with the same noise multiplier."""
+    """Schedule of `count` releases with the same noise multiplier."""
     return Schedule(np.array([noise_multiplier]), np.array([count]), rate)
 
 
 @panel("03")
 def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, delta: float = 1e-5) -> Panel:
-    """Claimed and guaranteed epsilon of a run, and the noise for a target: `result` is a `RunBill`."""
+    """Panel on the claimed and guaranteed epsilon of a run, and the noise for a target: `result` is a `RunBill`."""
 
     def command(result: RunBill, **_: Any) -> str:
-        """The `edp-lab account` commands for the bill, and for the noise that meets the target."""
+        """Return the `edp-lab account` commands for this noise and for the noise that meets the target."""
         run = {"epochs": result.after[-1], "delta": delta}
         return "\n".join(
             account_of(replace(result.mechanism, z0=z), **run) for z in (result.mechanism.z0, result.needed_z)
         )
 
     return Panel(
-        "The bill of a run",
+        "The ε of a run",
         "Claimed and guaranteed ε after each epoch, and the noise for a target ε.",
         partial(run_bill, delta=delta),
         [draw_bill],
@@ -119,18 +119,18 @@ def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, d
 
 
 def tell_bill(result: RunBill) -> tuple[Tile, Tile, str]:
-    """Both epsilons, and the noise that meets the target."""
-    asked = f"by the claimed ε it would need {digits(result.claimed_z)}"
+    """Return tiles with both epsilons, and a sentence on the noise that meets the target."""
+    asked = f"by the claimed ε, z = {digits(result.claimed_z)} would be needed"
     target = f"The target ε = {digits(result.target)} needs z = {at_most(result.needed_z)}; {asked}."
     return *epsilons(result.guarantee), target
 
 
 def draw_bill(result: RunBill) -> Figure:
-    """Claimed and guaranteed epsilon by epochs trained; log scale."""
+    """Plot claimed and guaranteed epsilon against the number of epochs, on a log scale."""
     as_claimed = positive(verdict.claimed_epsilon for verdict in result.verdicts)
     guaranteed = positive(verdict.conditional_epsilon for verdict in result.verdicts)
     return figure(
-        "Privacy spent, by epoch",
+        "ε by epoch",
         line("claimed", CLAIMED, "dash", symbol="square-open", x=result.after, y=as_claimed),
         line("guaranteed", HOLDS, symbol="circle", size=7, x=result.after, y=guaranteed),
         line("target", INK, "longdash", width=1.5, x=[1, result.after[-1]], y=[result.target] * 2),
@@ -144,7 +144,7 @@ def draw_bill(result: RunBill) -> Figure:
 
 
 class Loss(NamedTuple):
-    """Gaussian releases with the same mu: their privacy loss, and the success of the best attack."""
+    """Privacy loss of Gaussian releases with the same mu, and the success of the best attack."""
 
     releases: int
     delta: float
@@ -153,14 +153,14 @@ class Loss(NamedTuple):
     loss: Array  # (P), in nats, symmetric about 0
     with_it: Array  # (P), density of the loss if the utterance took part
     without: Array  # (P), density if it did not
-    excess: Array  # (P), (1 - e^(epsilon - loss)) times `with_it` above epsilon: its area is delta
-    best_found: float  # true positives at 1 % false positives: the most that any attack can expect
+    excess: Array  # (P), (1 - e^(epsilon - loss)) times `with_it`, 0 below epsilon; its area is delta
+    best_found: float  # largest expected true positive rate of any attack at 1 % false positives
 
 
 def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
-    """Loss of `releases` releases of mu each; everyone is in each of them.
+    """Compute the privacy loss of `releases` releases of mu each, which all use the utterance.
 
-    UsageError: mu not from 0.001 to 1000, releases not a whole number from 1 to 1000, delta outside (0, 1).
+    UsageError: mu is not from 0.001 to 1000, `releases` is not an integer from 1 to 1000, or delta is outside (0, 1).
     """
     require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must be between 0.001 and 1000")
     check_whole("the number of epochs", releases, 1, 1000)
@@ -183,15 +183,15 @@ def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
 
 @panel("03")
 def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
-    """Privacy losses, and an attacker's success: `result` is a `Loss`."""
+    """Panel on privacy losses and an attacker's success: `result` is a `Loss`."""
 
     def command(result: Loss, *, mu: float, **_: Any) -> str:
-        """The `edp-lab account` command for the same epsilon."""
+        """Return the `edp-lab account` command for the same epsilon."""
         return _account({"z0": 1 / mu, "epochs": result.releases, "delta": result.delta})
 
     return Panel(
         "Privacy losses and attacks",
-        "How much all epochs together reveal of one utterance. The second figure shows attackers' errors.",
+        "Privacy loss of one utterance over all epochs. The second figure shows the errors of attackers.",
         privacy_loss,
         [draw_loss, draw_tradeoff],
         words.loss,
@@ -204,16 +204,16 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
 
 
 def tell_loss(result: Loss) -> tuple[Tile, Tile, str]:
-    """Epsilon, the share of members that the best attack can find, and mu."""
+    """Return tiles with epsilon and the share of members that the best attack finds, and a sentence with mu."""
     return (
         holds(f"ε = {at_most(result.epsilon)}", f"at δ = {short(result.delta)}, all epochs"),
         Tile("best attack, on average", percent(result.best_found), "of members, at 1 % false positives", "printed"),
-        f"All epochs together have μ = {short(result.mu)}.",
+        f"The whole run has μ = {short(result.mu)}.",
     )
 
 
 def draw_loss(result: Loss) -> Figure:
-    """The privacy loss with and without the utterance, and delta."""
+    """Plot the density of the privacy loss with and without the utterance, and delta as an area."""
     beyond = result.loss >= result.epsilon
     x, top = result.loss[beyond], result.excess[beyond]
     return figure(
@@ -229,13 +229,13 @@ def draw_loss(result: Loss) -> Figure:
 
 
 def draw_tradeoff(result: Loss) -> Figure:
-    """The smallest possible rate of false negatives for each rate of false positives."""
+    """Plot the smallest possible false negative rate against the false positive rate."""
     fpr = np.concatenate([[0.0], np.logspace(-6, -2, 40), np.linspace(0.01, 1, 100)[1:]])
     least, pair = (
         100 * (1 - bound.tpr(fpr)) for bound in (gaussian_bound(result.mu), dp_bound(result.epsilon, result.delta))
     )
     return figure(
-        "What attackers can do",
+        "Errors of attackers",
         line("least possible", HOLDS, width=3, x=100 * fpr, y=least),
         line("(ε, δ) alone", CLAIMED, "dash", x=100 * fpr, y=pair),
         line("guessing", INK, "dot", width=1.5, x=[0, 100], y=[100, 0], hoverinfo="skip"),
@@ -251,27 +251,27 @@ def draw_tradeoff(result: Loss) -> Figure:
 
 
 class Sampled(NamedTuple):
-    """Per-example DP-SGD with one noise multiplier, with three ways to make batches.
+    """Epsilon of per-example DP-SGD with the same noise multiplier, for three ways to make batches.
 
-    Each utterance is clipped individually and moves the sum by at most C, so noise / sensitivity is z itself.
+    Each utterance is clipped individually and moves the sum by at most C, so noise divided by sensitivity is z.
     """
 
     rate: float  # q, the share of the corpus used in a step
     noise_multiplier: float
     delta: float
-    passes: int  # passes over the corpus that the steps begin, with disjoint batches
-    after: NDArray[np.int64]  # (P), numbers of steps; the last is that of the run
+    passes: int  # passes over the corpus with disjoint batches, including an incomplete one
+    after: NDArray[np.int64]  # (P), numbers of steps, up to the whole run
     everyone: Array  # (P), epsilon if every utterance is in every step (exact)
     shuffled: Array  # (P), epsilon of successive shuffled passes; exact if the attacker knows the batches (Gaussian DP)
     now_and_then: NDArray[np.int64]  # (P''), some of `after`, including the last
-    sampled: Array  # (P''), epsilon after those, with Poisson sampling at rate q, by privacy loss distributions
+    sampled: Array  # (P''), epsilon after these steps with Poisson sampling, by privacy loss distributions
     at_least: float  # lower bound on the epsilon of a shuffled pass: `shuffled_at_least`; 0 before a pass is complete
 
 
 def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> Sampled:
-    """`steps` steps at rate `rate`.
+    """Compute epsilon after up to `steps` steps, for three ways to make batches.
 
-    UsageError: a rate outside (0, 1], no noise, steps not a whole number from 1 to 10^6, delta outside (0, 1).
+    UsageError: there is no noise, or the rate (0 to 1), `steps` (1 to 10^6) or delta (0 to 1) is out of range.
     """
     check_whole("the number of steps", steps, 1, 10**6)
     check_delta(delta)
@@ -295,16 +295,16 @@ def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> S
 
 
 def steps_of_a_pass(rate: float) -> int:
-    """The number of steps of disjoint batches after which everyone has been in a batch."""
+    """Number of disjoint batches in a whole pass over the corpus."""
     return math.ceil(1 / rate - 1e-9)
 
 
 @panel("03")
 def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 1000, delta: float = 1e-5) -> Panel:
-    """Poisson sampling and shuffled batches compared: `result` is a `Sampled`."""
+    """Panel that compares Poisson sampling and shuffled batches: `result` is a `Sampled`."""
 
     def command(result: Sampled, **_: Any) -> str:
-        """Two `edp-lab account` commands: for Poisson sampling, and for disjoint batches."""
+        """Return two `edp-lab account` commands: for Poisson sampling, and for disjoint batches."""
         each_alone = {"z0": result.noise_multiplier, "micro-batch-size": 1, "delta": result.delta}
         sampled = _account({**each_alone, "sampling-rate": result.rate, "steps": result.after[-1]})
         return f"{sampled}\n{_account({**each_alone, 'epochs': result.passes})}"
@@ -325,27 +325,27 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
 
 
 def tell_sampling(result: Sampled) -> tuple[Tile, Tile, str]:
-    """Epsilon of secret samples and of shuffled batches, and an attack's lower bound on the latter."""
+    """Return tiles with epsilon for secret samples and for shuffled batches, and a sentence on an attack."""
     sampled, shuffled = result.sampled[-1], result.shuffled[-1]
     tiles = (
         holds(f"ε = {at_most(sampled)}", f"Poisson, δ = {short(result.delta)}", "secret sample"),
         Tile("shuffled", f"ε = {at_most(shuffled)}", count(result.passes, "pass", "passes")),
     )
     if not result.at_least:
-        return *tiles, "Without a whole shuffled pass the attack refutes no ε."
+        return *tiles, "Before a shuffled pass is complete, the attack refutes no ε."
     return *tiles, f"An attack on one shuffled pass refutes every ε below {at_least(result.at_least)}."
 
 
 def draw_sampled(result: Sampled) -> Figure:
-    """Epsilon by steps for three ways to make batches; log scales."""
+    """Plot epsilon against the number of steps for three ways to make batches, on log axes."""
     on: dict[str, Any] = {"x": result.after, "mode": "lines" if result.after.size > 1 else "lines+markers"}
     whole = [steps_of_a_pass(result.rate), 2 * result.after[-1]] if result.at_least else []
     everyone, shuffled, sampled = map(positive, (result.everyone, result.shuffled, result.sampled))
     return figure(
-        "Three ways to batch",
-        line("all in each step", OTHER, y=everyone, **on),
+        "ε for three ways to make batches",
+        line("all in every step", OTHER, y=everyone, **on),
         line("shuffled", PLAIN, "dash", line={"shape": "hv"}, y=shuffled, **on),
-        line("shuffled: at least", INK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
+        line("shuffled, at least", INK, "dot", **{**on, "x": whole}, y=[result.at_least] * len(whole)),
         line("secret sample", HOLDS, "dashdot", width=3, y=sampled, **{**on, "x": result.now_and_then}),
         hover="%{x:,} steps: ε ≈ %{y:.3g}",
         xaxis=logs("steps", [-0.03, max(0.5, math.log10(result.after[-1]) + 0.03)]),
@@ -361,8 +361,8 @@ class Behind(NamedTuple):
 
     row: Table1Row
     epochs: int  # T
-    z0: Array  # (120,), the z0 that gives the printed value exactly, for T = 1 to 120
-    fits: tuple[float, float] | None  # smallest and largest z0 of the paper's range that give it within rounding
+    z0: Array  # (120,), z0 that gives exactly the printed value, for T = 1 to 120
+    fits: tuple[float, float] | None  # smallest and largest z0 of the paper's range that round to the printed value
 
     @property
     def digits(self) -> int:
@@ -371,9 +371,9 @@ class Behind(NamedTuple):
 
 
 def behind(model: str, corpus: str, epochs: int) -> Behind:
-    """The settings that a row of Table 1 may stand for with T = `epochs`.
+    """Find the noise that may explain a row of Table 1 with T = `epochs`.
 
-    UsageError: no such row, epochs not a whole number from 1 to 120.
+    UsageError: Table 1 has no such row, or `epochs` is not an integer from 1 to 120.
     """
     check_whole("the number of epochs T", epochs, 1, MAX_EPOCHS)
     rows = [row for row in TABLE_1 if (row.model, row.corpus) == (model, corpus)]
@@ -385,11 +385,11 @@ def behind(model: str, corpus: str, epochs: int) -> Behind:
 
 @panel("03")
 def table1(epochs: int = 30) -> Panel:
-    """Settings that may explain the printed epsilons: `result` is a `Behind`."""
+    """Panel on settings that may explain the printed epsilons: `result` is a `Behind`."""
     models, corpora = (list(dict.fromkeys(getattr(row, what) for row in TABLE_1)) for what in ("model", "corpus"))
     return Panel(
         "Table 1, decoded",
-        "Which z gives the printed ε, by the number of epochs T.",
+        "The z that gives the printed ε, by the number of epochs T.",
         behind,
         [draw_settings],
         words.behind,
@@ -402,9 +402,9 @@ def table1(epochs: int = 30) -> Panel:
 
 
 def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
-    """The printed epsilon, the digits of e^epsilon, and the noise that gives this epsilon."""
+    """Return tiles with the printed epsilon and the digits of e^epsilon, and a sentence on the noise."""
     z0, printed = min(result.z0[result.epochs - 1], Z0_RANGE[1]), result.row.none.log10_epsilon
-    fits = f"z = {digits(z0)} gives it" if result.fits else "no z from {} to {} gives it".format(*map(digits, Z0_RANGE))
+    fits = f"z = {digits(z0)} gives" if result.fits else "no z from {} to {} gives".format(*map(digits, Z0_RANGE))
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
         Tile(
@@ -413,16 +413,16 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
             "the limit on an outcome's probability ratio",
             "printed",
         ),
-        f"At T = {result.epochs}, {fits}.",
+        f"At T = {result.epochs}, {fits} the printed ε.",
     )
 
 
 def draw_settings(result: Behind) -> Figure:
-    """The noise multiplier that gives the printed epsilon, by T."""
+    """Plot the noise multiplier that gives the printed epsilon, against T."""
     x, z0 = np.arange(1, MAX_EPOCHS + 1), positive(result.z0)
     band = {"y0": Z0_RANGE[0], "y1": Z0_RANGE[1], "fillcolor": OTHER, "opacity": 0.15, "line": {"width": 0}}
     return figure(
-        "Which z fits?",
+        "The z that gives the printed ε",
         line("z", PLAIN, x=x, y=z0, hovertemplate="T = %{x}: z = %{y:.3g}" + fig.ALONE),
         {**fig.hline(0), "type": "rect", **band},
         fig.vline(result.epochs),

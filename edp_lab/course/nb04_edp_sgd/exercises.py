@@ -1,4 +1,4 @@
-"""The exercises of notebook 04: the noise of the mean, what more devices do, an accountant with two bugs."""
+"""Exercises of notebook 04: noise on the mean, more devices, and an accountant with two bugs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _noise(answer: Callable[[float, float, int], float], rng: np.random.Generato
         c, z, devices = float(rng.uniform(0.1, 3)), float(rng.uniform(0.3, 4)), int(rng.integers(2, 33))
         wanted = Mechanism.as_printed(c, z, devices, 8).noise_std(0) / devices
         slips = {
-            "That is what the paper's accountant assumes. It would be right if all devices added the same y: "
-            "independent ones partly cancel.": c * z / devices,
-            "That adds the devices' noises up as if they cancelled completely: their sum has root N times the "
-            "deviation of one.": c * z / devices**2,
-            "That forgets the 1/N in front of each y, or the one in front of the sum.": c * z / math.sqrt(devices),
-            "That is the noise of a single y: there are N of them, and two divisions by N.": c * z,
-            "That is the variance: its root is the standard deviation.": (c * z) ** 2 / devices**3,
+            "This is what the paper's accountant assumes. It would be right if all devices added the same y, but "
+            "independent noise partly cancels.": c * z / devices,
+            "This treats the sum of the noise as a single term: the sum of N terms has √N times the standard "
+            "deviation of one term.": c * z / devices**2,
+            "This omits a division by N: of each y, or of the sum.": c * z / math.sqrt(devices),
+            "This is the noise of a single y: there are N of them, and two divisions by N.": c * z,
+            "This is the variance: the standard deviation is its square root.": (c * z) ** 2 / devices**3,
         }
         yield close(answer(c, z, devices), wanted, f"noise_std({c:.3g}, {z:.3g}, {devices})", slips=slips)
 
@@ -49,13 +49,13 @@ def _accountant(answer: Callable[[float, int, list[float]], float], rng: np.rand
         root, largest, mean = math.sqrt(devices), max(alpha), sum(alpha) / len(alpha)
         shown = ", ".join(f"{scale:.2g}" for scale in alpha)
         slips = {
-            "That is the function as it stood: one sentence can do more than that.": z / root,
-            "That takes z at face value, as the paper does: the noise is smaller, and one sentence can do more.": z,
-            "The clip comes before the scaling back: how far can a vector of length C reach once its layers are "
+            "Your function is unchanged: one sentence can move the sum further than that.": z / root,
+            "Your function returns z, as the paper assumes: the noise is smaller and the sensitivity larger.": z,
+            "Rescaling comes after the clip: how long can a vector of norm C become if its layers are "
             "multiplied by α?": z / (2 * root),
-            "One sentence can turn its device's mean around, from C one way to C the other: how far apart are those?": z
+            "One sentence can reverse its device's clipped mean: how far apart are the two means?": z
             / (root * largest),
-            "On average over layers is not enough: a sentence may put all its gradient into one layer.": (
+            "The average over layers is not enough: a sentence's gradient may be all in one layer.": (
                 z / (2 * root * mean)
             ),
         }

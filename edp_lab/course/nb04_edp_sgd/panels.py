@@ -1,10 +1,10 @@
-"""The panels of ``04_edp_sgd.ipynb``, and what they draw: claimed and guaranteed, Algorithm 1 line by line, its decay.
+"""Panels of ``04_edp_sgd.ipynb`` and their data: claimed and guaranteed epsilon, Algorithm 1, noise decay.
 
-    result = algorithm1(as_printed=True, alpha_large=1.0, alpha_small=0.1, z=1.0, num_devices=8)    # pure
-    history = GradientHistory(TrainConfig("smart-home", size="small"), epochs=6)    # trains for some seconds, once
+    result = algorithm1(as_printed=True, alpha_large=1.0, alpha_small=0.1, z=1.0, num_devices=8)    # no side effects
+    history = GradientHistory(TrainConfig("smart-home", size="small"), epochs=6)    # trains for a few seconds
 
-Clip factors, noise and the released mean are those of `edp_lab.training.dp_step`, epsilon is the judge's. What they
-refuse (UsageError) is refused here.
+Clip factors, noise and the released mean come from `edp_lab.training.dp_step`, epsilon from `edp_lab.privacy.judge`.
+Both raise UsageError if a setting is invalid.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from edp_lab.training.trainer import Trainer
 words = Words(__file__)
 figure = partial(fig.figure, height=380)
 ALPHAS = decades(-2, 1)
-TALL = 440  # height of two plots, one above the other
+TALL = 440  # height of two stacked plots
 
 
 # ---- Sound or printed ------------------------------------------------------------------------------------------------
@@ -74,27 +74,27 @@ MANY = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Promise(NamedTuple):
-    """Meaning of the same z in the paper's accounting, as printed, and in the sound variant.
+    """The same noise multiplier z as claimed in the paper, as printed, and in the sound variant.
 
-    One epoch, alpha public except in `guarantee`.
+    All values are for one epoch; alpha is public, except in `guarantee`.
     """
 
     printed: Mechanism  # Algorithm 1
     sound: Mechanism
-    multiplier: Mapping[str, float]  # by name, noise divided by sensitivity of one step's release
-    epsilon: Mapping[str, float | None]  # by name; None if it overflows
-    curves: Mapping[str, Sequence[float | None]]  # by name, epsilon over `MANY` devices at the same micro-batch size
-    pull: Array  # over `MANY` devices, the most that one sentence can move the mean (C is 1)
-    noise: Array  # and the standard deviation of the printed noise on it
-    guarantee: Guarantee  # of Algorithm 1 as printed: alpha all 1, or private if the largest is not 1
+    multiplier: Mapping[str, float]  # by name: noise divided by sensitivity in one step
+    epsilon: Mapping[str, float | None]  # by name: epsilon, or None if it overflows
+    curves: Mapping[str, Sequence[float | None]]  # by name: epsilon for each of `MANY`, at one micro-batch size
+    pull: Array  # for each of `MANY`, the largest change of the mean by one sentence (C is 1)
+    noise: Array  # for each of `MANY`, the standard deviation of the noise on the mean, as printed
+    guarantee: Guarantee  # for Algorithm 1 as printed; alpha is private unless the largest is 1
 
     def right(self, name: str) -> float:
-        """The best chance of telling from one step whether it used a sentence (worst case, even odds)."""
+        """Largest probability of guessing right whether one step used a sentence (worst case, even odds)."""
         return float(ndtr(0.5 / self.multiplier[name])) if self.multiplier[name] else 1.0
 
 
 def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) -> Promise:
-    """Algorithm 1 as printed and the sound variant at the same noise multiplier z, for one epoch."""
+    """Compare Algorithm 1 as printed with the sound variant at the same noise multiplier z, for one epoch."""
 
     def mechanisms(devices: int) -> tuple[Mechanism, Mechanism]:
         printed = Mechanism.as_printed(1.0, z, devices, micro_batch_size, alpha=Alpha.PUBLIC, alpha_max=alpha_max)
@@ -120,16 +120,16 @@ def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) 
 
 @panel("04")
 def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
-    """Claimed and guaranteed privacy of the same z0: `result` is a `Promise`."""
+    """Panel on claimed and guaranteed epsilon at the same z0: `result` is a `Promise`."""
 
     def command(result: Promise, **_: Any) -> str:
-        """Two `edp-lab account` commands: as printed, with the claim, and sound."""
+        """Return two `edp-lab account` commands: for the step as printed, and for the sound step."""
         of = (result.printed, result.sound)
         return "\n".join(account_of(mechanism, epochs=1, delta=DELTA) for mechanism in of)
 
     return Panel(
         "Sound or printed?",
-        "How well one step hides a sentence, as claimed and as printed, by the number of GPUs.",
+        "How well one step hides a sentence, as claimed and as printed, against the number of GPUs.",
         same_z,
         [draw_bells, draw_by_devices],
         words.promise,
@@ -143,15 +143,15 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
 
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
-    """Both epsilons, and an attacker's success on one step."""
+    """Return tiles with both epsilons, and a sentence on the success of an attack on one step."""
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
-    sentence = f"An attacker who sees one step can be right in {printed} of guesses. The claimed z0 allows {claim}."
+    sentence = f"An attacker who sees one step can guess right in {printed} of cases. The claimed z0 allows {claim}."
     claim_tile, held = epsilons(result.guarantee)
     return claim_tile, held._replace(label="guaranteed, as printed", role="printed"), sentence
 
 
 def draw_bells(result: Promise) -> Figure:
-    """The release of one step without a sentence and with it: as the accountant assumes, and as printed."""
+    """Plot the release of one step with and without a sentence, as the accountant assumes and as printed."""
     steps = np.linspace(-4, 4, 81)
     bell, half = np.exp(-(steps**2) / 2), 3.5 * max(result.multiplier.values())
     lines, titles = [], []
@@ -164,7 +164,7 @@ def draw_bells(result: Promise) -> Figure:
     span, density = [-half - 0.2, 1.2 + half], axis("density", [0, 1.1], showticklabels=False)
     axes = (
         (axis("", span, matches="x2", showticklabels=False), density),
-        (axis("released (1: the sentence's pull)", span), density),
+        (axis("released value (1: pull of the sentence)", span), density),
     )
     layout = fig.plots(2, 1, titles, axes=axes, vertical_spacing=0.14)
     for heading in layout["annotations"]:
@@ -174,7 +174,7 @@ def draw_bells(result: Promise) -> Figure:
 
 
 def draw_by_devices(result: Promise) -> Figure:
-    """Noise on the mean and epsilon by the number of devices, at the same z0."""
+    """Plot the noise on the mean, and epsilon, against the number of devices at the same z0."""
     as_claimed, printed, sound = map(positive, result.curves.values())
     needed = result.multiplier[CLAIMED_NAME] * result.pull
     claim = partial(line, CLAIMED_NAME, CLAIMED, "dash", symbol="square-open", x=MANY)
@@ -192,36 +192,36 @@ def draw_by_devices(result: Promise) -> Figure:
     ]
     lengths = log_axis("noise, pull (C = 1)", [*needed, *result.pull, *result.noise], labels=4)
     epsilon = log_axis(f"ε (at δ = {short(DELTA)})", [*as_claimed, *printed, *sound], labels=4)
-    gpus = axis("GPUs N, at equal micro-batches", type="log", tickvals=MANY)
+    gpus = axis("GPUs N (same micro-batch size)", type="log", tickvals=MANY)
     axes = ({**gpus, "title": "", "matches": "x2", "showticklabels": False}, lengths), (gpus, epsilon)
     layout = fig.plots(2, 1, axes=axes, vertical_spacing=0.08)
-    title = "Noise on the mean, and ε, by the number of GPUs"
+    title = "Noise on the mean and ε, by number of GPUs"
     return figure(title, *marks, height=TALL, hover="N = %{x}: %{y:.3g}", **layout)
 
 
 # ---- Algorithm 1, line by line ---------------------------------------------------------------------------------------
 
 PLANE = Layout(("large", "small"), (slice(0, 1), slice(1, 2)))  # two layers of one weight
-MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # of one sentence's gradient
+MEAN, SPREAD = np.array([3.0, 0.3]), np.array([4.0, 0.8])  # mean and spread of one sentence's gradient
 
 
 class Stages(NamedTuple):
-    """The gradient of each of N devices after each line of Algorithm 1, for a model of two layers with one weight each.
+    """Gradients of N devices after each line of Algorithm 1, in a model of two layers with one weight each.
 
     The clip norm is 1.
     """
 
-    mechanism: Mechanism  # with alpha treated as public; clip norm and alpha are normalised if it is sound
+    mechanism: Mechanism  # treats alpha as public; the sound variant normalises clip norm and alpha
     alpha: Array  # (2,), layer scales as given
-    points: Mapping[str, Array]  # by line, in the variant's order, (N, 2); device 0 has the first sentence
+    points: Mapping[str, Array]  # by line, in the variant's order: (N, 2); device 0 has the first sentence
     scaled: Collection[str]  # lines after which gradients are in units of alpha
     kept: Array  # (N,), clip factors
     silent: Array  # (2,), the mean over devices without noise
     released: Array  # (2,), the mean with noise
     reach: Array  # (2,), centre of the ellipse of means that the first sentence can reach
-    half_axes: Array  # (2,), its half axes: alpha / N
+    half_axes: Array  # (2,), half-axes of this ellipse: alpha / N
     noise: Array  # (2,), standard deviation of the noise on the mean, by layer
-    guarantee: Guarantee  # of one epoch
+    guarantee: Guarantee  # for one epoch
 
 
 def algorithm1(
@@ -233,9 +233,9 @@ def algorithm1(
     pull: float = 0.0,
     seed: int = 0,
 ) -> Stages:
-    """One step on a batch of 64 made-up sentences, split into N micro-batches.
+    """Compute one step on 64 synthetic sentences, split into N micro-batches.
 
-    UsageError: as `Mechanism`; more than 64 devices, a scale not above 0, a pull or seed below 0.
+    UsageError: see `Mechanism`; also for more than 64 devices, a scale of 0 or less, or a negative pull or seed.
     """
     for layer, scale in (("large layer", alpha_large), ("small layer", alpha_small)):
         check_positive(f"alpha of the {layer}", scale)
@@ -273,8 +273,8 @@ def algorithm1(
 
 
 def _device_gradients(num_devices: int, pull: float, seed: int) -> Tensor:
-    """Mean gradients of N micro-batches of the same 64 sentences: (N, 2), float64."""
-    idle = f"{num_devices} devices for a batch of {BATCH}: some would have no sentence; lower N"
+    """Mean gradients of N micro-batches of the same 64 sentences, shape (N, 2), float64."""
+    idle = f"a batch of {BATCH} is too small for {num_devices} devices: lower N"
     require(num_devices <= BATCH, idle)
     require(0 <= pull < math.inf, f"the pull of the first sentence is {pull}: it must be 0 or more")
     sentences = MEAN + SPREAD * rng_of(seed, 3).standard_normal((BATCH, 2))
@@ -285,7 +285,7 @@ def _device_gradients(num_devices: int, pull: float, seed: int) -> Tensor:
 
 @panel("04")
 def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
-    """Algorithm 1 line by line on two layers of one weight: `result` is a `Stages`."""
+    """Panel on Algorithm 1, line by line, for two layers of one weight each: `result` is a `Stages`."""
 
     pulls = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0]
     return Panel(
@@ -307,15 +307,16 @@ def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
 
 
 def tell_stages(result: Stages) -> tuple[Tile, Tile, str]:
-    """The two meanings of z, and their parts."""
+    """Return tiles with the two meanings of z, and a sentence with the effect of one sentence and the noise."""
     mechanism, meant = result.mechanism, "noise / sensitivity"
     role = "printed" if mechanism.variant is Variant.AS_PRINTED else "holds"
     large, small = map(short, result.noise)
-    spread = large if large == small else f"{large} on the large layer and {small} on the small one"
+    spread = large if large == small else f"{large} on the large layer and {small} on the small layer"
+    moved = f"One sentence can move the mean by {short(2 * result.half_axes.max())}."
     return (
-        claimed(short(mechanism.z0), f"{meant}, by the claim", "z claimed"),
-        Tile("z in effect", at_least(mechanism.noise_multiplier(0)), f"{meant}, of what is released", role),
-        f"One sentence can move the mean by {short(2 * result.half_axes.max())}. The noise on the mean is {spread}.",
+        claimed(short(mechanism.z0), f"{meant}, as claimed", "z claimed"),
+        Tile("effective z", at_least(mechanism.noise_multiplier(0)), f"{meant}, of the release", role),
+        f"{moved} The noise on the mean has standard deviation {spread}.",
     )
 
 
@@ -326,20 +327,20 @@ TITLES = {
     "rescale": "line 3: × α",
     "noise": "line 4: add noise",
 }
-SHAPE = np.array([1.5, 1.0])  # width of a picture over its height, about
+SHAPE = np.array([1.5, 1.0])  # approximate width of a plot divided by its height
 
 
 def draw_stages(result: Stages) -> Figure:
-    """Every device's gradient after each line, and finally the release, all to scale."""
+    """Plot every device's gradient after each line, and the release, with equal scales on both axes."""
     layout = fig.plots(2, 3, [" "] * 6, horizontal_spacing=0.1, vertical_spacing=0.25)
     marks: list[Mark] = []
     for place, (name, held) in enumerate(result.points.items(), 1):
         allowed = np.ones(2) if name in result.scaled else result.alpha
-        # A long first gradient would leave no room for the others: points further out are drawn at the edge.
+        # A large first gradient would leave no room for the others, so points outside are drawn at the edge.
         usual = [held] if place > 2 else [held[1:], [MEAN / (1 if place == 1 else result.alpha)]]
         window = _window([0, 0], *usual, *([[-allowed, allowed]] if place > 1 else []))
         _show(layout, place, TITLES[name], window)
-        edges = (window + 1e-6 * (window[:, ::-1] - window)).T  # within the range also as float32
+        edges = (window + 1e-6 * (window[:, ::-1] - window)).T  # stay in the range after conversion to float32
         inside, on = np.clip(held, *edges), {**fig.at(place), "cliponaxis": False, "showlegend": place == 1}
         marks.append(points("device", PLAIN, "circle", 6, x=inside[1:, 0], y=inside[1:, 1], **on))
         marks.append(points("device 1", PRINTED, "diamond", 9, x=inside[:1, 0], y=inside[:1, 1], **on))
@@ -358,19 +359,19 @@ def draw_stages(result: Stages) -> Figure:
         _ellipse(result.silent, result.noise, 6, layer="below", showlegend=True, **noise),
     ]
     margin = {"t": 98, "l": 56, "b": 36, "autoexpand": False}
-    title = "What each line does to the gradients"
+    title = "Gradients after each line"
     return figure(title, *marks, hover="%{x:.3g}, %{y:.3g}", **layout | {"margin": margin})
 
 
 def _window(*corners: Any) -> Array:
-    """The ends of both axes, (2, 2), of a picture at equal scale with all these points."""
+    """Ranges of both axes, shape (2, 2), for a plot with equal scales that shows all these points."""
     low, high = (end(np.vstack(corners), axis=0) for end in (np.min, np.max))
     half = (0.58 * max((high - low) / SHAPE) + 1e-12) * SHAPE
     return np.stack([(low + high) / 2 - half, (low + high) / 2 + half], axis=1)
 
 
 def _show(layout: Figure, place: int, heading: str, window: Array) -> None:
-    """Give the picture its title and its axes. Many axes are slow, so these need no measuring and cannot be dragged."""
+    """Set the title and axes of a plot. Many axes are slow, so these have fixed ranges and margins."""
     layout["annotations"][place - 1] |= {"text": heading, "font": {"size": 13}}
     fixed = {"automargin": False, "fixedrange": True, "nticks": 4, "tickfont": {"size": 11}, "constrain": "domain"}
     ends = str(place) if place > 1 else ""
@@ -389,22 +390,22 @@ def _ellipse(centre: Array, half_axes: Array, place: int, **look: Any) -> Mark:
 
 # ---- Decay -----------------------------------------------------------------------------------------------------------
 
-FINEST = 32  # the finest micro-batches, of which all others consist
+FINEST = 32  # number of the smallest micro-batches, which make up all larger ones
 
 
 class GradientHistory:
-    """A small model, trained without noise, and the gradients of one batch at the start of each epoch.
+    """A small model trained without noise, and the gradients of one batch at the start of each epoch.
 
-    Only the gradients' inner products are stored, by layer: the norms of all sums follow from these.
+    Only inner products of gradients are stored, by layer; the norms of all sums follow from these.
 
     Args:
-        config: configuration of eDP-SGD; `plain` derives the model's own run from it.
+        config: configuration of eDP-SGD; `plain` turns it into the settings of non-private training.
         epochs: number of training epochs.
 
     Attributes:
-        first: (FINEST, P) gradients of the first batch.
-        alpha: (K) layer scales from this batch, computed as in the paper.
-        rows: rows of the run's record.
+        first: gradients of the first batch, shape (FINEST, P).
+        alpha: layer scales from the first batch, computed as in the paper, shape (K,).
+        rows: rows of the run record, one per epoch.
     """
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
@@ -426,26 +427,26 @@ class GradientHistory:
         self.sizes = torch.tensor([columns.stop - columns.start for columns in self.layout.columns]).double()
 
     def gram(self, num_devices: int) -> Tensor:
-        """Products of N devices' mean gradients, by epoch and layer: (T, K, N, N).
+        """Inner products of N devices' mean gradients by epoch and layer, shape (T, K, N, N).
 
         UsageError: the batch cannot be split evenly among this number of devices.
         """
         known = ", ".join(map(str, DEVICES))
-        require(num_devices in DEVICES, f"this batch was cut for {known} devices, not for {num_devices}")
+        require(num_devices in DEVICES, f"this batch can be split among {known} devices, not {num_devices}")
         each = FINEST // num_devices
         return self._grams.unflatten(3, (num_devices, each)).unflatten(2, (num_devices, each)).mean((3, 5))
 
     def layer_norms(self) -> Tensor:
-        """Length of the batch's mean gradient, by epoch and layer: (T, K)."""
+        """Norms of the batch's mean gradient by epoch and layer, shape (T, K)."""
         return self.gram(1)[:, :, 0, 0].clamp_min(0).sqrt()
 
     def per_device(self, num_devices: int) -> Tensor:
-        """Mean gradients of N micro-batches of the first batch: (N, P)."""
+        """Mean gradients of N micro-batches of the first batch, shape (N, P)."""
         return self.first.unflatten(0, (num_devices, FINEST // num_devices)).mean(1)
 
 
 def _batch_gradients(run: Trainer) -> Tensor:
-    """(FINEST, P) gradients of the run's next batch, with the batch's own dropout."""
+    """Gradients of the run's next batch, with the dropout of this step, shape (FINEST, P)."""
     now = run.progress
     [[batch]] = run.batches.devices(now.epoch, 0, now.step)
     masks = dropout_key(run.key, now.step, False)
@@ -454,22 +455,22 @@ def _batch_gradients(run: Trainer) -> Tensor:
 
 
 class Decayed(NamedTuple):
-    """Noise against gradients, epoch by epoch: lengths."""
+    """Norms of noise and gradients by epoch."""
 
     config: TrainConfig
-    gradient: Array  # (T,), length of the batch's mean gradient, neither scaled nor clipped
-    signal: Array  # (T,), length of the mean of the clipped gradients, to which the noise is added
-    noise: Array  # (T,), expected length (root mean square) of the noise on the mean
-    same_cost: float | None  # noise of a run without decay with the same epsilon as the chosen run; None without noise
-    guarantee: Guarantee  # of all epochs
+    gradient: Array  # (T,), norm of the batch's mean gradient, neither scaled nor clipped
+    signal: Array  # (T,), norm of the mean of the clipped gradients, without noise
+    noise: Array  # (T,), root-mean-square norm of the noise on the mean
+    same_cost: float | None  # norm of the noise at the same epsilon without decay; None if there is no noise
+    guarantee: Guarantee  # for all epochs
 
 
 def decayed(
     history: GradientHistory, as_printed: bool, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int
 ) -> Decayed:
-    """The noise of eDP-SGD compared with these gradients, and its cost.
+    """Compare the noise of eDP-SGD with these gradients, and compute the guarantee.
 
-    UsageError: as `TrainConfig` and `Mechanism`, or a number of devices for which the batch was not split.
+    UsageError: see `TrainConfig` and `Mechanism`; also if the batch cannot be split evenly among the devices.
     """
     config = replace(
         history.config, method="edp-sgd", as_printed=as_printed, clip_norm=clip_norm, z0=z0, decay=decay, tau=tau,
@@ -494,7 +495,7 @@ def decayed(
 
 
 def _signals(history: GradientHistory, mechanism: Mechanism, alpha: Tensor | None) -> Array:
-    """Length of the mean clipped gradient by epoch: (T,)."""
+    """Norms of the mean clipped gradient by epoch, shape (T,)."""
     lengths = []
     for gram in history.gram(mechanism.num_devices):  # (K, N, N)
         norms = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().T
@@ -507,15 +508,15 @@ def _signals(history: GradientHistory, mechanism: Mechanism, alpha: Tensor | Non
 def decay(
     history: GradientHistory, as_printed: bool, clip_norm: float, z0: float, decay: str, tau: float, num_devices: int
 ) -> Panel:
-    """Noise against the gradients of a short run: `result` is a `Decayed`."""
+    """Panel that compares noise with the gradients of a short run: `result` is a `Decayed`."""
 
     def command(result: Decayed, **_: Any) -> str:
-        """The run with this noise; the curves come from one without."""
+        """Return the command that trains with this noise; the curves are from a run without noise."""
         return train_command(result.config)
 
     return Panel(
         "Noise that decays",
-        "How long the gradient and the noise are in every epoch of a short run.",
+        "Norms of the gradient and the noise in every epoch of a short run.",
         partial(decayed, history),
         [draw_decay],
         words.decay,
@@ -533,18 +534,18 @@ def decay(
 
 
 def tell_decay(result: Decayed) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the run, and noise divided by signal in its first and last epoch."""
+    """Return tiles with both epsilons, and a sentence on noise divided by signal in the first and last epoch."""
     first, last = (short(over) for over in (result.noise / result.signal.clip(1e-300))[[0, -1]])
     sentence = f"Over all weights, the noise has {first} times the signal's norm in the first epoch and {last} times"
     return *epsilons(result.guarantee), f"{sentence} in the last."
 
 
 def draw_decay(result: Decayed) -> Figure:
-    """Lengths by epoch, on a log axis: gradient, clipped gradient, and noise."""
+    """Plot the norms of gradient, clipped gradient and noise against epochs, on a log axis."""
     epochs = list(range(len(result.gradient)))
     same = [] if result.config.decay == Decay.NONE or result.same_cost is None else epochs
     return figure(
-        "Noise against gradients",
+        "Norms of noise and gradients",
         line("gradient", OTHER, "dot", symbol="circle-open", x=epochs, y=result.gradient),
         line("signal (clipped)", PLAIN, symbol="circle", x=epochs, y=result.signal),
         line("noise", NOISE, width=4, x=epochs, y=positive(result.noise)),

@@ -1,11 +1,11 @@
-"""The panels and figures of ``05_membership_inference.ipynb``: the curve of an attack, canaries, runs with noise.
+"""Panels and figures of ``05_membership_inference.ipynb``: ROC curves, canaries, and attacks on runs with noise.
 
-    attacks = {"loss": attack_loss("runs/target"), ...}                    # of `edp_lab.attacks`
+    attacks = {"loss": attack_loss("runs/target"), ...}                    # from `edp_lab.attacks`
     shown = show_roc(attacks, "loss", called=10, people=2025, as_printed=True, z0=4.0, num_devices=8, epochs=8)
     remembered = show_canaries(measured().canaries, "sgd", z0=0.01, repetitions=4)
 
-Attacks, training, intervals and bounds are the library's. ``data/results/course.py`` measured once what takes longer
-than a reader would wait. `UsageError` refuses values that make no sense, and what was not measured.
+The library computes attacks, training, intervals and bounds. ``data/results/course.py`` stored the results that take
+too long to compute here. UsageError: a setting is invalid, or has no stored result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edp_lab.jobs import RESULTS, read_kept
 from edp_lab.privacy import Adjacency, Guarantee, Mechanism, Variant, judge
 from edp_lab.training.config import TrainConfig
 
-POINTS = 90  # of a curve
+POINTS = 90  # points per curve
 
 KEPT = RESULTS / "course_membership.json"
 PARTS = ("shadows", "defended", "canaries")
@@ -44,7 +44,7 @@ EPOCHS = 8  # enough for a small model to memorise its training set
 Z0S = (0.001, 0.003, 0.01, 0.03, 0.1)
 REPETITIONS = (0, 1, 2, 4, 8, 16)
 CANARIES = TrainConfig("smart-home", size="small", epochs=EPOCHS)
-METHODS = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}  # how models were trained
+METHODS = {"sgd": "SGD", "edp-sgd-as-printed": "as printed", "edp-sgd": "sound"}  # training methods and their labels
 words = Words(__file__)
 ATTACKS = {"loss": "loss", "shadow": "shadow model", "lira-online": "LiRA"}
 LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
@@ -54,7 +54,7 @@ LOG = {"type": "log", "dtick": 1, "tickformat": "~g"}
 
 
 def target_config(corpus: str, seed: int, epochs: int = EPOCHS) -> TrainConfig:
-    """A small model that overfits: no noise, no dropout."""
+    """Configuration of a small model that overfits, without noise or dropout."""
     return TrainConfig(corpus, method="sgd", size="small", epochs=epochs, dropout=0.0, seed=seed)
 
 
@@ -62,11 +62,11 @@ CanaryGrid = Mapping[tuple[str, float | None], Sequence[Memorisation]]  # by met
 
 
 class Measured(NamedTuple):
-    """Attacked runs, SGD first, and canaries, one row per repetition count.
+    """Stored results: attacked runs, SGD first, and canaries, one row per number of copies.
 
-    Each run: "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon",
-    "epsilon_if_alpha_public" (and the seed secret; None without noise), and by attack "found": "auc", "tpr" at 1 % FPR,
-    intervals.
+    A run has "config" (a `TrainConfig`), "ser" on the validation set, "delta", "claimed_epsilon",
+    "epsilon_if_alpha_public" (for a secret seed; None without noise), and "found", which maps each attack to its "auc",
+    its "tpr" at 1 % FPR, and intervals.
     """
 
     defended: Sequence[Mapping[str, Any]]
@@ -79,7 +79,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def measured(path: Path = KEPT) -> Measured:
-    """Runs and canaries from a file written by ``data/results/course.py``."""
+    """Read runs and canaries from a file written by ``data/results/course.py``."""
     kept = _read(path)
     runs = [run | {"config": TrainConfig(**run["config"])} for run in kept["defended"]]
     rows = {(model["method"], model["z0"]): model["rows"] for model in kept["canaries"]}
@@ -92,17 +92,17 @@ def measured(path: Path = KEPT) -> Measured:
     )
 
 
-# ---- LiRA from the moments of shadow models that are not kept ------------------------------------------------------
+# ---- LiRA from the moments of shadow models that are not stored ----------------------------------------------------
 
 
 class Moments(NamedTuple):
-    """Sufficient statistics of shadow models for LiRA with one variance for all utterances; n utterances, d logits."""
+    """Sufficient statistics of LiRA's shadow models for n utterances with d logits each and a common variance."""
 
     models: int  # number of models
-    inside: Array  # (n, d), mean logits of the models with each utterance
-    outside: Array  # and of those without it
-    v_in: Array  # (d), their variances over models, the mean over utterances
-    v_out: Array
+    inside: Array  # (n, d), mean logits of the models trained with each utterance
+    outside: Array  # (n, d), mean logits of the models trained without it
+    v_in: Array  # (d,), variances over models with an utterance, averaged over utterances
+    v_out: Array  # (d,), the same for models without it
 
     @classmethod
     def of(cls, shadows: ShadowLogits) -> Moments:
@@ -115,7 +115,7 @@ class Moments(NamedTuple):
         return cls(len(shadows.inside), inside, outside, v_in, v_out)
 
     def shadows(self) -> ShadowLogits:
-        """Four models, two with every utterance and two without, that have these moments."""
+        """Four artificial models with these moments: two trained with every utterance and two without."""
         apart = [sign * np.sqrt(v / 2) for v in (self.v_in, self.v_out) for sign in (-1, 1)]
         means = (self.inside, self.inside, self.outside, self.outside)
         logits = np.stack([mean + shift for mean, shift in zip(means, apart, strict=True)])
@@ -124,7 +124,7 @@ class Moments(NamedTuple):
 
 
 def kept_lira(loss: Attacked, path: Path = KEPT) -> Attacked | None:
-    """LiRA (online) with saved shadow models on the target of a loss attack; None for another corpus, seed or split."""
+    """Run LiRA (online) with stored shadow models on this target; None for another corpus, seed or split."""
     target = loss.target
     key = target.corpus.sha256, target.config.seed, len(target.pool)
     rows = [row for row in _read(path)["shadows"] if (row["corpus_sha256"], row["seed"], row["pool"]) == key]
@@ -151,16 +151,16 @@ class Shown(NamedTuple):
     """An attack on equal numbers of members and non-members, one threshold, and the bounds of a mechanism."""
 
     result: AttackResult
-    threshold: float  # threshold reached by the `called` percent of all
-    hits: Rate  # TPR there, with its Clopper-Pearson interval
-    alarms: Rate  # FPR there
+    threshold: float  # score reached by the top `called` percent of all sentences
+    hits: Rate  # TPR at the threshold, with its Clopper-Pearson interval
+    alarms: Rate  # FPR at the threshold
     curve: Array  # (4, P) FPR, TPR, and both ends of the TPR's interval, pointwise; thinned out for a log axis
     sides: list[Array]  # scores of members, and of non-members
     mechanism: Mechanism
-    guarantee: Guarantee  # of a run against replacing one utterance; void, as its seed is published
-    claimed: Bound  # limit that the claimed epsilon sets on any attack
-    guaranteed: Bound  # limit that the guaranteed mu sets
-    beyond: tuple[bool, bool]  # whether the TPR exceeds either bound anywhere, allowing for the intervals of both rates
+    guarantee: Guarantee  # for one replaced utterance; void because the seed is published
+    claimed: Bound  # limit on any attack by the claimed epsilon
+    guaranteed: Bound  # limit on any attack by the guaranteed mu
+    beyond: tuple[bool, bool]  # whether the TPR exceeds each bound anywhere, beyond the intervals of both rates
 
 
 def show_roc(
@@ -173,13 +173,13 @@ def show_roc(
     num_devices: int = 1,
     epochs: int = 1,
 ) -> Shown:
-    """One of the attacks on the first `people` members and non-members, with the bounds of a mechanism.
+    """Evaluate one attack on the first `people` members and non-members, with the bounds of a mechanism.
 
     Args:
         attacks: attacks by name, all on one target.
-        called: percentage that the threshold calls members.
+        called: percentage of sentences that the threshold calls members.
     """
-    require(attack in attacks, f"no attack {attack!r} was made: choose {' or '.join(attacks)}")
+    require(attack in attacks, f"attack {attack!r} was not run: choose {' or '.join(attacks)}")
     target = attacks[attack].target
     check_whole("the number of members", people, stats.LEAST_MEMBERS, len(target.members))
     require(0 < called <= 100, f"the share called members is {called} %: it must be above 0 and at most 100")
@@ -194,8 +194,8 @@ def show_roc(
     (low, high), (_, most) = (
         np.array([clopper_pearson(round(rate * people), people) for rate in rates]).T for rates in (tpr, fpr)
     )
-    mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # C does not matter to a bound
-    delta = float(len(target.members) ** -1.1)  # n^-1.1 for n members, as in a run on them
+    mechanism = attacked_mechanism(as_printed, 1.0, z0, num_devices)  # bounds do not depend on C
+    delta = float(len(target.members) ** -1.1)  # n^-1.1 for n members, as in training
     held = judge(mechanism, epochs, delta, adjacency=Adjacency.REPLACE_ONE)
     epsilon, mu = (np.inf if number is None else number for number in (held.claimed_epsilon, held.mu))
     claimed, guaranteed = stats.dp_bound(epsilon, delta), stats.gaussian_bound(mu)
@@ -205,7 +205,7 @@ def show_roc(
 
 
 def view(attack: str, scores: Array) -> Array:
-    """Scores transformed for a histogram, in the same order: minus the logarithm of the loss, ratios cut to +-10."""
+    """Transform scores for a histogram: minus the logarithm of the loss, or ratios limited to +-10."""
     if attack == "loss":
         return -np.log10(np.maximum(-scores, 1e-6))
     return np.clip(scores, -10, 10) if attack == "lira-online" else scores
@@ -213,10 +213,10 @@ def view(attack: str, scores: Array) -> Array:
 
 @panel("05")
 def roc(attacks: Attacks, *bounds: Any) -> Panel:
-    """Attacks as curves; `result` is a `Shown`.
+    """Panel on the ROC curves of attacks; `result` is a `Shown`.
 
     Args:
-        bounds: as_printed, z0, num_devices and epochs of a mechanism whose bounds are drawn, if any.
+        bounds: as_printed, z0, num_devices and epochs of a mechanism, to draw its bounds.
     """
     most = len(next(iter(attacks.values())).target.members)
     sizes = [*(n for n in (stats.LEAST_MEMBERS, 100, 200, 500, 1000, 2000) if n < most), most]
@@ -224,7 +224,7 @@ def roc(attacks: Attacks, *bounds: Any) -> Panel:
     controls = {
         "attack": choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
         "called": number("called members", 10.0, called, unit="top % of all"),
-        "people": number("members", most, sizes, unit="a side"),
+        "people": number("members", most, sizes, unit="per side"),
     }
     if bounds:
         as_printed, z0, num_devices, epochs = bounds
@@ -236,7 +236,7 @@ def roc(attacks: Attacks, *bounds: Any) -> Panel:
         }
     return Panel(
         "Who was in the training set?",
-        "Members found against strangers accused, and the scores behind both.",
+        "Members found and strangers accused, and the scores of both.",
         partial(show_roc, attacks),
         [draw_roc, draw_scores],
         words.roc,
@@ -247,8 +247,8 @@ def roc(attacks: Attacks, *bounds: Any) -> Panel:
 
 
 def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
-    """Both rates at the threshold, and whether either epsilon allows the curve."""
-    held, says = result.guarantee, "Trained without noise: nothing limits an attack."
+    """Return tiles with both rates at the threshold, and a sentence on whether each epsilon allows the curve."""
+    held, says = result.guarantee, "Without noise, nothing limits an attack."
     if held.conditional_epsilon is not None:
         claimed = f"claimed ε = {digits(held.claimed_epsilon)}"
         guaranteed = f"guaranteed ε = {at_most(held.conditional_epsilon)}"
@@ -256,8 +256,8 @@ def tell_roc(result: Shown) -> tuple[Tile, Tile, str]:
             guaranteed += " (if α were public)"
         says = {
             (True, True): f"Neither the {claimed} nor the {guaranteed} allows this curve.",
-            (True, False): f"The {claimed} does not allow this curve; the {guaranteed} does.",
-            (False, True): f"The {claimed} allows this curve; the {guaranteed} does not.",
+            (True, False): f"The {claimed} does not allow this curve, but the {guaranteed} does.",
+            (False, True): f"The {claimed} allows this curve, but the {guaranteed} does not.",
             (False, False): f"The {claimed} and the {guaranteed} both allow this curve, which proves nothing.",
         }[result.beyond]
     of = f"of {count(result.result.members, 'sentence')}"
@@ -269,7 +269,7 @@ SMALLEST = 3e-4  # smallest rate on a log axis
 
 
 def draw_roc(result: Shown) -> Figure:
-    """The attack's ROC curve on log axes with its band, the threshold's point, and what two epsilons allow."""
+    """Plot the attack's ROC curve on log axes, with its band, the threshold, and the limits by two epsilons."""
     floor = max(SMALLEST, 0.5 / result.result.members)
     fpr, tpr, low, high = np.maximum(result.curve, floor)
     corners = np.repeat(fpr, 2)[1:]  # the band has steps like the curve
@@ -299,14 +299,14 @@ def draw_roc(result: Shown) -> Figure:
 SCORES = {
     "loss": "−log₁₀ of the loss (nats)",
     "shadow": "probability of “member”",
-    "lira-online": "log-likelihood ratio (nats, cut at ±10)",
+    "lira-online": "log-likelihood ratio (nats, limited to ±10)",
 }
 BINS = 44
 TAILS = (0.5, 99.5)  # percentiles: scores beyond them are in the outermost bins
 
 
 def draw_scores(result: Shown) -> Figure:
-    """Histograms of the attack's scores, of members and of non-members; the line is the threshold."""
+    """Plot histograms of the scores of members and non-members; a line marks the threshold."""
     attack = result.result.attack
     views, threshold = [view(attack, side) for side in result.sides], np.array([result.threshold])
     least, largest = np.percentile(np.concatenate(views), TAILS)
@@ -316,18 +316,18 @@ def draw_scores(result: Shown) -> Figure:
     side = fig.beside("called members →" if right else "← called strangers", mark, left=not right)
     bars = fig.histograms(edges, views, (("members", NOISE, "/"), ("strangers", PLAIN, "")))
     return figure(
-        "What the attack sees",
+        "Scores of members and strangers",
         *bars,
         fig.vline(mark),
         side,
         **fig.OVERLAID,
         xaxis=fig.axis(SCORES[attack], [edges[0], edges[-1]]),
-        yaxis=fig.axis("share of that side (%)", [0, 1.15 * max(float(trace["y"].max()) for trace in bars)]),
+        yaxis=fig.axis("share of members or strangers (%)", [0, 1.15 * max(float(trace["y"].max()) for trace in bars)]),
     )
 
 
 def roc_command(result: Shown, attacked: Attacked) -> str:
-    """Commands that train the target, run this attack, and compute the epsilons of the lines drawn, if any."""
+    """Return commands that train the target, run this attack, and compute the epsilons of the lines, if any."""
     run, held = "runs/target", result.guarantee
     attack = f"{result.result.attack.partition('-')[0]} --run {run}"
     if "shadows" in attacked.about or result.result.attack == "lira-online":
@@ -340,7 +340,7 @@ def roc_command(result: Shown, attacked: Attacked) -> str:
 
 
 def attacks_table(attacks: Attacks) -> str:
-    """Attacks side by side in plain text, one per line, under a heading; shares in percent, 95 % intervals."""
+    """Format a plain-text table with one attack per line: shares in percent, with 95 % intervals."""
     rows: list[Sequence[str]] = [("attack", "AUC", "TPR at 1 % FPR", "TPR at 0.1 % FPR")]
     for name, attacked in attacks.items():
         result = attacked.result
@@ -353,18 +353,18 @@ def attacks_table(attacks: Attacks) -> str:
 
 
 class Remembered(NamedTuple):
-    """How well models remember canaries, by the number of copies in the training set."""
+    """Memorisation of canaries by the number of copies in the training set."""
 
-    method: str  # of the chosen model
-    z0: float  # of all models with noise
+    method: str  # training method of the chosen model
+    z0: float  # noise multiplier of all models with noise
     chosen: Memorisation  # memorisation of canaries with the chosen number of copies
     rows: Mapping[str, Sequence[Memorisation]]  # the same by method, for all numbers of copies
 
 
 def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Remembered:
-    """One of the measured models."""
+    """Select one of the measured models."""
     noised = sorted({key[1] for key in grid if key[1] is not None})
-    require(method in METHODS, f"no canaries were hidden from {method!r}: choose {', '.join(METHODS)}")
+    require(method in METHODS, f"method {method!r} was not measured: choose {', '.join(METHODS)}")
     known = ", ".join(f"{value:g}" for value in noised)
     require(z0 in noised, f"z0 = {z0:g} was not measured: choose {known}, or run `edp-lab attack canaries --z0 {z0:g}`")
     rows = {name: grid[name, None if name == "sgd" else z0] for name in METHODS}
@@ -375,10 +375,10 @@ def show_canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) ->
 
 @panel("05")
 def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Panel:
-    """How well models remember canaries; `result` is a `Remembered`."""
+    """Panel on how well models remember canaries; `result` is a `Remembered`."""
     return Panel(
-        "What does it remember?",
-        "How far up a hidden number ranks among ten thousand others.",
+        "What does the model remember?",
+        "The rank of a hidden number among ten thousand numbers.",
         partial(show_canaries, grid),
         [(draw_exposure, "1 1 auto")],
         lambda result: words.canaries(result, METHODS[result.method], CANARIES),
@@ -392,19 +392,19 @@ def canaries(grid: CanaryGrid, method: str, z0: float, repetitions: int) -> Pane
 
 
 def tell_canaries(result: Remembered) -> tuple[Tile, Tile, str]:
-    """Memorisation of the chosen canaries."""
+    """Return tiles with exposure and extracted numbers, and a sentence with the typical rank."""
     row = result.chosen
-    seen = {0: "was never seen", 1: "was seen once"}.get(row.repetitions, f"was seen {row.repetitions} times")
+    seen = {0: "never occurs", 1: "occurs once"}.get(row.repetitions, f"occurs {row.repetitions} times")
     rank, fillings = short(2 ** (row.cap - row.exposure)), short(2**row.cap)
-    says = f"A number that {seen} typically has rank {rank} of {fillings} by its loss."
+    says = f"A number that {seen} typically has rank {rank} of {fillings} by loss."
     interval = "95 % interval {:.1f} to {:.1f}; nothing remembered: 1.4".format(*row.interval)
     exposure = Tile("exposure", f"{row.exposure:.1f} bits", interval)
-    back = Tile("read back", f"{row.extracted} of {len(row.exposures)}", "numbers rank first", "printed")
+    back = Tile("extracted", f"{row.extracted} of {len(row.exposures)}", "numbers with rank 1", "printed")
     return exposure, back, says
 
 
 def draw_exposure(result: Remembered) -> Figure:
-    """Mean exposure by repetitions, for each method; the ring marks the chosen one."""
+    """Plot mean exposure against the number of copies, by method; a ring marks the chosen model."""
     looks = ((PLAIN, "dot", "x"), (PRINTED, "dash", "square"), (HOLDS, "solid", "circle"))
     traces = []
     for (method, rows), (color, dash, symbol) in zip(result.rows.items(), looks, strict=True):
@@ -414,13 +414,13 @@ def draw_exposure(result: Remembered) -> Figure:
         traces.append(line(METHODS[method], color, dash, symbol=symbol, size=9, **on))
     forgotten, cap = math.log2(math.e), result.chosen.cap
     return figure(
-        "How well it remembers",
+        "Exposure by number of copies",
         *traces,
         fig.ring(18, x=[str(result.chosen.repetitions)], y=[result.chosen.exposure], hoverinfo="skip"),
         fig.hline(forgotten, line=DOTTED),
         fig.hline(cap),
         fig.over("nothing remembered", forgotten, yanchor="top"),
-        fig.over("read back", cap, x=0, xanchor="left"),
+        fig.over("extracted", cap, x=0, xanchor="left"),
         hover="%{x} times: %{y:.1f} bits",
         xaxis=fig.axis("copies in the training set", type="category"),
         yaxis=fig.axis("exposure (bits)", [-0.3, 15]),
@@ -428,7 +428,7 @@ def draw_exposure(result: Remembered) -> Figure:
 
 
 def canaries_command(result: Remembered) -> str:
-    """The `edp-lab attack canaries` command that measures this model."""
+    """Return the `edp-lab attack canaries` command that measures this model."""
     asked, counts = CANARIES, ",".join(str(row.repetitions) for row in result.rows[result.method])
     options = {"corpus": asked.corpus, "methods": result.method, "repetitions": counts, "epochs": asked.epochs}
     return text.command("attack canaries", {**options, "size": asked.size, "z0": result.z0, "seed": asked.seed})
@@ -438,10 +438,10 @@ def canaries_command(result: Remembered) -> str:
 
 
 def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
-    """Made-up scores of equal numbers of members and non-members, by attack.
+    """Draw synthetic scores of equal numbers of members and non-members, by attack.
 
-    The blunt attack scores every member 0.36 standard deviations higher; the sharp one knows one member in twenty for
-    certain and guesses about the others.
+    The blunt attack scores every member 0.36 standard deviations higher. The sharp attack is certain about one member
+    in twenty and guesses about the others.
     """
     rng = np.random.default_rng([seed, 7])
     known = np.where(np.arange(people) < round(people / 20), 10.0, 0.0)
@@ -451,12 +451,12 @@ def sharp_and_blunt(people: int, seed: int) -> dict[str, tuple[Array, Array]]:
     }
 
 
-LEFT = ["bottom left"] * 4 + ["bottom right"]  # of five marks, so that no two texts meet
+LEFT = ["bottom left"] * 4 + ["bottom right"]  # label positions of five marks, without overlap
 RUNS = (("as printed", True, PRINTED, "square", LEFT), ("sound", False, HOLDS, "circle", ["top right"] * 5))
 
 
 def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
-    """LiRA's AUC on runs with noise by their error rate, labelled with the guaranteed epsilon if alpha is public."""
+    """Plot LiRA's AUC against SER for runs with noise, labelled with the guaranteed epsilon if alpha is public."""
     plain, *noised = runs
     traces: list[Trace] = []
     for name, as_printed, color, symbol, side in RUNS:
@@ -470,8 +470,8 @@ def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
         traces.append(points(name, color, symbol, 10, hover="ε = %{text}: SER %{x:.2f}, AUC %{y:.3g}", **on))
     level = plain["found"]["lira-online"]["auc"]
     caption = (
-        f"{plain['config'].corpus}, {plain['config'].epochs} epochs; bars: 95 %; ε: one sentence replaced, "
-        f"δ = {short(plain['delta'])},\npublic α; the seed is published, so every ε is void"
+        f"{plain['config'].corpus}, {plain['config'].epochs} epochs; bars: 95 % intervals; ε: one sentence replaced, "
+        f"δ = {short(plain['delta'])},\npublic α. The seed is published, so every ε is void."
     )
     return fig.still(
         "Error, attack and ε",
@@ -482,6 +482,6 @@ def defence_figure(runs: Sequence[Mapping[str, Any]]) -> fig.Still:
         fig.over("guessing", 0.5, x=0, xanchor="left"),
         caption=caption,
         height=460,
-        xaxis=fig.axis("errors on other sentences (SER)", [-0.3, 1.25]),
+        xaxis=fig.axis("error rate on other sentences (SER)", [-0.3, 1.25]),
         yaxis=fig.axis("AUC of LiRA", [0.45, 1]),
     )
