@@ -74,7 +74,7 @@ class AttackResult:
     # For each FPR, such as "0.01": {"value", "interval", "guessing"}; {"value": None, "why"} with too few non-members.
     tpr_at_fpr: dict[str, dict[str, Any]]
     advantage: float  # maximum of TPR - FPR, biased upwards (see `advantage`)
-    bound: dict[str, Any] | None  # the keys of `summarise`: "epsilon", "delta", "auc", "tpr_at_fpr", "advantage"
+    bound: dict[str, Any] | None  # "epsilon", "delta", "auc", "tpr_at_fpr", "advantage"; None without a finite epsilon
     members: int
     non_members: int
     confidence: float

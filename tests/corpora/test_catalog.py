@@ -182,7 +182,7 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
     odd = [*rows, ("call 5 and 6", "call", "O B-jane_doe O B-jane_doe")]
     assert own_corpus(tmp_path, *rows).warnings == ()
     (note,) = own_corpus(tmp_path, *odd).warnings
-    assert note == "slot 'jane_doe' has a single utterance: is it a mistake? The model will contain that name"
+    assert note == "slot 'jane_doe' has only one utterance: is this a mistake? The model will contain this name"
     (note,) = own_corpus(tmp_path, *rows, ("a b", "call", "B-x I-x"), ("a c", "call", "B-y B-z")).warnings
     assert note.startswith("3 slots, such as ")
     assert own_corpus(tmp_path, *odd, intents="call", slots="name\njane_doe\n").warnings == ()
@@ -193,7 +193,7 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
 def test_intents_without_a_training_utterance_are_noted_after_the_split(tmp_path):
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\n", slots="")
     (note,) = notes_on_split(corpus, split(corpus, 0))
-    assert note == "intent 'pause' has no training utterance, and cannot be learnt: add utterances"
+    assert note == "intent 'pause' has no training utterances and cannot be learnt: add utterances"
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\nskip\n", slots="")
     assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith(
         "2 intents, such as 'pause', have no training"
@@ -226,7 +226,7 @@ def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_p
         ("a " * 1001, "words", "line 25: the utterance has 1,001 words"),
         ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
         ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),
-        ("\u200b\u200b", "words", "line 25: the utterance has no visible character: give at least one word"),
+        ("\u200b\u200b", "words", "line 25: the utterance has no visible characters: give at least one word"),
         ("\u2800 \u3164 \xad", "words", "line 25: the utterance has no visible character"),
     ],
 )
@@ -352,7 +352,7 @@ def test_wrong_content_is_refused_and_an_old_file_stays(site, tmp_path, body):
     site.content["c/big"] = body
     (tmp_path / "c").mkdir()
     (tmp_path / "c/big").write_bytes(b"old")
-    with pytest.raises(UsageError, match="c/big came incomplete or changed: it does not have the pinned checksum"):
+    with pytest.raises(UsageError, match="c/big is incomplete or has changed: it does not have the pinned checksum"):
         fetch("c", tmp_path)
     assert files_below(tmp_path) == {"c/big": b"old"}
 

@@ -91,7 +91,7 @@ def test_a_long_utterance_loses_the_ends_of_its_long_words_and_no_word():
     pieces = [VOCABULARY[p] for p in split(rows["pieces"], 0)]
     assert pieces == ["[CLS]", "a", "##a", "##a", "b", "c", "##c", "##c", "x", "[SEP]"]
     assert split(rows["words"], 0).tolist() == [1, 4, 5, 8]
-    with pytest.raises(UsageError, match=r"'a a a a a \.\.\.' has 23 words, but this BERT reads at most 22"):
+    with pytest.raises(UsageError, match=r"'a a a a a \.\.\.' has 23 words, but this BERT model reads at most 22"):
         features().rows([["a"] * 23])
 
 
