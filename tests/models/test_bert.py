@@ -210,13 +210,13 @@ OTHER = {"distilbert.embeddings.weight": torch.zeros(3)}
     [
         (lambda f: os.truncate(f / "model.safetensors", 2000), "no pretrained BERT can be loaded from"),
         (pickle_weights, "no file named model.safetensors"),
-        (lambda f: (f / "config.json").unlink(), "holds no config.json"),
+        (lambda f: (f / "config.json").unlink(), "contains no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "no pretrained BERT can be loaded"),
         (lambda f: (f / "tokenizer.json").unlink(), "neither tokenizer.json nor vocab.txt"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no pretrained BERT can be loaded"),
         (lambda f: save_file(OTHER, f / "model.safetensors", {"format": "pt"}), "lack BERT's"),
         (lambda f: save_pretrained(f, vocab_size=7), "18 pieces, but its weights only 7"),
-        (half_as_wide, "in another shape than its config.json says"),
+        (half_as_wide, "in a shape that contradicts config.json"),
     ],
 )
 def test_a_damaged_folder_gives_one_sentence(tmp_path, damage, message):

@@ -4,7 +4,7 @@ With `MicroBatchOps` the backward pass computes only the gradients of activation
 gradient are recorded (`edp_lab.models.ghost_clipping.bookkeeping`) and summed once the clip factors are known.
 
 Rows: activations are flat, one row per example or per token, examples in order, so a micro-batch's rows form one
-slice. ``rows`` (B): number of rows per example; None: one each.
+slice. ``rows`` (B): number of rows per example; None for one row each.
 """
 
 from __future__ import annotations
