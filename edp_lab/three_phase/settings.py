@@ -109,8 +109,8 @@ class ThreePhaseSettings:
     instructors: Annotated[int, "Phase II: number of networks; each gets its own part of the training set.", COUNT] = 10
     vote: Annotated[str, "Kind of vote: hard, laplace or gaussian."] = "laplace"
     vote_epsilon: Annotated[float, "Epsilon of one noisy label; the epsilon of all labels together is larger."] = 0.2
-    labels: Annotated[int | None, "Number of public images to label, starting at the first (default: all).", COUNT] = None
-    method: Annotated[str, "Training method of the instructors: adam, sgd, dp-adam (the thesis' own) or dp-sgd."] = "adam"
+    labels: Annotated[int | None, "Number of public images to label, in their order (default: all).", COUNT] = None
+    method: Annotated[str, "Training method of instructors: adam, sgd, dp-adam (as in the thesis) or dp-sgd."] = "adam"
     understudy_method: Annotated[str, "Phase III: training method of the understudy (same choices)."] = "adam"
     train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0
     delta: Annotated[float, "Delta of (epsilon, delta): a slack that should be well below 1/n."] = 1e-5

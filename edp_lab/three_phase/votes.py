@@ -117,7 +117,7 @@ def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
 def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np.float64]:
     """Probability of each label under a noisy vote: (K) -> (K), correct to 1e-12.
 
-    P[j] is the integral of the noise density at x - count_j times the product over i of its distribution at x - count_i.
+    P[j] is the integral of the noise density at x - count_j times the product of the distributions at x - count_i.
     Reference: if ten voters agree on one of ten classes, Laplace noise: 0.26 at scale 10, 0.50 at scale 5.
     """
     if aggregator.vote not in PRIVATE:

@@ -64,7 +64,7 @@ def test_sides_are_those_of_the_split_and_one_that_leaks_makes_an_attack_worthle
     attacked = attack_loss(overfitted)
     for fault in ({"leaks": True}, {"duplicates": 3}):
         vars(attacked.target)["guards"] = target.guards._replace(**fault)
-        assert "worthless" in attacked.verdict
+        assert "invalid" in attacked.verdict
     vars(attacked.target)["guards"] = target.guards
     bound = {"auc": 0.51}
     assert "more than epsilon allows" in replace(attacked, result=replace(attacked.result, bound=bound)).verdict

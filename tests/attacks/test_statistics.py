@@ -282,8 +282,8 @@ def test_few_distinct_texts_are_enough_for_folds_that_leave_both_sides_to_learn_
 @pytest.mark.parametrize(
     ("members", "non_members", "culprit"),
     [
-        (UTTERANCES[:49], UTTERANCES[49:200], "there are 49 members: an attack needs at least 50"),
-        (UTTERANCES[:50], UTTERANCES[50:52], "there are 2 non-members"),
+        (UTTERANCES[:49], UTTERANCES[49:200], "there are only 49 members: use a larger corpus"),
+        (UTTERANCES[:50], UTTERANCES[50:52], "there are only 2 non-members"),
         (UTTERANCES[:60], UTTERANCES[60:64] * 20, "the non-members have only 4 distinct texts"),
     ],
 )

@@ -122,8 +122,8 @@ def own_corpus(folder: Path, *rows: tuple[str, ...], tokens: str = "words", **fi
 PLAIN = [(f"{word} number {k}", word) for k in range(12) for word in ("play", "stop")]
 CHINESE = ["打开客厅的灯", "今天天气怎么样", "明天早上叫我起床"]
 SLIPS = {  # rows, and the note on them; with them there is no other
-    "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has a single utterance"),
-    "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have a single"),
+    "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has only one utterance"),
+    "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have only one"),
     "capitals": ([*PLAIN, ("a b", "Play"), ("c d", "Play")], "intents 'Play' and 'play' differ"),
     "zero width": ([*PLAIN, ("a b", "play\u200b"), ("c d", "play\u200b")], r"intents 'play' and 'play\u200b' differ"),
     "full width": ([*PLAIN, ("a b", "ｐｌａｙ"), ("c d", "ｐｌａｙ")], "intents 'play' and 'ｐｌａｙ' differ"),
@@ -133,7 +133,7 @@ SLIPS = {  # rows, and the note on them; with them there is no other
     ),
     "two pairs": (
         [*PLAIN, ("a b", "Play"), ("c d", "Play"), ("e f", "STOP"), ("g h", "STOP")],
-        "alone, and 1 more such groups:",
+        "form, and 1 more such groups:",
     ),
     "a text of two": (
         [*PLAIN, ("stop number 3", "play")],
@@ -187,7 +187,7 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
     assert note.startswith("3 slots, such as ")
     assert own_corpus(tmp_path, *odd, intents="call", slots="name\njane_doe\n").warnings == ()
     (note,) = own_corpus(tmp_path, *rows, intents="call", slots="name\nName\n").warnings
-    assert note.startswith("slots 'Name' and 'name' differ by capitals")
+    assert note.startswith("slots 'Name' and 'name' differ only in capitals")
 
 
 def test_intents_without_a_training_utterance_are_noted_after_the_split(tmp_path):
@@ -222,9 +222,9 @@ def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_p
 @pytest.mark.parametrize(
     ("text", "tokens", "message"),
     [
-        ("a " * 20_000, "words", "line 25: the utterance has 20,000 words, and at most 1,000 are read: cut it"),
+        ("a " * 20_000, "words", "line 25: the utterance has 20,000 words, but at most 1,000 are allowed: split it"),
         ("a " * 1001, "words", "line 25: the utterance has 1,001 words"),
-        ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
+        ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, but at most 1,000"),
         ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),
         ("\u200b\u200b", "words", "line 25: the utterance has no visible characters: give at least one word"),
         ("\u2800 \u3164 \xad", "words", "line 25: the utterance has no visible character"),
@@ -396,7 +396,7 @@ def test_default_target_is_the_first_writable_data_folder(site, folders, monkeyp
     monkeypatch.setattr(os, "access", lambda path, mode: "given" not in str(path))
     assert fetch("c") == folders[1]
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UsageError, match="can be written"):
+    with pytest.raises(UsageError, match="is writable"):
         fetch("c")
 
 

@@ -212,10 +212,10 @@ def test_rasa(tmp_path):
     for note in (
         "utterances read from Rasa's YAML: 6",
         "intents without examples: 1",
-        "a bracket that marks no entity, read as a word: 1",
+        "a bracket that does not mark an entity, read as a word: 1",
         '"synonym" is not read: 1',
         '"rules" is not read: 1',
-        'lines of "examples" that do not begin with "-", not read: 2',
+        'lines of "examples" that do not begin with "-" and are ignored: 2',
         "entities with a value that differs from their text, such as a synonym; the text is read: 2",
     ):
         assert note in notes(corpus)
@@ -258,7 +258,7 @@ FLY = [("fly", "to rome now", "O B-city O"), ("greet", "hi", "O")]
             },
             'items of "entities.city.data" that are not utterances and are ignored: 1',
         ),
-        ([ROME | {"entities": [*ROME["entities"], {"start": 5, "end": 99, "entity": "x"}]}, HI], "not read: 1"),
+        ([ROME | {"entities": [*ROME["entities"], {"start": 5, "end": 99, "entity": "x"}]}, HI], "are ignored: 1"),
         ([ROME | {"entities": [ROME["entities"][0] | {"value": "FCO"}]}, HI], "value that differs from their text"),
     ],
 )
@@ -313,7 +313,7 @@ ZIP = b"PK\x03\x04\x14\0\x06\0"
         ("a.csv[thema,x,y,z]", TABLE, "no column thema,x,y,z "),
         ("a.csv[frage,thema]", TABLE, "column 'frage' is given twice"),
         ("a.csv", 'text,intent\nhi,x\nhi,\n,x\nyo\n"", x\n', LACKING + r"4 \(line 3, line 4, line 5, \.\.\.\)"),
-        ("a.tsv", "text\tintent\tid\nhi\tx\t1\n\t\t2\nhi\t \t3\n", LACKING + r"2 \(line 3, line 4\): fill or drop"),
+        ("a.tsv", "text\tintent\tid\nhi\tx\t1\n\t\t2\nhi\t \t3\n", LACKING + r"2 \(line 3, line 4\): complete or"),
         ("a.jsonl", '{"text": "a", "intent": null}\n{"text": "", "intent": "x"}', LACKING + r"2 \(line 1, line 2\)"),
         ("a.json", '[{"text": null, "intent": "x"}, {"tokens": [], "intent": "x"}]', LACKING + r"2 \(list 1, list 2\)"),
         ("nlu.yml", EXAMPLES + "    - hi\n    -\n", LACKING + r"1 \(intent fly, example 2\)"),
@@ -329,7 +329,7 @@ ZIP = b"PK\x03\x04\x14\0\x06\0"
         ("nlu.yml", "nlu:\n- intent: fly\n  examples:\n    text: hi\n", "is not a Rasa nlu.yml"),
         ("nlu.yml", "nlu: []\nversion: 3\nnlu: []\n", "line 1: 'nlu' is given twice"),
         ("nlu.yml", EXAMPLES + "    - a\n  intent: y\n", "line 2: 'intent' is given twice: give each once"),
-        ("nlu.yml", EXAMPLES + "    a\n    b\n", 'no utterances: .*that do not begin with "-", not read: 2'),
+        ("nlu.yml", EXAMPLES + "    a\n    b\n", 'no utterances: .*that do not begin with "-" and are ignored: 2'),
         ("nlu.yml", EXAMPLES + '    - to [rome]{"entity": city}\n', "intent fly, example 1: write entities as"),
         ("nlu.yml", EXAMPLES + '    - to [oslo]{"entity": "x", "entity": "y"}\n', "example 1: write entities as"),
         ("nlu.yml", "nlu:\n- intent: fly\n", "contains no utterances"),

@@ -83,7 +83,7 @@ def test_seq_folders_that_do_not_fit_together(tmp_path):
         with pytest.raises(UsageError, match=message):
             readers.read_seq_folder(tmp_path)
 
-    refuse(r"holds no seq\.in")
+    refuse(r"contains no seq\.in")
     write_seq(tmp_path / "train", "a\n", "x\n", "O\n")
     write_seq(tmp_path / "test", "a\n", "x\n")
     refuse(r"test/.*line 1 has no tags, unlike the first")
@@ -139,11 +139,11 @@ def test_jsonl(tmp_path):
         ("[1]", "not an object"),
         ('{"tokens": "hi", "intent": "x"}', '"tokens" must be a list of strings'),
         ('{"tokens": ["hi"], "tags": "", "intent": "x"}', '"tags" must be a list of strings'),
-        ('{"tags": ["O"], "intent": "x"}', 'no "tokens"'),
+        ('{"tags": ["O"], "intent": "x"}', '"tokens" is missing'),
         ('{"text": ["hi"], "intent": "x"}', '"text" must be a string'),
         ('{"text": "new york", "tags": ["O"], "intent": "x"}', "1 tags for 2 tokens"),
-        ('{"text": "hi"}', 'no "intent" (found: text)'),
-        ('{"tokens": ["new york"], "tags": ["O"], "intent": "x"}', "token 'new york' is empty or holds white"),
+        ('{"text": "hi"}', '"intent" is missing (found: text)'),
+        ('{"tokens": ["new york"], "tags": ["O"], "intent": "x"}', "token 'new york' is empty or contains white"),
         ('{"tokens": ["hi"], "intent": "x"}', "has no tags, unlike the first utterance"),
         (r'{"tokens": ["\ud83c"], "tags": ["O"], "intent": "x"}', "half of a surrogate pair"),
         ("play,jazz", "not JSON (Expecting value at column 1): write each utterance as a line such as {"),
