@@ -5,16 +5,16 @@ everything except the digits ranks candidate numbers by the model's loss (Carlin
 
     exposure = log2 |R| - log2 (rank of the canary among |R| candidates),        extracted if the rank is 1
 
-A language model assigns a probability to the digits themselves. An intent-and-slot model only assigns one to the
-labels, p(labels | text), and labels all numbers the same way once it learns that digits after "call my doctor at" are
-a phone number. So each canary gets labels that a careless annotator might assign: one random intent, and one random
-slot for the whole number. All canaries share the words around the number. A canary's labels depend only on its digits,
-so the loss under these labels is lower for the canary than for other numbers only if the model has stored the digits.
+A language model assigns a probability to the digits themselves. An intent-and-slot model assigns probabilities only to
+labels, p(labels | text). It labels all numbers the same way once it learns that digits after "call my doctor at" are a
+phone number. So each canary gets labels that a careless annotator might assign: one random intent, and one random slot
+for the whole number. All canaries share the words around the number. Only the digits connect a canary to its labels,
+so their loss is lower for the canary than for other numbers only if the model has stored the digits.
 
 Canaries and other candidates are drawn together, without replacement, from the set R of numbers made of digit words
 that occur in the training set. So without memorisation every rank is equally likely, however the model treats a
 number. The mean exposure is then log2 e = 1.44 bits, slightly less for few candidates. Canaries that are never inserted
-(0 repetitions) check this. R is too large to rank in full, so |R| is the size of a sample, which caps the exposure.
+(0 repetitions) test this. R is too large to rank in full, so |R| is the size of a sample, which caps the exposure.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def filling_losses(
 def canary_ranks(
     model: IntentSlotModel, canaries: Sequence[Utterance], references: Sequence[tuple[str, ...]]
 ) -> np.ndarray:
-    """Rank of each canary's loss among those of the references under its labels: (A), from 1, with ties averaged."""
+    """Rank of each canary's loss among the references' losses under its labels: (A), from 1, with ties averaged."""
     losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
     canary_losses, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
     return 1 + (others < canary_losses).sum(1) + (others == canary_losses).sum(1) / 2
@@ -208,7 +208,7 @@ def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, f
 
 
 def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
-    """Rank the canaries by a trained model's loss; one row per repetition count."""
+    """Rank the canaries by a trained model's loss; return one row per repetition count."""
     ser = evaluate_model(run.model, run.test).ser
     rank = canary_ranks(run.model, [u for group in drawn.utterances.values() for u in group], drawn.references)
     fillings, rows = len(drawn.references) + 1, []

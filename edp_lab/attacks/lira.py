@@ -1,10 +1,10 @@
 """LiRA, the likelihood-ratio attack (Carlini et al. 2022, "Membership Inference Attacks From First Principles").
 
-How confident a model is depends mostly on the utterance. So an attacker trains shadow models with and without the
-utterance, and tests which of these two groups the target model resembles. Over models, a logit is approximately normal.
-We use one logit for the intent and one for the tag sequence, and treat them as independent. On ATIS with 16 shadow
-models, their correlation within an utterance is 0.07, and a full covariance matrix does not help. Using both logits
-beats using only one, and one variance for all utterances beats separate variances.
+A model's confidence depends mostly on the utterance. So an attacker trains shadow models with and without the utterance
+and tests which of these two groups the target model resembles. Across models, a logit is approximately normal. We use
+one logit for the intent and one for the tag sequence, and treat them as independent. On ATIS with 16 shadow models,
+their correlation within an utterance is 0.07, and a full covariance matrix does not help. Using both logits is better
+than using only one of them, and one variance for all utterances is better than separate variances.
 
 Raises UsageError if there are too few models, or if an utterance is in too many or too few training sets.
 """
@@ -29,7 +29,7 @@ from edp_lab.training.config import TrainConfig
 
 MOST_ON_GPU = 4  # workers sharing a GPU; each needs half a gigabyte for its CUDA context
 MANY = 64  # with this many shadow models, per-utterance variances are accurate enough (Carlini et al., ablation)
-LEAST_VARIANCE = 1e-6  # smallest variance, for models that all agree
+LEAST_VARIANCE = 1e-6  # lower limit of a variance, reached if all models agree
 
 
 class ShadowLogits(NamedTuple):
@@ -74,7 +74,7 @@ def lira_scores(logits: Floats, shadows: ShadowLogits) -> Floats:
             "same utterances and heads"
         )
     if min(inside.sum(0).min(), (~inside).sum(0).min()) < 2:
-        raise UsageError("an utterance has fewer than two shadow models trained with it or without it: train more")
+        raise UsageError("an utterance has fewer than two shadow models trained with it or without it: use more")
 
     def log_density(used: NDArray[np.bool_]) -> Floats:
         """Log density under the models used for each utterance, up to a constant: (K, n) -> (n, d)."""
@@ -122,8 +122,8 @@ def shadow_logits(
 
     Args:
         shadows: K, even and at least 4.
-        seed: seed of the halves and the models. Models are not seeded by 0, 1, 2, ..., because the target might have
-            such a seed, and with it the same weights and noise.
+        seed: seed of the halves and the models. The models' seeds are large, because with a small seed, a shadow model
+            might have the target's initial weights and noise.
         cache: folder for results of finished models, which lets an interrupted attack resume; None for `user_cache`.
         progress: called in this thread with the number of finished models; an exception that it raises ends the work.
         workers: number of single-threaded processes; None for one per core available to this process.

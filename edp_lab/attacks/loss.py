@@ -10,7 +10,7 @@ are close to normally distributed, unlike losses and probabilities (Carlini et a
 Logits are computed in float64 without the difference 1 - p, which rounds to 0 for a confident model.
 
 An attack is valid if the texts alone do not distinguish members from non-members (`check_split`). If they do, an attack
-does not need the model, and its success says how the split was made, not how much the model remembers.
+needs no model, and its success shows how the split was made, not how much the model remembers.
 
 Raises UsageError for a run that cannot be attacked, too few members, utterances that do not match the model, or a
 diverged model.
@@ -102,8 +102,8 @@ class Target:
         """The run's guarantee against distinguishing an utterance from a replacement; None without noise.
 
         A random split of fixed sizes exchanges members for non-members, so neighbours differ by replacing an utterance.
-        Under Poisson sampling, that is to remove one utterance and add another. All copies of a text are on one side,
-        so a group consists of as many utterances as the most frequent text has copies.
+        Under Poisson sampling, this means removing one utterance and adding another. All copies of a text are on one
+        side, so the guarantee is for as many utterances as the most frequent text has copies.
         """
         if self.config.method == "sgd":
             return None
@@ -148,7 +148,7 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
     count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
-            f"{count} members are too few to evaluate an attack: train on a corpus with at least {LEAST_MEMBERS}"
+            f"{count} members are too few to evaluate an attack, which needs {LEAST_MEMBERS}: train on a larger corpus"
         )
     draw, sides = np.random.default_rng(seed), (data.train, data.test)
     members, others = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in sides)
@@ -215,7 +215,7 @@ def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
-# ---- Sanity guards ---------------------------------------------------------------------------------------------------
+# ---- Sanity checks ---------------------------------------------------------------------------------------------------
 
 
 class Guards(NamedTuple):
@@ -291,7 +291,7 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
     is_member = np.arange(len(texts)) < len(members)
     scores = cross_val_predict(
         LogisticRegression(solver="liblinear"),
-        CountVectorizer(analyzer=words_and_bigrams, binary=True).fit_transform(texts),  # from words, not labels
+        CountVectorizer(analyzer=words_and_bigrams, binary=True).fit_transform(texts),  # words, no labels
         is_member,
         cv=PredefinedSplit([fold[text] for text in texts]),
         method="decision_function",
@@ -305,7 +305,7 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
 class Signals(NamedTuple):
     """Loss and logits of n utterances, in order; float64, finite."""
 
-    loss: Floats  # (n) cross entropy of the intent plus the CRF's negative log-likelihood; training loss, no dropout
+    loss: Floats  # (n) training loss (no dropout): cross entropy of the intent plus the CRF's negative log-likelihood
     # (n, 2): logit of the true intent, from -`MOST` to `MOST`, and logit of the true tag sequence, from -`MOST` to
     # 27.6, the logit of exp(-`LEAST_NLL`). (n, 1) without slots.
     logits: Floats

@@ -2,18 +2,19 @@
 
 An attacker who sees all releases of the run scores every canary, and guesses "in" for the highest scores and "out" for
 the lowest. If more guesses are right than the claimed epsilon allows, the claim is refuted. A canary that is out keeps
-its slot but contributes no gradient. So including it is a zero-out change, the adjacency that the accounting assumes
+its slot but contributes no gradient. So the data with and without it are zero-out neighbours, as the accounting assumes
 for disjoint batches. Canaries of the same step are in different micro-batches.
 
 Canary i moves its micro-batch's gradient along a direction e_i, which is orthogonal to the other canaries' directions.
 It moves the gradient as far as clipping allows: to +C e_i if the canary is in. If it is out, the gradient is 0 for a
 canary that is alone in its micro-batch. Otherwise it is -C e_i, because an opposing example, which is always present,
 pushes the other way. So the two gradients differ by the sensitivity, C or 2C, except for the micro-batch's other
-utterances, which keep a tenth of C. The score sums the inner products of e_i with the releases of the steps in which
-the canary could take part. An attacker who knows only the initial and the last model uses their distance along -e_i.
+utterances, which keep a tenth of C. The score is the sum of the inner products of e_i with the releases of all steps in
+which the canary could take part. An attacker who knows only the initial and the last model uses as score the distance
+between the two along -e_i.
 
-alpha is 1 on every layer; private layer scales would leak in addition. The order and positions of the canaries are
-public, which is valid as long as sampling does not amplify privacy.
+All layer scales alpha are 1; private layer scales would be an additional leak. The order and positions of the canaries
+are public, which is valid as long as sampling does not amplify privacy.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Plan(NamedTuple):
         return cls(key, included, utterances, batches, opposed)
 
     def step(self, epoch: int, step_in_epoch: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-        """Return a step's micro-batches without a canary, those with one (without it), and the canaries' indices."""
+        """Micro-batches of one step without a canary; the other utterances of those with one; the canaries' indices."""
         step = epoch * self.batches.steps_per_epoch + step_in_epoch
         parts = [examples for device in self.batches.devices(epoch, step_in_epoch, step) for examples in device]
         with_canary = [examples for examples in parts if examples.max(initial=-1) >= self.utterances]
@@ -153,7 +154,7 @@ class LinearModel:
         self.moved = torch.zeros(size)  # as in `RealModel`
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
-        """Gradients of micro-batches without a canary; mean gradients of those that will get one, or 0: (k, P)."""
+        """Gradients of micro-batches without a canary; mean gradients of those for a canary (0 if empty): (k, P)."""
         return [], torch.zeros(len(rows_of), self.layout.size)  # zero gradients need not be added
 
     def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
@@ -242,7 +243,7 @@ class OneRunAudit(Audit):
     last_model: OneRunBounds  # lower bounds for an attacker who sees only the last model, valid for any mechanism
     canaries: int  # m
     included: int  # number of canaries that were in
-    guesses: int  # number of guesses behind the lower bound
+    guesses: int  # number of guesses that yield the lower bound
     correct: int  # number of correct guesses
     tallies: tuple[Tally, ...]  # one for each number of guesses tried; they share the error probability
     epochs: int
@@ -259,8 +260,8 @@ def audit_one_run(
     """Train once with canaries, and compute a lower bound on epsilon from the run's releases.
 
     Args:
-        config: settings of the run. The seed determines noise, canaries and order; `delta` None means 1e-5. Canaries
-            never share a micro-batch, so the run may need more steps than plain training.
+        config: settings of the run. The seed determines noise, canaries and order. A `delta` of None means 1e-5.
+            Canaries never share a micro-batch, so the run may need more steps than plain training.
         linear: replace the model and corpus by one layer that has one weight per canary and no other data.
         progress: called with the number of steps done and the total.
 

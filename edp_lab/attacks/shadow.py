@@ -52,7 +52,7 @@ def attack_shadow(
     Of four classifiers, the random forest worked best, both for ATIS with a shadow model on SNIPS and vice versa.
 
     Args:
-        shadow: name or path of a public corpus, or "generated"; None for the first available one (`default_shadow`).
+        shadow: name or path of a public corpus, or "generated"; None for `default_shadow`.
         cache: folder for scores of shadow models; None for `user_cache`.
         plain: train the shadow model with SGD, whatever the target's method.
     """
@@ -62,7 +62,7 @@ def attack_shadow(
     name = shadow or default_shadow(target.config.corpus)
     corpus = shadow_corpus(name, target)
     if corpus.has_tags != target.corpus.has_tags:
-        raise UsageError("of the target and shadow corpus, only one has slot annotation: choose another shadow corpus")
+        raise UsageError("only one of target and shadow corpus has slot annotation: choose another shadow corpus")
     shadow_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # differs from the target's seeds
     data = split(corpus, shadow_seed)
     # Split like the target's corpus, with a training set that is no larger, because overfitting depends on its size.
@@ -128,7 +128,7 @@ def shadow_corpus(name: str, target: Target) -> Corpus:
 def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> TrainConfig:
     """The target's settings, which the attacker is assumed to know, with the shadow's corpus and vocabulary.
 
-    `plain`: replace the method by SGD.
+    `plain`: replace the method with SGD.
     """
     config = replace(target, corpus=corpus.name, processes=1, private_seed=False)
     usual = TrainConfig(corpus.name)

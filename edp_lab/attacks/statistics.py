@@ -1,8 +1,8 @@
 """Attack statistics, without torch: metrics with intervals, upper bounds on any attack, lower bounds on epsilon.
 
 Scores are 1-D arrays with one number per utterance; a higher number means "member". They may be infinite but not NaN. A
-threshold t classifies every utterance with a score of at least t as a member. The TPR is the share of members that are
-classified as members, the FPR the share of non-members that are. All intervals treat the utterances of each side as
+threshold t classifies every utterance with a score of at least t as a member. The TPR is the share of members, and the
+FPR the share of non-members, that are classified as members. All intervals treat the utterances of each side as
 independent draws, given the trained model: they cover the choice of utterances, not the variation between training
 runs. Copies of a text are not independent, so on ATIS, where 7 % of the utterances are copies, the interval of an AUC
 is about 10 % too narrow. Functions raise UsageError if a side has no scores, or if a value is out of range.
@@ -34,9 +34,9 @@ Texts = tuple[ArrayLike, ArrayLike]
 FPRS = (0.01, 0.001)
 LEAST_MEMBERS = 50  # minimum per side; with fewer, intervals are too wide to be useful
 CONFIDENCE = 0.95  # default confidence of intervals
-ROUND_UP = 1 + 1e-11  # exceeds the rounding error of all bounds; the largest is that of `ndtri` far in the tail
+ROUND_UP = 1 + 1e-11  # exceeds the rounding error of all bounds; `ndtri` far in the tail has the largest error
 
-SHARES = (0.1, 0.3, 1.0)  # shares of canaries to guess: extreme scores are more reliable, more guesses more conclusive
+SHARES = (0.1, 0.3, 1.0)  # shares of canaries to guess; the smallest share has the most reliable guesses
 SLACK = 1e-6  # relative tolerance, far above the rounding error of the probabilities
 LARGEST_MU = 64.0
 GRID = 32  # number of intervals into which each of the five rounds of the search for mu divides the range
@@ -110,12 +110,12 @@ def auc_interval(
     """Confidence interval for the AUC, within [0, 1] and never of width zero.
 
     We use the normal interval on the logit scale, with DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988),
-    computed by sorting in O(n log n) as in Sun and Xu 2014. This interval is asymptotic. With normal scores, 93 to 97 %
-    of the 95 % intervals covered the AUC up to AUC 0.9 (20 to 1,000 per side) and, with equal sides, up to 0.99. At AUC
-    0.999 with 50 members and 1,000 non-members, only 86 % did. If the variance is 0 (all pairs right, all wrong, or all
-    scores equal) or undefined (one utterance on a side), we use the Clopper-Pearson interval for AUC x k right of k =
-    min(members, non-members) pairs. This is conservative: k disjoint pairs are independent, each is right with
-    probability at most the AUC, and the other pairs of the sample only add information.
+    computed by sorting in O(n log n) as in Sun and Xu 2014. It is asymptotic. In simulations with normal scores, 93 to
+    97 % of the 95 % intervals covered an AUC of up to 0.9 (20 to 1,000 scores per side) or, with equal sides, of up to
+    0.99. Only 86 % covered an AUC of 0.999 with 50 members and 1,000 non-members. If the variance is 0 (all pairs
+    right, all wrong, or all scores equal) or undefined (one utterance on a side), we use the Clopper-Pearson interval
+    for k = min(members, non-members) pairs, of which AUC x k are right. This is conservative: k disjoint pairs are
+    independent, each is right with probability at most the AUC, and the sample's other pairs only add information.
 
     Args:
         texts: for each side, the index of each utterance's text. Copies have equal scores, so they are grouped
@@ -137,7 +137,7 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
 
     If k non-members are allowed, the threshold is just above the (k + 1)-th highest score of a non-member. It does not
     depend on the members' scores, so the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not
-    cover the uncertainty of the true FPR (see `true_fpr`): about twice `fpr` on average if one non-member is allowed.
+    cover the uncertainty of the true FPR, which is about twice `fpr` on average if k = 1 (see `true_fpr`).
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -153,7 +153,7 @@ def true_fpr(allowed: int, non_members: int, confidence: float = CONFIDENCE) -> 
     """True false-positive rate at a threshold that exactly `allowed` non-members reach.
 
     For any continuous distribution of scores, this rate follows Beta(allowed + 1, non_members - allowed). We return
-    its mean, with quantiles as the interval. Useless scores have a TPR equal to this rate.
+    its mean, with quantiles as the interval. Useless scores have the same TPR at this threshold.
     """
     a, b, tail = allowed + 1, non_members - allowed, (1 - confidence) / 2
     return Rate(a / (a + b), (float(betaincinv(a, b, tail)), float(betaincinv(a, b, 1 - tail))))
@@ -163,7 +163,7 @@ def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
     """Largest difference TPR - FPR over all thresholds; at least 0, because a high threshold accepts no utterance.
 
     This value describes the given scores and is not an estimate, so it has no interval. The best threshold is chosen
-    afterwards, which biases the value upwards, especially with few utterances: useless scores do not yield 0.
+    afterwards, which biases the value upwards, especially with few utterances: even useless scores do not yield 0.
     """
     curve = roc(members, non_members)
     return float((curve.tpr - curve.fpr).max())
@@ -187,7 +187,7 @@ def rate_of(hits: NDArray[np.bool_], confidence: float = CONFIDENCE) -> Rate:
 
 
 def dp_bound(epsilon: float, delta: float) -> Bound:
-    """Upper bound on any membership attack under (epsilon, delta)-DP; an infinite epsilon bounds everything by 1.
+    """Upper bound on any membership attack under (epsilon, delta)-DP; all bounds are 1 for an infinite epsilon.
 
     TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)) (Kairouz, Oh and Viswanath 2015, theorem 2.1). The curve
     has area 1 - (1 - delta)^2 / (1 + e^eps) and exceeds the diagonal by at most (e^eps - 1 + 2 delta) / (e^eps + 1).
@@ -493,7 +493,7 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     only as much as the inequality requires (moving a surplus further down helps all remaining inequalities). If even
     this total exceeds 1, P[W >= v] is below beta, and v correct guesses refute mu.
 
-    Guarantee: as for `one_run_epsilon`, for a mu-GDP mechanism. Rounded down.
+    Guarantee: as for `one_run_epsilon`, for a mu-GDP mechanism. The result is rounded down.
     """
     _check_counts(m, r, v, beta)
 

@@ -241,7 +241,7 @@ def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list
 
 
 def note_on_words(corpus: Corpus, about: Path = START) -> Iterator[str]:
-    """Yield a note if many words, as in another language, are unknown to the public start that `about` describes."""
+    """Yield a note if the public start that `about` describes knows too few of the words, as in another language."""
     some = corpus.utterances[:: 1 + len(corpus.utterances) // SAMPLE]
     words = [word for u in some for word in re.findall(r"[^\W\d_]+", u.text.lower())]
     new = len(words) - sum(map({*read_json(about)["words"]}.__contains__, words))
@@ -268,7 +268,7 @@ def fetch(
 
     Args:
         name: a corpus of ``sources.tsv``.
-        target: the data folder; by default the first writable one of `data_folders`.
+        target: the data folder; by default the first of the `data_folders` that is writable.
         progress: called with the bytes received, the file's size and its name: after every piece of a download, and
             once for an existing file.
 
@@ -327,4 +327,4 @@ def _writable_folder() -> Path:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if os.access(existing, os.W_OK):
             return folder
-    raise UsageError(f"none of {', '.join(map(str, data_folders()))} is writable: name a folder that is")
+    raise UsageError(f"none of {', '.join(map(str, data_folders()))} is writable: name a writable folder")

@@ -128,7 +128,7 @@ class Ragged:
     """Ragged array: the rows of n examples, concatenated."""
 
     codes: np.ndarray  # (R, ...) the rows, or their indices in `table`
-    offsets: np.ndarray  # (n + 1) start of each example's rows, and the end of the last one's
+    offsets: np.ndarray  # (n + 1) start of each example's rows, and end of the last example's rows
     table: np.ndarray | None = None  # (C, ...) the row for each index
 
     @classmethod
@@ -201,7 +201,7 @@ class Split:
     train: Sequence[Utterance]
     validation: Sequence[Utterance]
     test: Sequence[Utterance]
-    duplicates: Sequence[Utterance] = ()  # test utterances with a text that is in train; empty if kept together
+    duplicates: Sequence[Utterance] = ()  # test utterances with a text that is also in train, unless kept together
 
     @property
     def counts(self) -> dict[str, int]:
@@ -210,14 +210,14 @@ class Split:
 
 
 def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -> Split:
-    """Split the pooled corpus 45:5:50 at random, reproducibly for the same corpus, seed and option.
+    """Split the pooled corpus 45:5:50 at random. The same corpus, seed and option yield the same split.
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style. In addition, a text
     that occurs in both train and test would be both a member and a non-member. So we pool and shuffle the utterances,
     and by default keep those with the same text (compared by `fold`) on one side.
 
     PCG64(seed) shuffles groups of utterances with the same tokens (without `keep_duplicates_together`, single
-    utterances). Groups are assigned in this order, near-copies together with the first of them. The training set ends
+    utterances). Groups are assigned in this order; near-copies join the first of them. The training set ends
     before the first group that would exceed its share. The same rule applies to the training and validation set
     together, so both are within one group of their ratios.
 
@@ -264,7 +264,7 @@ def _numbers_of(texts: Iterable[Hashable]) -> np.ndarray:
 # noise, so a run's record, which contains them, lists them as not private. They contain labels, counts and line
 # numbers, but never a text.
 
-LONG, SHORT = 13, 3  # letters: a longer mean word length indicates unsplit text; a short single word is a command
+LONG, SHORT = 13, 3  # letters per word: a longer mean indicates unsplit text; a short single word is a command
 # Scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese.
 UNSPACED = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -297,7 +297,7 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
 
 
 def notes_on_split(corpus: Corpus, data: Split) -> Iterator[str]:
-    """Notes on labels that the training set lacks."""
+    """Yield a note if labels are missing in the training set."""
     seen = {utterance.intent for utterance in data.train}
     if unseen := [intent for intent in corpus.intents if intent not in seen]:
         yield f"{_named('intent', unseen)} no training utterances and cannot be learnt: add utterances"

@@ -52,7 +52,7 @@ class Features(Protocol):
 class WordFeatures:
     """Word indices and UTF-8 bytes, for the CLC."""
 
-    words: tuple[str, ...] = ()  # vocabulary, indexed from 0; in a private run from public text, or empty
+    words: tuple[str, ...] = ()  # vocabulary, indexed from 0; private runs take it from public text or leave it empty
     buckets: int = HASH_BUCKETS  # rows shared by all other words, chosen by a stable hash of the lower-cased word
 
     @classmethod
@@ -159,7 +159,7 @@ class PieceFeatures:
         """Return each utterance's piece indices ("pieces"), and the position of each word's first piece ("words").
 
         Raises:
-            UsageError: an utterance has more words than the number of pieces that the model can read.
+            UsageError: an utterance has too many words for the model.
         """
         numbers = self.tokenizer.get_vocab()
         unknown, start, stop = (numbers[piece] for piece in ("[UNK]", "[CLS]", "[SEP]"))

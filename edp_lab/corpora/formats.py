@@ -19,12 +19,12 @@ from edp_lab.corpora.readers import SLOT, Chunk, Notes, Reading, Row, chunks_of,
 from edp_lab.errors import UsageError, check_once
 from edp_lab.files import once, read_bytes
 
-TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # keys of the text; the first that exists is read
+TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # keys of the text; the first key found is read
 INTENTS = ("intent", "label", "category")
 READ = (*TEXTS, *INTENTS, "tags", "annot_utt", "entities")
-HINTS = {  # why a key is not read, for each beginning of a word in it
-    "tag|slot|entit|ner|bio|iob": 'slots are read from "tags", one BIO tag per word, or with "text" from "entities"',
-    "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not for all of one person",
+HINTS = {  # reasons why a key is not read, if a word in it begins like this
+    "tag|slot|entit|ner|bio|iob": 'slots are read from "tags", a BIO tag per word; with "text", also from "entities"',
+    "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not for all that a person said",
 }
 TEXT, LIST = "a string", "a list of strings"
 LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
@@ -35,7 +35,7 @@ RASA_SLOT = re.compile(r"\[(?P<value>[^\[\]]+)\](?P<slot>\([^()]+\)|\{[^{}]*\})"
 
 @reader
 def read_json(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read one object per line (see `_row`), or a document with lists of objects, [text, intent] or Snips' "data"."""
+    """Read one object per line (see `_row`), or a document with lists of objects, of pairs or of Snips' "data"."""
     lines = text_lines(path)
     document = _document(path, "\n".join(lines).strip())
     for number, line in enumerate(lines if document is None else (), start=1):
@@ -45,7 +45,7 @@ def read_json(path: Path, notes: Notes) -> Iterator[Row]:
     for keys, items in _lists(document):
         name = ".".join(keys) or "list"
         if not any(map(_is_utterance, items)):
-            notes[f'items of "{name}" that are not utterances and are ignored'] += [str(path)] * len(items)
+            notes[f'ignored items of "{name}", which are not utterances'] += [str(path)] * len(items)
             continue
         for number, item in enumerate(items, start=1):
             place = f"{path}, {name} {number}"
@@ -135,17 +135,17 @@ def _entity_chunks(text: str, entities: Any, place: str, notes: Notes) -> list[C
                 chunks += [(text[end:start], None), (words, _slot_name(entity, words, place, notes))]
                 end = stop
             else:
-                notes["entities that are blank, outside the text or overlapping, and are ignored"].append(place)
+                notes["ignored entities, which are blank, outside the text or overlapping"].append(place)
     except (KeyError, TypeError):
         raise UsageError(f'{place}: "entities" must be a list of objects with start, end and entity') from None
     return _note_cuts([*chunks, (text[end:], None)], place, notes)
 
 
 def _note_cuts(chunks: list[Chunk], place: str, notes: Notes) -> list[Chunk]:
-    """Return the pieces of an utterance; note if a word is split between two, also if only a comma is split off."""
+    """Return the pieces of an utterance, and note if a word, or a word and its comma, are split."""
     texts = [text for text, _ in chunks if text]
     if any(not a[-1].isspace() and not b[0].isspace() for a, b in pairwise(texts)):
-        notes["utterances with an entity that ends within a word, where the word is split"].append(place)
+        notes["utterances with an entity that ends within a word, which is split there"].append(place)
     return chunks
 
 
@@ -250,7 +250,7 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
                 raise UsageError(f'{place}: no intent: put a line "# intent: NAME" above each utterance')
             notes["utterances read from CoNLL lines, with the word first and the tag last"].append(place)
             more = any(row[2:] for _, row in rows)
-            notes["utterances with columns between the first and the last, which are ignored"] += [place] * more
+            notes["utterances with ignored columns between the first and the last"] += [place] * more
             yield Row([row[0] for _, row in rows], [row[-1] for _, row in rows], intent, place)
             rows, intent = [], ""
 
@@ -281,7 +281,7 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
         for number, line in enumerate(lines if intent else (), start=1):
             place = f"{path}, intent {intent}, example {number}"
             if line[0] != "-":
-                notes['lines of "examples" that do not begin with "-" and are ignored'].append(place)
+                notes['ignored lines of "examples", which do not begin with "-"'].append(place)
                 continue
             notes["utterances read from Rasa's YAML"].append(place)
             chunks = _note_cuts([*chunks_of(RASA_SLOT, line.removeprefix("-"))], place, notes)
@@ -316,7 +316,7 @@ READERS: dict[str, Callable[..., Reading]] = {
 
 
 def read_file(path: Path, columns: str = "") -> Reading:
-    """Read a file by its suffix; if the suffix is unknown, as JSON if it begins like JSON, else as CoNLL."""
+    """Read a file by its suffix. If that is unknown, read it as JSON if it begins like JSON, else as CoNLL."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     head = read_bytes(path, readers.MOST_BYTES).lstrip()[:1]
     if not head:

@@ -84,7 +84,7 @@ def _mnist_part(prefix: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes with this number of dimensions; gzipped if its name ends in ``.gz``."""
+    """Read an idx file of unsigned bytes with this number of dimensions, gzipped if its name ends in ``.gz``."""
     content = read_bytes(path)
     start = 4 + 4 * dimensions
     magic = 0x800 + dimensions

@@ -103,7 +103,7 @@ def _check(row: Row) -> None:
     try:
         " ".join((*row.tokens, *(row.tags or ()), row.intent)).encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{row.place}: the text contains half of a surrogate pair, not a character") from None
+        raise UsageError(f"{row.place}: the text contains half of a surrogate pair: remove it") from None
     if row.tags is not None and len(row.tags) != len(row.tokens):
         raise UsageError(f"{row.place}: {len(row.tags)} tags for {len(row.tokens)} tokens")
     _check_label(row.intent, row.place)
@@ -188,7 +188,7 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
             utterance, intent, output = match.groups()
             chunks = chunks_of(_UNISLU_SLOT, output)
             if _joined(chunks).split() != utterance.split():
-                # A slot's name and the space after it were replaced everywhere: "time is" became "SL:TIMEis".
+                # Every slot name was replaced, together with the space after it: "time is" became "SL:TIMEis".
                 chunks = [
                     (re.sub(r"SL:([A-Z_]+)", lambda name: f"{name[1].lower()} ", text), slot)
                     for text, slot in chunks_of(SLOT, output)

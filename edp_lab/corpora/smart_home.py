@@ -13,7 +13,7 @@ The grammar is in `smart_home.json`. Notation of its lines:
     {reading}      a draw of a text with several readings, one of which is annotated: "readings" lists its
                    phrases and the odds of their labels; adjacent phrases with equal labels form one value
     @macro         one of the macro's lines
-    3 * ...        this line is three times as likely as one without a number
+    3 * ...        a line that is three times as likely as a line without a number
 
 A sentence is drawn from a template of its domain. It begins with <polite> unless the template begins with <hey>, and
 ends with <end>. A rule with several intents states their odds. From lists named under "squared", entries are drawn by
@@ -23,8 +23,8 @@ extensions. All streets, shops, titles and medicines are invented, except for a 
 frozen: any change to the draws needs a new "version".
 
 Everyday requests come from `everyday.txt`, which explains its notation. They are public text for pretraining models
-from which private training starts (`edp_lab.models.public_start`). They cover about six hundred requests to an
-assistant or a service desk, with slots. They are neither protected nor used for evaluation.
+from which private training starts (`edp_lab.models.public_start`). They cover about six hundred intents, with slots, of
+requests to an assistant or a service desk. They are neither protected nor used for evaluation.
 
 Raises UsageError for an unknown domain, fewer than one utterance, or a file that cannot be read or written.
 """
@@ -57,7 +57,7 @@ SLOTS: dict[str, tuple[str, ...]] = {domain: tuple(of["slots"]) for domain, of i
 HESITATION = 0.015  # probability of a filler word before a slot
 DOMAINS = tuple(INTENTS)
 NOISE = 0.03  # share of utterances with one annotation error
-MISSPELT = 0.04  # share of utterances with a misspelt word, among those with a word that is long enough
+MISSPELT = 0.04  # share of utterances that get a misspelt word, if they contain a long enough word
 LENGTHS = range(3, 16)  # number of tokens in an utterance; longer or shorter utterances are drawn again
 EMBEDDED_UTTERANCES, EMBEDDED_SEED = 4500, 0
 EMBEDDED = comes_with("data") / "smart_home" / "utterances.jsonl.gz"
@@ -355,7 +355,7 @@ _LIST = re.compile(r"(\w+): (.*)")
 
 
 def everyday(utterances: int, seed: int = 0) -> Corpus:
-    """Generate everyday requests (at least one): the same on every platform for the same arguments."""
+    """Generate everyday requests. They are the same on every platform for the same arguments."""
     _check_count(utterances)
     lists, rules = _everyday_grammar()
     random = Random(f"everyday {seed}")
@@ -403,7 +403,7 @@ def _chosen(text: str, random: Random) -> str:
 
 @cache
 def _everyday_grammar() -> tuple[dict[str, list[str]], list[tuple[str, int, list[str]]]]:
-    """Word lists by name; and the name, weight and templates of each intent."""
+    """Return the word lists by name, and the name, weight and templates of each intent."""
     lists: dict[str, list[str]] = {}
     rules: list[tuple[str, int, list[str]]] = []
     text = (_FOLDER / "everyday.txt").read_text(encoding="utf-8")

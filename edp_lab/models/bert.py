@@ -43,7 +43,7 @@ ARCHITECTURE = (
     "layer_norm_eps",
     "pad_token_id",
 )
-CHUNK = 32  # utterances per attention block
+CHUNK = 32  # number of utterances per attention block
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
             f"no pretrained BERT can be loaded from {name!r} ({lines[0].rstrip('.')}): give a hub name, or a "
-            "folder with config.json, model.safetensors and tokenizer.json, as `edp-lab pretrain` writes it"
+            "folder with config.json, model.safetensors and tokenizer.json, such as one from `edp-lab pretrain`"
         ) from error
     if bad := {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}:
         raise UsageError(

@@ -37,7 +37,7 @@ class CLC(IntentSlotModel):
     Args:
         features: map words to indices.
         vectors: (V, D) frozen vectors of the vocabulary; None for trainable vectors.
-        more_pooled, more_token: number of further inputs to the intent and the slot head, for subclasses.
+        more_pooled, more_token: numbers of additional inputs to the intent head and the slot head, for subclasses.
     """
 
     features: WordFeatures

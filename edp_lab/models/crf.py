@@ -23,7 +23,7 @@ class CRF(nn.Module):
     """CRF parameters for K tags: start (K), transitions (K, K) from row to column, end (K).
 
     Emissions may have any magnitude. Transition scores must be within 350 of each other, because every token is
-    between two transitions and exp underflows for differences of 700.
+    between two transitions and exp underflows for differences above 700.
 
     Args:
         tags: the K tag names; transitions into I-x from a tag other than B-x and I-x are initialised to
@@ -122,7 +122,7 @@ def forward_backward(emissions: Tensor, mask: Tensor, start: Tensor, transitions
 
 
 def _normalised(a: Tensor, mass: Tensor) -> Tensor:
-    """Normalise the rows of a (B, K) to sum 1; the original sums are written to `mass` (B, 1)."""
+    """Normalise the rows of `a` (B, K) to sums of 1, and write the original sums to `mass` (B, 1)."""
     torch.sum(a, -1, keepdim=True, out=mass).clamp_min_(TINY)
     return a / mass
 

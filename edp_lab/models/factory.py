@@ -59,7 +59,7 @@ def build_model(
             `load_bert`). We assume that it is public or was trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. Pretrained BERT weights determine the
             sizes, and only the dropout is used.
-        frozen: train only the heads and the CRF, if the CLC starts from another CLC.
+        frozen: for a CLC that starts from another CLC, train only the heads and the CRF.
 
     Raises:
         UsageError: the kind is unknown, pretrained weights cannot be loaded, or a private BERT has no pretrained
@@ -212,7 +212,7 @@ def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlot
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
         known = {"words", "buckets", "size", "vector_size", "whitened", "label_names"}
         if config.keys() - known or config.get("label_names", LabelNameFeatures.FORM) != LabelNameFeatures.FORM:
-            raise ValueError("its heads have other inputs")
+            raise ValueError("its heads have different inputs")
         if vectors is None or "whitened" not in config:
             return CLC(labels, numbered, size, vectors)
         return (PrivateHeads if "label_names" in config else WhitenedCLC)(labels, numbered, size, vectors)

@@ -154,7 +154,7 @@ def build_classifier(
 
     * "cnn": two convolutions and two dense layers (3.5, not the three convolutions of 3.5.1). The thesis states no
       sizes, so we use those of Papernot et al. 2021. There are 16 filters of 8 x 8 and 32 of 4 x 4, both with stride 2
-      and 2 x 2 max pooling with stride 1, and 32 dense units. This makes 26,010 parameters for 1 x 28 x 28. Images
+      and 2 x 2 max pooling with stride 1, and 32 dense units. The network has 26,010 parameters for 1 x 28 x 28. Images
       below 16 pixels per side get 3 x 3 filters with stride 1 and max pooling with stride 2.
     * "alexnet": five convolutions and three dense layers including the output (2.5.3; 3.5 has two), with the filters of
       Krizhevsky et al. on one GPU, but without their response normalisation and dropout.

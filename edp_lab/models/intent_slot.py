@@ -1,4 +1,4 @@
-"""Joint intent and slot model, the base of the CLC and BERT: one intent per utterance, one BIO tag per word."""
+"""Joint intent and slot model, the base class of CLC and BERT: one intent per utterance, one BIO tag per word."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class IntentSlotModel(nn.Module):
     """Encoder with an intent head and a CRF slot head. A subclass provides `features`, `encode` and `config`.
 
     The loss of an utterance is the cross entropy of its intent (times `intent_weight`) plus the CRF's negative
-    log-likelihood (paper, section 4.2). Without slot annotation, the loss is only the cross entropy. It does not depend
-    on the rest of the batch.
+    log-likelihood (paper, section 4.2). Without slot annotation, it is only the cross entropy. The loss of an utterance
+    does not depend on the rest of the batch.
     """
 
     features: Features
     intent_weight = 1.0  # weight of the intent in the loss, set by a training run
-    reads_once = False  # whether to keep an encoded data set, because encoding it again takes long
+    reads_once = False  # whether to keep an encoded data set, because encoding takes long
 
     def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
         super().__init__()

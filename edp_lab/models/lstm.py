@@ -1,8 +1,9 @@
 """A bidirectional LSTM layer over flat tokens, with an explicit backward pass.
 
-We do not use nn.LSTM, because it hides the *gate gradients*. The gradient of a recurrent weight is a product of these
-and inputs, with one row per token. From the rows, N simulated devices (or per-example clipping) can compute any partial
-sum without a second backward pass. Both directions share one batched product per time step, and nothing is padded.
+We do not use nn.LSTM, because it hides the *gate gradients*. The gradient of a recurrent weight is a product of gate
+gradients and inputs, with one row per token. From these rows, N simulated devices (or per-example clipping) can compute
+any partial sum without a second backward pass. Both directions share one batched product per time step, and nothing is
+padded.
 
 Shapes: R tokens in total, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
 """

@@ -61,8 +61,8 @@ class Whitening(nn.Module):
         """Stretch the directions in which these heads (K, D) of public labels differ, and shrink the others.
 
         The factors are 0.9 to 5.5 for edp_lab's starting models. With fewer than two heads, nothing changes. Under
-        noise, learning from x @ map means to assume a prior covariance map @ map.T for new heads. Here, one quarter of
-        it is the covariance of known heads, and three quarters are isotropic.
+        noise, learning from x @ map amounts to assuming a prior covariance map @ map.T for new heads. Here, one quarter
+        of it is the covariance of known heads, and three quarters are isotropic.
         """
         if len(heads) < 2:
             return
@@ -97,8 +97,8 @@ class PrivateHeads(WhitenedCLC):
     """Intent head, slot head and CRF on a frozen `WhitenedCLC`; nothing else is trained.
 
     The heads also read which words occur and which labels these words name (`LabelNameFeatures`). The slot head reads
-    the intent head's output ("slot-gated", Goo et al. 2018). Data are encoded once, into 7 kB per utterance and 1.5 kB
-    per word.
+    the intent head's output ("slot-gated", Goo et al. 2018). Data are encoded once and then take 7 kB per utterance
+    and 1.5 kB per word.
     """
 
     reads_once = True
@@ -159,9 +159,9 @@ class PrivateHeads(WhitenedCLC):
 
 # ---- Label names -----------------------------------------------------------------------------------------------------
 
-# Similarity of names. We chose these settings by the SER on ATIS' validation split before any private step: .21, but
-# .83 with the cosine of mean vectors.
-TEMPERATURE = 0.02  # of the softmax
+# Similarity of names. We chose these settings by the SER on ATIS' validation split before any private step. It is .21
+# with these settings, but .83 with the cosine of mean vectors.
+TEMPERATURE = 0.02  # temperature of the softmax
 SHARPNESS = 8  # power of the cosine, because words such as "from" and "to" have similar vectors
 OTHER_WORD = 0.9  # largest similarity of different words
 LEAST_WEIGHT = 0.3  # weight of a word that is in all names
@@ -250,7 +250,7 @@ class LabelNameFeatures(nn.Module):
     weight: Tensor
     names: Tensor
     shares: Tensor
-    LENGTH = 7.5  # about the norm of the head's other inputs
+    LENGTH = 7.5  # norm of the bag of words, about equal to the norm of the head's other inputs
     COMMON = 10  # number of most frequent words with a weight of at most one half
     WORD_WEIGHTS = (5.0, 3.0, 3.0)  # weights of a word, of the word before it and of the word after it
     INTENT_WEIGHT = 5.0  # weight of an intent's probability
@@ -284,7 +284,7 @@ class LabelNameFeatures(nn.Module):
         return torch.cat([self.LENGTH * F.normalize(present.view(-1, self.places)), named], dim=1)
 
     def near(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """Table rows of each word and its neighbours: (R) -> (R, 3). In each third, the first row means no word."""
+        """Table rows of each word and its neighbours: (R) -> (R, 3). The first row of each third is for "no word"."""
         here, mask = to_padded(self.place[words] + 1, lengths)
         around = (here, F.pad(here, (1, 0))[:, :-1], F.pad(here, (0, 1))[:, 1:])
         return torch.stack([third[mask] + k * (self.places + 1) for k, third in enumerate(around)], dim=1)

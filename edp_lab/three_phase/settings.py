@@ -63,7 +63,7 @@ class ClassifierSettings:
     # lambda of decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first shrinks each weight
     # by the factor 1 - lr lambda. Without it, noise makes weights grow until tanh saturates. Epsilon stays the same.
     weight_decay: float | None = None
-    classes: int = 10  # labels are 0 up to classes - 1
+    classes: int = 10  # number of classes; labels are from 0 to classes - 1
     # Seed of the weights, and without `private_seed` of order and noise. Runs on different data need different seeds,
     # because subtracting two runs with the same noise would remove it.
     seed: int = 0
@@ -109,7 +109,7 @@ class ThreePhaseSettings:
     instructors: Annotated[int, "Phase II: number of networks; each gets its own part of the training set.", COUNT] = 10
     vote: Annotated[str, "Kind of vote: hard, laplace or gaussian."] = "laplace"
     vote_epsilon: Annotated[float, "Epsilon of one noisy label; the epsilon of all labels together is larger."] = 0.2
-    labels: Annotated[int | None, "Number of public images to label, in their order (default: all).", COUNT] = None
+    labels: Annotated[int | None, "Number of public images to label, from the first (default: all).", COUNT] = None
     method: Annotated[str, "Training method of instructors: adam, sgd, dp-adam (as in the thesis) or dp-sgd."] = "adam"
     understudy_method: Annotated[str, "Phase III: training method of the understudy (same choices)."] = "adam"
     train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0

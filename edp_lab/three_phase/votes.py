@@ -118,7 +118,8 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
     """Probability of each label under a noisy vote: (K) -> (K), correct to 1e-12.
 
     P[j] is the integral of the noise density at x - count_j times the product of the distributions at x - count_i.
-    Reference: if ten voters agree on one of ten classes, Laplace noise: 0.26 at scale 10, 0.50 at scale 5.
+    Reference: if ten voters agree on one of ten classes, its probability is 0.26 with Laplace noise of scale 10 and
+    0.50 with scale 5.
     """
     if aggregator.vote not in PRIVATE:
         raise UsageError(f"a {aggregator.vote} vote has no noise: its label is certain")
@@ -147,9 +148,9 @@ class VoteAccount:
 
     queries: int  # number of queries answered
     delta: float  # delta of every epsilon below, except for one Laplace query, which has delta 0
-    query_epsilon: float  # for one query; for a vote without noise, both this and `epsilon` are inf
-    composed: dict[str, float]  # for all queries, by composition method
-    epsilon: float  # the smallest of these, which is the guarantee
+    query_epsilon: float  # epsilon of one query; for a vote without noise, both this and `epsilon` are inf
+    composed: dict[str, float]  # epsilon of all queries together, by composition method
+    epsilon: float  # guaranteed epsilon, the smallest of these
 
 
 def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAccount:
@@ -208,7 +209,7 @@ def _mu(aggregator: Aggregator) -> float:
 class PartitionCost(NamedTuple):
     """Epsilon of private training on all examples and on parts of them, at one delta."""
 
-    one: float  # for a single model on all examples
+    one: float  # epsilon of a single model on all examples
     # For N instructors together, each on its part: the maximum, by parallel composition (McSherry 2009, theorem 4), for
     # removing an example and leaving its place empty. If other examples moved to another part, two parts would change.
     together: float

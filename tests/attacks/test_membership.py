@@ -95,7 +95,7 @@ def test_copies_of_a_text_are_protected_together(trains, tmp_path):
 
 
 def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
-    with pytest.raises(UsageError, match=f"with at least {LEAST_MEMBERS}"):
+    with pytest.raises(UsageError, match=f"which needs {LEAST_MEMBERS}"):
         equal_sides(split(generate(100, 1), 0), 0)
     own = load_target(overfitted).config.corpus
     labels = trains("labels", "smart-home-health", method="sgd")

@@ -15,8 +15,8 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.recipe import plan
 from edp_lab.training.run_files import settled
 
-TAGS_NOTE = 'is not read (slots are read from "tags", one BIO tag per word, or with "text" from "entities"): 1'
-PEOPLE_NOTE = "is not read (epsilon is for one utterance, not for all of one person): 1"
+TAGS_NOTE = 'is not read (slots are read from "tags", a BIO tag per word; with "text", also from "entities"): 1'
+PEOPLE_NOTE = "is not read (epsilon is for one utterance, not for all that a person said): 1"
 
 
 def load(folder: Path, name: str, content: str | bytes) -> Corpus:
@@ -142,7 +142,7 @@ def test_columns_can_be_named_and_the_others_are_noted(tmp_path):
             "train",
             "-DOCSTART- -X- -X- O\n\n# intent: fly\nnew NN x B-city\nyork NN x I-city\nrome NN x B-city\n\n"
             "# id 7\n# intent: stop\nstop VB x O\n",
-            "utterances with columns between the first and the last, which are ignored: 2",
+            "utterances with ignored columns between the first and the last: 2",
         ),
     ],
 )
@@ -158,8 +158,8 @@ def test_conll(tmp_path, name, content, note):
 @pytest.mark.parametrize(
     ("text", "entity", "note"),
     [
-        ("an apple, please", (3, 8), "ends within a word, where the word is split: 1"),
-        ("eat the apples", (8, 13), "ends within a word, where the word is split: 1"),
+        ("an apple, please", (3, 8), "ends within a word, which is split there: 1"),
+        ("eat the apples", (8, 13), "ends within a word, which is split there: 1"),
         ("go to   ", (5, 8), "entities that are blank"),
     ],
 )
@@ -215,7 +215,7 @@ def test_rasa(tmp_path):
         "a bracket that does not mark an entity, read as a word: 1",
         '"synonym" is not read: 1',
         '"rules" is not read: 1',
-        'lines of "examples" that do not begin with "-" and are ignored: 2',
+        'ignored lines of "examples", which do not begin with "-": 2',
         "entities with a value that differs from their text, such as a synonym; the text is read: 2",
     ):
         assert note in notes(corpus)
@@ -235,7 +235,7 @@ FLY = [("fly", "to rome now", "O B-city O"), ("greet", "hi", "O")]
         ({"utterances": [ROME | {"traits": []}, HI]}, '"traits" is not read: 1'),
         (
             {"rasa_nlu_data": {"common_examples": [ROME, HI], "entity_synonyms": [{"value": "rome", "synonyms": []}]}},
-            'items of "rasa_nlu_data.entity_synonyms" that are not utterances and are ignored: 1',
+            'ignored items of "rasa_nlu_data.entity_synonyms", which are not utterances: 1',
         ),
         (
             {
@@ -256,9 +256,9 @@ FLY = [("fly", "to rome now", "O B-city O"), ("greet", "hi", "O")]
                 },
                 "entities": {"city": {"data": [{"value": "rome"}]}},
             },
-            'items of "entities.city.data" that are not utterances and are ignored: 1',
+            'ignored items of "entities.city.data", which are not utterances: 1',
         ),
-        ([ROME | {"entities": [*ROME["entities"], {"start": 5, "end": 99, "entity": "x"}]}, HI], "are ignored: 1"),
+        ([ROME | {"entities": [*ROME["entities"], {"start": 5, "end": 99, "entity": "x"}]}, HI], "overlapping: 1"),
         ([ROME | {"entities": [ROME["entities"][0] | {"value": "FCO"}]}, HI], "value that differs from their text"),
     ],
 )
@@ -329,7 +329,7 @@ ZIP = b"PK\x03\x04\x14\0\x06\0"
         ("nlu.yml", "nlu:\n- intent: fly\n  examples:\n    text: hi\n", "is not a Rasa nlu.yml"),
         ("nlu.yml", "nlu: []\nversion: 3\nnlu: []\n", "line 1: 'nlu' is given twice"),
         ("nlu.yml", EXAMPLES + "    - a\n  intent: y\n", "line 2: 'intent' is given twice: give each once"),
-        ("nlu.yml", EXAMPLES + "    a\n    b\n", 'no utterances: .*that do not begin with "-" and are ignored: 2'),
+        ("nlu.yml", EXAMPLES + "    a\n    b\n", 'no utterances: .*, which do not begin with "-": 2'),
         ("nlu.yml", EXAMPLES + '    - to [rome]{"entity": city}\n', "intent fly, example 1: write entities as"),
         ("nlu.yml", EXAMPLES + '    - to [oslo]{"entity": "x", "entity": "y"}\n', "example 1: write entities as"),
         ("nlu.yml", "nlu:\n- intent: fly\n", "contains no utterances"),

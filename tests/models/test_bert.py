@@ -215,7 +215,7 @@ OTHER = {"distilbert.embeddings.weight": torch.zeros(3)}
         (lambda f: (f / "tokenizer.json").unlink(), "neither tokenizer.json nor vocab.txt"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no pretrained BERT can be loaded"),
         (lambda f: save_file(OTHER, f / "model.safetensors", {"format": "pt"}), "lack BERT's"),
-        (lambda f: save_pretrained(f, vocab_size=7), "18 pieces, but its weights only 7"),
+        (lambda f: save_pretrained(f, vocab_size=7), "18 pieces, but its weights have only 7"),
         (half_as_wide, "in a shape that contradicts config.json"),
     ],
 )
