@@ -189,7 +189,7 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
     name = os.path.expanduser(name)
     in_a_folder = "/" in name and Path(name).parent.is_dir()
     if not Path(name).is_dir() and (in_a_folder or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)):
-        raise UsageError(f"{name!r} is neither a folder nor a hub name: give a folder that `edp-lab pretrain` made")
+        raise UsageError(f"{name!r} is neither a folder nor a hub name: give a folder made by `edp-lab pretrain`")
     if Path(name).is_dir() and not Path(name, "config.json").exists():
         raise UsageError(f"{name!r} contains no config.json: give a folder or hub name of a BERT model")
     try:

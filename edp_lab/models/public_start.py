@@ -10,7 +10,7 @@ for "fromloc.city_name". Label sets are public, and nothing else of the private 
                           /seen_letters.u4        keys of the training utterances, except generated everyday requests
 
 If you train on a corpus that a start was made from, its weights contain your utterances, and no epsilon covers that.
-So each start lists its training utterances, and a private run on more than a few of these is refused.
+So each start lists its training utterances, and a private run is refused if its corpus has more than a few of them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def rounded(vectors: Tensor) -> Tensor:
 def whitened(plain: CLC, public: Dataset) -> WhitenedCLC:
     """Convert a model to one with heads on features that are whitened on these utterances' words and sentences.
 
-    Errors at epsilon 8 without and with this (tuning seed): ATIS .098, .086; SNIPS .144, .140; NLU-EVAL .355, .320.
+    At epsilon 8, this lowers the error (tuning seed) from .098 to .086 on ATIS, .144 to .140 on SNIPS, and .355 to .320
+    on NLU-EVAL.
     """
     model = WhitenedCLC(plain.labels, plain.features, plain.size, plain.words.weight[:-UNKNOWN_WORDS])
     body = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith(("intent", "slots"))}

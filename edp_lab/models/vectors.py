@@ -42,7 +42,7 @@ class WordVectors:
             raise UsageError(f"the vector of {self.words[row]!r} is not finite: correct or remove it")
 
     def lower_cased(self) -> WordVectors:
-        """One vector per lower-cased word: that of its most frequent spelling."""
+        """Keep one vector per lower-cased word, the vector of its most frequent spelling."""
         first: dict[str, int] = {}
         for k, word in enumerate(self.words):
             first.setdefault(word.lower(), k)

@@ -105,12 +105,12 @@ TABLE_2 = (
 MAX_EPOCHS = 120
 HALF_DIGIT = 0.05  # a printed x means log10 epsilon in [x - 0.05, x + 0.05]
 ROUND = np.log10([1.0, 2.0, 5.0, 10.0])
-NOTE = "These settings are consistent with the table, not proven: the paper prints neither z0 nor the epochs T."
+NOTE = "The settings fit the table, which proves nothing: the paper prints neither z0 nor the number of epochs T."
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A tau of the paper's grid and a number of epochs, with the z0 in [1e-6, 1] that fits the printed value best."""
+    """A tau from the paper's grid and a number of epochs, with the z0 in [1e-6, 1] that fits the printed value best."""
 
     tau: float | None  # None without decay
     epochs: int

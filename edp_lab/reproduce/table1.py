@@ -17,9 +17,9 @@ attack's shadow model is trained with SGD for as many epochs as the target, sepa
     OUT/cells.jsonl                    results computed here, each written as soon as it is available
     OUT/runs, shadows, public          runs, shadow models of the attacks, starting weights
 
-A result is identified by its settings and by digests of its corpora and encoder. If a corpus or the encoder is here,
-its digest must match; otherwise we trust the committed line. So a killed run can resume, and the committed table can be
-printed without corpora, encoder or network.
+A result is identified by its settings and by digests of its corpora and encoder. If a corpus or the encoder is
+available, its digest must match; otherwise we trust the committed line. So a killed run can resume, and the committed
+table can be printed without corpora, encoder or network.
 
 All methods start from the same public weights. Otherwise a sound run, which may not take its vocabulary from the
 training set, would differ from SGD in more than its noise. The paper's CLC reads published fastText vectors, and its
@@ -65,7 +65,7 @@ SGD, HALF, PRINTED, SOUND = "sgd", "sgd, half the epochs", "as printed", "sound"
 VARIANTS = (PRINTED, SOUND)
 FINE_TUNING = 2e-4  # BERT's learning rate
 TAU = {Decay.LINEAR: 0.3, Decay.EXPONENTIAL: 0.2}  # from the middle of the paper's grids
-# Corpora by our names; domains of the synthetic smart-home corpus replace the paper's internal ones.
+# Corpora by our names. Domains of the synthetic smart-home corpus replace the paper's internal corpora.
 CORPORA = {
     "atis": "ATIS",
     "snips": "SNIPS",
@@ -85,7 +85,7 @@ LOUDER = 8.0  # scales the encoder's vectors from about 0.06 to the size of lear
 AREAS = ("training", "pretraining", "membership")  # keys of `NUMERICS`
 
 Cell = dict[str, Any]  # one cell of the table, with the keys of `_cell`
-Result = dict[str, Any]  # one run's scores, with the keys of `do`
+Result = dict[str, Any]  # scores of one run, with the keys of `do`
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class Scale:
 
     size: str  # size of the models, see `TrainConfig`
     layers: int  # number of the published encoder's layers from which BERT starts
-    steps: Mapping[str, int]  # approximate steps per run and model; BERT starts from the encoder, so it needs fewer
+    steps: Mapping[str, int]  # approximate steps per run and model; BERT starts from the encoder and needs fewer
     most_epochs: Mapping[str, int]  # maximum number of epochs, which limits the steps on small corpora
     z0: tuple[float, ...]  # values to try, in increasing order
     batch_size: int = 32  # small, because epsilon of disjoint batches depends on epochs, not on steps
-    seeds: int = 3  # number of seeds, from 0 on
+    seeds: int = 3  # number of seeds, which start at 0
 
 
 FULL = Scale(
@@ -171,7 +171,7 @@ def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
 def _tune(
     runs: TableRuns, scale: Scale, plain: TrainConfig, first: Sequence[TrainConfig], what: str
 ) -> tuple[Result, dict[str, dict[TrainConfig, Result]]]:
-    """SGD's result, and the trials of each variant; each trial halves the remaining noise levels."""
+    """Return SGD's result and the trials of each variant. Each trial halves the number of remaining noise levels."""
     noised = {name: replace(plain, method="edp-sgd", as_printed=name == PRINTED, clip_norm=1.0) for name in VARIANTS}
     left = {name: [replace(config, z0=z0) for z0 in scale.z0] for name, config in noised.items()}
     tried: dict[str, dict[TrainConfig, Result]] = {name: {} for name in VARIANTS}
@@ -245,7 +245,7 @@ def _cell(
         **{name: estimate([100 * result[name] for result in results]) for name in SCORES},
         **{f"{name}_change": change(name) for name in SCORES},
         "log10_claimed": math.log10(claimed) if claimed else None,  # by the paper's accounting, at its delta
-        "epsilon_if_seed_secret": largest("epsilon_if_seed_secret"),  # at `delta`, like the next one
+        "epsilon_if_seed_secret": largest("epsilon_if_seed_secret"),  # at `delta`, as is the next value
         "epsilon_if_alpha_public": largest("epsilon_if_alpha_public"),
         "delta": first["delta"],
         "z0": None if decay is None else config.z0,  # chosen in `trials` runs, or to keep epsilon equal

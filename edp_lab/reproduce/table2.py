@@ -38,7 +38,7 @@ METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd")
 SLOW, FEW = 10.0, 3  # a method whose steps take at least 10 times as long as SGD's gets only 3 rounds
 # Otherwise glibc returns memory to the system after each step, and allocating it again hides the differences.
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-VOCABULARY = 30_522  # word pieces of the BERT that the paper fine-tunes: 14.25 million parameters
+VOCABULARY = 30_522  # number of word pieces of the BERT that the paper fine-tunes, with 14.25 million parameters
 
 
 class Contestant(NamedTuple):
@@ -131,7 +131,7 @@ def table2(task: Task, progress: Callable[[str], None] = lambda name: None) -> l
 def _row(
     task: Task, contestant: Contestant, number: int, turns: Sequence[dict[str, Any]], memory_mb: float
 ) -> dict[str, Any]:
-    """Result of the contestant with this index in `turns`; each step of a method but SGD is paired with one of SGD."""
+    """Result of the contestant with this index in `turns`. Each step of another method is paired with a step of SGD."""
     matching = [turn for turn in turns if number in (0, turn["number"])]
     seconds = [turn["seconds" if number else "sgd"] for turn in matching]
     ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, matching, strict=True)]

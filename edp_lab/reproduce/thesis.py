@@ -36,7 +36,7 @@ from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
 
 SIGMA, DELTA = 0.6, 1e-5  # noise of phase I; delta of all tables except 4.8
 PHASE_ONE = (2.5, DELTA)  # sections 3.1.1 and 3.5, for sigma 0.6
-DP_ADAM = (7.0, DELTA)  # captions of figure 4.6; chapter 6
+DP_ADAM = (7.0, DELTA)  # captions of figure 4.6, and chapter 6
 LABELS = (0.2, 0.0)  # section 4.2, for the labels; the thesis does not state their number
 BY_DP_ADAM: dict[str, Any] = {"method": "dp-adam", "epsilon": DP_ADAM[0], "delta": DP_ADAM[1]}
 MODELS = {"Simple CNN": "cnn", "Alex-Net": "alexnet", "VGG-Net": "vgg"}
@@ -125,7 +125,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: our values and the printed ones."""
+    """One row of a table: our values and the printed values."""
 
     table: str
     name: str
@@ -141,7 +141,7 @@ class Row:
     note: str = ""  # settings that the thesis does not specify (T19, T27), and other remarks
     seconds: float = 0.0  # total training time of all networks of this row
     confusion: list[list[int]] = field(default_factory=list, repr=False)  # [true][predicted] counts
-    loss: list[float] = field(default_factory=list, repr=False)  # per epoch, mean over networks
+    loss: list[float] = field(default_factory=list, repr=False)  # loss per epoch, mean over networks
     test_loss: list[float] = field(default_factory=list, repr=False)  # the same on the test examples
 
 
@@ -224,7 +224,7 @@ class Lab:
         return key_from_seed(f"thesis {self.seed + repeat}: {name}")
 
     def job(self, name: str, repeat: int, data: Images, part: bool = False, method: str = "adam", **given: Any) -> Job:
-        """Describe a network to train, by default with tanh: under noise, ReLU networks as in the thesis may fail."""
+        """Describe a network to train, with tanh by default: under noise, the thesis' ReLU networks may not learn."""
         s, private = self.scale, method in PRIVATE_METHODS
         epochs = ((s.private_epochs, s.private_part_epochs) if private else (s.epochs, s.part_epochs))[part]
         defaults = {"epochs": epochs, "classes": data.classes, "seed": self._key(repeat, name) % 2**32}
@@ -408,7 +408,7 @@ def phase_two(table: str, lab: Lab) -> Iterator[Row]:
     for name, model in MODELS.items():
         ten = lab.ensembles(f"{name}, dp-adam", model=model, **BY_DP_ADAM)
         epsilon = largest(chain(*ten))
-        note = f"hard vote of {lab.scale.instructors} instructors; largest epsilon, for emptying one example's place"
+        note = f"hard vote of {lab.scale.instructors} instructors; largest epsilon, with an example's place empty"
         yield score_row(lab, table, f"DP-{name}", ten, note, epsilon, min(epsilon, lab.image_epsilon))
 
 

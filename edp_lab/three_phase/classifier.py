@@ -184,7 +184,7 @@ class Scores:
 
 
 def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
-    """Accuracy, and precision, recall and F-score averaged over classes: (n), (n) -> numbers; n at least 1."""
+    """Compute the accuracy, and precision, recall and F-score averaged over classes, of (n) labels, n at least 1."""
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (truth, predicted), 1)
     right, total = np.diag(confusion), int(confusion.sum())
@@ -198,7 +198,7 @@ def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
     return Scores(hits / total, (low, high), means[0], means[1], means[2], confusion.tolist())
 
 
-# ---- Ways to bound an example's gradient (the thesis' 2.4.8 and 3.2.2) -----------------------------------------------
+# ---- Ways to bound an example's gradient (sections 2.4.8 and 3.2.2 of the thesis) ------------------------------------
 
 
 def by_norm(gradients: Tensor, threshold: float) -> Tensor:
@@ -228,8 +228,8 @@ class Rule(NamedTuple):
     """Rule for bounding gradients, and the resulting sensitivity.
 
     Guarantee: the sensitivity bounds the L2 distance by which adding or removing one example moves the sum of the rows,
-    for all finite gradients, up to the rounding of one product. UsageError if a gradient is not finite, or if the
-    threshold is not above 0.
+    for all finite gradients, up to the rounding of one product. Raises UsageError if a gradient is not finite, or if
+    the threshold is not above 0.
     """
 
     clip: Callable[[Tensor, float], Tensor]  # gradients (B, P) and a threshold -> (B, P)

@@ -80,7 +80,7 @@ def compare(before: Floats, after: Floats) -> Perturbation:
     None of these measures privacy: they measure how much of the signal is left.
     """
     if before.shape != after.shape or not before.size:
-        raise UsageError(f"cannot compare images of shape {before.shape} with noised ones of shape {after.shape}")
+        raise UsageError(f"cannot compare images of shape {before.shape} with noised images of shape {after.shape}")
     original, noised = statistics(before), statistics(after)
     covariance = float(np.mean((before - original.mean) * (after - noised.mean), dtype=np.float64))
     spread = original.standard_deviation * noised.standard_deviation

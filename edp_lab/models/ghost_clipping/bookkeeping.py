@@ -1,7 +1,7 @@
 """Gradients of many micro-batches from one backward pass, without storing one gradient per micro-batch.
 
 The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: the input x and
-the gradient d of the output. From the factors one can compute
+the gradient d of the output. From these factors we can compute
 
     the norm of a micro-batch's gradient   ||sum_t d_t x_t^T||^2 = sum_t,s (d_t . d_s)(x_t . x_s)
     any weighted sum over micro-batches     sum_t (c_t d_t) x_t^T
@@ -231,7 +231,7 @@ class LayerRecord(Protocol):
         ...
 
     def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
-        """Add sum_m factors_m gradient_m of each parameter to its target; factors (M) None: all 1."""
+        """Add sum_m factors_m gradient_m of each parameter to its target; factors (M), None for all 1."""
         ...
 
 

@@ -98,7 +98,7 @@ class MicroBatchOps(PlainOps):
         return all_squares.sqrt_().T
 
     def add_weighted_sum(self, out: Tensor, factors: Tensor | None = None) -> None:
-        """out (P) += sum_m factors_m gradient_m, with concatenated parameters; factors (M), None: all 1."""
+        """out (P) += sum_m factors_m gradient_m, with concatenated parameters; factors (M), None for all 1."""
 
         def target(parameter: Tensor) -> Tensor | None:
             place = self._place.get(id(parameter))
@@ -163,7 +163,7 @@ class Kept(torch.autograd.Function):
 
     `run` returns the output and the tensors that `back` needs, which autograd frees and checks for in-place changes.
     `back(d, wanted, *needed)` records the factors of the parameters' gradients and returns the gradient of x, or None
-    if that is not wanted.
+    if it is not needed.
     """
 
     @staticmethod
