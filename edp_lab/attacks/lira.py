@@ -92,7 +92,7 @@ def lira_scores(logits: Floats, shadows: ShadowLogits) -> Floats:
 def aligned(logits: Floats, shadows: ShadowLogits) -> Floats:
     """Shift the target's logits (n, d), by one constant per head, to the mean of the shadow models' logits.
 
-    Use this if the shadow models were trained differently from the target. A model trained for longer is more confident
+    Align if the shadow models were trained differently from the target. A model trained for longer is more confident
     on all utterances. `lira_scores` would take that as evidence for non-membership, because non-members' logits vary
     more. On ATIS, with 20 epochs for the target and 8 for the shadow models, the AUC is 0.549 without alignment and
     0.663 with it (loss threshold: 0.574). With 8 epochs for both, it is 0.647 with or without alignment. We assume that
@@ -125,7 +125,7 @@ def shadow_logits(
         seed: seed of the halves and the models. The models' seeds are large, because with a small seed, a shadow model
             might have the target's initial weights and noise.
         cache: folder for results of finished models, which lets an interrupted attack resume; None for `user_cache`.
-        progress: called in this thread with the number of finished models; an exception that it raises ends the work.
+        progress: called in this thread with the number of finished models; if it raises an exception, the work ends.
         workers: number of single-threaded processes; None for one per core available to this process.
 
     No worker is left running after an error or interruption, and the message names the folder of finished models.

@@ -103,7 +103,7 @@ class Target:
 
         A random split of fixed sizes exchanges members for non-members, so neighbours differ by replacing an utterance.
         Under Poisson sampling, this means removing one utterance and adding another. All copies of a text are on one
-        side, so the guarantee is for as many utterances as the most frequent text has copies.
+        side, so the guarantee is for all copies of the most frequent text.
         """
         if self.config.method == "sgd":
             return None

@@ -51,7 +51,7 @@ Gradients = Sequence[MicroGradients]  # gradients of one step
 OnStep = Callable[[int, int], None]  # receives the number of steps done and the total
 
 
-# ---- Which canaries are in, and where --------------------------------------------------------------------------------
+# ---- Choice and placement of the canaries ----------------------------------------------------------------------------
 
 
 class Placement(NamedTuple):

@@ -50,7 +50,7 @@ class Roc(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """A share and its Clopper-Pearson interval."""
+    """Share with its Clopper-Pearson interval."""
 
     value: float
     interval: Interval
@@ -110,12 +110,13 @@ def auc_interval(
     """Confidence interval for the AUC, within [0, 1] and never of width zero.
 
     We use the normal interval on the logit scale, with DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988),
-    computed by sorting in O(n log n) as in Sun and Xu 2014. It is asymptotic. In simulations with normal scores, 93 to
-    97 % of the 95 % intervals covered an AUC of up to 0.9 (20 to 1,000 scores per side) or, with equal sides, of up to
-    0.99. Only 86 % covered an AUC of 0.999 with 50 members and 1,000 non-members. If the variance is 0 (all pairs
-    right, all wrong, or all scores equal) or undefined (one utterance on a side), we use the Clopper-Pearson interval
-    for k = min(members, non-members) pairs, of which AUC x k are right. This is conservative: k disjoint pairs are
-    independent, each is right with probability at most the AUC, and the sample's other pairs only add information.
+    computed by sorting in O(n log n) as in Sun and Xu 2014. The interval is asymptotic. In simulations with normal
+    scores, 93 to 97 % of the 95 % intervals covered an AUC of up to 0.9 (20 to 1,000 scores per side) or, with equal
+    sides, of up to 0.99. For an AUC of 0.999 with 50 members and 1,000 non-members, only 86 % of the intervals covered
+    it. If the variance is 0 (all pairs right, all wrong, or all scores equal) or undefined (one utterance on a side),
+    we use the Clopper-Pearson interval for k = min(members, non-members) pairs, of which AUC x k are right. This is
+    conservative: k disjoint pairs are independent, each is right with probability at most the AUC, and the sample's
+    other pairs only add information.
 
     Args:
         texts: for each side, the index of each utterance's text. Copies have equal scores, so they are grouped
@@ -412,7 +413,7 @@ def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
 
     Args:
         scores: (m) higher for canaries that seem to be in.
-        included: (m) bool, whether each canary was in. It does not affect the number of guesses, nor do the scores.
+        included: (m) bool, whether each canary was in. Neither this nor the scores affect the number of guesses.
     """
     truth, m, tallies = included[np.argsort(scores, kind="stable")], len(scores), []
     for r in sorted({max(1, round(share * m)) for share in SHARES}):
@@ -484,7 +485,7 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
     Let W be the number of correct guesses and p_i = P[W = i]; abstentions are neither right nor wrong. For any j, if
     guess k is right and W >= j, then at least j - 1 other guesses are right. If canary k were flipped, guess k would be
     wrong, and W >= j - 1 would still hold. mu-GDP bounds the probability of the first event by F(x) = Phi(Phi^-1(x) +
-    mu) at the probability x of the second. F is concave, so averaging over the m canaries and everything else yields
+    mu) at the probability x of the second. F is concave, so averaging over all canaries and other randomness yields
 
         a_j <= F(b_{j-1}),     a_j = sum_{i >= j} p_i i / m,     b_j = sum_{i >= j} p_i (r - i) / m
 
@@ -521,6 +522,6 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
 
 def _check_counts(m: int, r: int, v: int, beta: float) -> None:
     if not 0 <= v <= r <= m:
-        raise UsageError(f"{v} right of {r} guesses on {m} canaries is impossible: no number may exceed the next")
+        raise UsageError(f"{v} right of {r} guesses on {m} canaries is impossible: v <= r <= m must hold")
     if not 0 < beta < 1:
         raise UsageError(f"significance beta is {beta}: it must be between 0 and 1, such as 0.05")

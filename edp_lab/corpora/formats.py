@@ -22,7 +22,7 @@ from edp_lab.files import once, read_bytes
 TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # keys of the text; the first key found is read
 INTENTS = ("intent", "label", "category")
 READ = (*TEXTS, *INTENTS, "tags", "annot_utt", "entities")
-HINTS = {  # reasons why a key is not read, if a word in it begins like this
+HINTS = {  # reasons why a key is not read, by the beginning of a word in it
     "tag|slot|entit|ner|bio|iob": 'slots are read from "tags", a BIO tag per word; with "text", also from "entities"',
     "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not for all that a person said",
 }

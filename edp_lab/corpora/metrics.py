@@ -96,7 +96,7 @@ def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
 def spans(tags: Sequence[str]) -> list[Span]:
     """Extract the slots from BIO tags as (start, end, label) with an exclusive end, as defined by conlleval.
 
-    A ``B-`` always begins a slot. An ``I-`` begins one after ``O``, after another label or at the beginning.
+    A ``B-`` always begins a slot. An ``I-`` begins a slot after ``O``, after another label or at the beginning.
     """
     slots: list[Span] = []
     start, label = 0, ""

@@ -179,7 +179,7 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
     row only if its words then equal the intact utterance; otherwise we leave it out. Warnings count both kinds of rows.
     """
     damaged = notes["rows with a damaged output, aligned to their utterance"]
-    lost = notes["rows that could not be aligned to their utterance, left out"]
+    lost = notes["rows left out, because they could not be aligned to their utterance"]
     for file in (path / f"{name}.tsv" for name in ("train", "dev", "test")):
         for number, line in enumerate(text_lines(file)[1:], start=2):
             place = f"{file}, line {number}"

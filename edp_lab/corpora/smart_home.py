@@ -1,7 +1,7 @@
 """Generated corpora: smart-home commands in the paper's three domains, and everyday requests.
 
 The paper's Communication, Health and Video corpora (section 4.1) are not public; the smart-home corpus replaces them.
-A text is drawn first and then annotated. If it has several readings, one is drawn with the odds given in the grammar.
+A text is drawn first and then annotated. If a text has several readings, one is drawn with odds from the grammar.
 Then a share `NOISE` of the utterances gets one annotation error.
 
 The grammar is in `smart_home.json`. Notation of its lines:
@@ -23,8 +23,8 @@ extensions. All streets, shops, titles and medicines are invented, except for a 
 frozen: any change to the draws needs a new "version".
 
 Everyday requests come from `everyday.txt`, which explains its notation. They are public text for pretraining models
-from which private training starts (`edp_lab.models.public_start`). They cover about six hundred intents, with slots, of
-requests to an assistant or a service desk. They are neither protected nor used for evaluation.
+from which private training starts (`edp_lab.models.public_start`). They contain slots and cover about six hundred
+intents that people may have for an assistant or a service desk. They are neither protected nor used for evaluation.
 
 Raises UsageError for an unknown domain, fewer than one utterance, or a file that cannot be read or written.
 """
@@ -67,7 +67,7 @@ Tags = tuple[str, ...]
 
 
 def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
-    """Generate a corpus. It is the same on every platform for the same arguments and `GRAMMAR_VERSION`.
+    """Generate a corpus. The same arguments and `GRAMMAR_VERSION` yield the same corpus on every platform.
 
     Args:
         utterances: number of utterances, at least 1.
@@ -133,7 +133,7 @@ def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[tuple[U
     """Yield each utterance as annotated, and its true annotation before noise."""
     domains = _domains(domain)
     _check_count(utterances)
-    # Python guarantees the same sequence of `Random.random` for a seed in all versions.
+    # In all versions of Python, a seed yields the same sequence of `Random.random`.
     uniform = Random(f"smart-home {GRAMMAR_VERSION} {seed} {domain}").random
     shared: dict[Tags, Tags] = {}  # equal tag sequences are one object, which halves the memory
     while utterances:
@@ -355,7 +355,7 @@ _LIST = re.compile(r"(\w+): (.*)")
 
 
 def everyday(utterances: int, seed: int = 0) -> Corpus:
-    """Generate everyday requests. They are the same on every platform for the same arguments."""
+    """Generate everyday requests. The same arguments yield the same requests on every platform."""
     _check_count(utterances)
     lists, rules = _everyday_grammar()
     random = Random(f"everyday {seed}")

@@ -248,7 +248,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context that silences progress bars, messages about connection attempts, and the report on the dropped head."""
+    """Context that silences progress bars, connection messages and the report on the unused language-model head."""
     log, hub = transformers.utils.logging, huggingface_hub.utils.logging
     verbosity, of_hub, bar = log.get_verbosity(), hub.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

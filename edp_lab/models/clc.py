@@ -35,7 +35,7 @@ class CLC(IntentSlotModel):
     """The paper's LSTM network.
 
     Args:
-        features: map words to indices.
+        features: encoder that maps words to indices.
         vectors: (V, D) frozen vectors of the vocabulary; None for trainable vectors.
         more_pooled, more_token: numbers of additional inputs to the intent head and the slot head, for subclasses.
     """

@@ -53,7 +53,7 @@ def build_model(
 
     Args:
         kind: "clc" or "bert".
-        training: the training utterances; their words are used only without `private` and without `pretrained`.
+        training: the training utterances; their words are used only if `private` is false and `pretrained` is None.
         pretrained: for the CLC, either word vectors (see `load_vectors`), which stay frozen, or a CLC to start from
             (see `edp_lab.models.public_start`), which determines the size. For BERT, a folder or hub name (see
             `load_bert`). We assume that it is public or was trained on separate text.

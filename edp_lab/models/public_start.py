@@ -1,6 +1,6 @@
 """Public starting models ("starts") for private runs: a CLC trained without privacy on labelled public commands.
 
-Its word vectors stay frozen; the character CNN and the LSTM are trained further. The heads' inputs are whitened by
+Its word vectors stay frozen; the character CNN and the LSTM are trained further. The heads' inputs are whitened with
 public text, because noise is isotropic, and stretched in directions that separate public labels. The known heads belong
 to other labels. So the head of a new label is initialised from those of labels with similar names, such as "from_city"
 for "fromloc.city_name". Label sets are public, and nothing else of the private corpus is used.
@@ -43,7 +43,7 @@ STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")
 ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen_letters.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
-UNKNOWN_WORDS = 1  # number of rows shared by all words without a vector; the row is zero
+UNKNOWN_WORDS = 1  # number of rows, all zero, shared by the words without a vector
 PLACES = 1024  # number of hashed places for words in the features of a frozen start (see `LabelNameFeatures`)
 NAME_LOGIT = 6.0  # increase of an intent's logit if all words of its name occur
 HEAD_SCALE = 0.4  # factor for known heads that initialise a new head, because training must correct these guesses

@@ -32,7 +32,7 @@ class Change:
 
     ser: float  # change of the semantic error rate
     mia_auc: float  # change of the membership attack's area under the ROC curve
-    log10_epsilon: float  # by the paper's own accounting, at the row's delta
+    log10_epsilon: float  # computed by the paper's own accounting, at the row's delta
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Table1Row:
 
     @property
     def delta(self) -> float:
-        """Delta of the row: 5e-4 for the public corpora, 5e-5 for the internal ones (caption)."""
+        """Delta of the row: 5e-4 for the public corpora, 5e-5 for the internal corpora (table caption)."""
         return 5e-4 if self.corpus in PUBLIC_CORPORA else 5e-5
 
     @property
@@ -197,7 +197,7 @@ def _explain(
             claimed = math.log10(claimed_epsilon(_mechanism(decay, tau, z0), count, row.delta))
             tried.append(Setting(tau, count, z0, (low, high) if low <= high else None, claimed))
     settings = [setting for setting in tried if setting.z0_range]
-    if settings:  # the one nearest to 1, 2 or 5 times a power of ten, by |log10 of the ratio|
+    if settings:  # the setting nearest to 1, 2 or 5 times a power of ten, by |log10 of the ratio|
         closest = min(settings, key=lambda setting: float(np.min(np.abs(ROUND - math.log10(setting.z0) % 1))))
     else:
         closest = min(tried, key=lambda setting: abs(setting.log10_epsilon - printed))

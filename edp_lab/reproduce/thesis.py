@@ -68,7 +68,7 @@ class Printed(NamedTuple):
 
 def _circles(privacy: str, epsilon: float | None, *accuracies: float) -> Printed:
     rows = {f"{size} points": (value,) for size, value in zip(TRAIN_SIZES, accuracies, strict=True)}
-    claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta from section 3.1.1; the table states none
+    claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta from section 3.1.1; the table states no delta
     return Printed(f"perceptron on two circles, {privacy}", rows, claimed)
 
 
@@ -134,7 +134,7 @@ class Row:
     # 95 % Clopper-Pearson interval of our accuracy, over the test images of all repeats; for circles, the range from
     # the lowest to the highest repeat.
     interval: tuple[float, float] | None = None
-    claimed_epsilon: float | None = None  # by the thesis
+    claimed_epsilon: float | None = None  # claimed in the thesis
     epsilon_if_seed_secret: float | None = None  # for one example with its label; None without a guarantee
     epsilon_image: float | None = None  # the same for only the example's image or point
     delta: float | None = None  # delta of both epsilons; None without a guarantee
@@ -171,7 +171,7 @@ FULL = Scale("mnist", 3, 10, 2000, private_part_epochs=30)
 class Network(NamedTuple):
     """A trained network, without its weights."""
 
-    predicted: NDArray[np.int64]  # (n) labels of its test examples
+    predicted: NDArray[np.int64]  # (n) predicted labels of the test examples
     rows: list[dict[str, Any]]  # see `edp_lab.three_phase.classifier.Trained`
     epsilon: float | None  # guaranteed
     record: dict[str, Any]
@@ -408,7 +408,7 @@ def phase_two(table: str, lab: Lab) -> Iterator[Row]:
     for name, model in MODELS.items():
         ten = lab.ensembles(f"{name}, dp-adam", model=model, **BY_DP_ADAM)
         epsilon = largest(chain(*ten))
-        note = f"hard vote of {lab.scale.instructors} instructors; largest epsilon, with an example's place empty"
+        note = f"hard vote of {lab.scale.instructors} instructors; largest epsilon, if one example's place is emptied"
         yield score_row(lab, table, f"DP-{name}", ten, note, epsilon, min(epsilon, lab.image_epsilon))
 
 

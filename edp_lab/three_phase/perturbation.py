@@ -20,7 +20,7 @@ from edp_lab.privacy.foundations import gaussian_epsilon
 from edp_lab.privacy.gdp import check_delta
 
 CLAIMED_EPSILON, CLAIMED_SIGMA = 2.5, 0.6  # section 3.5, step 1, at delta 1e-5
-# Input size of the thesis' AlexNet and VGG. Noise is added before the images are enlarged, which is post-processing. If
+# Input size of the thesis' AlexNet and VGG. Images are enlarged after noise is added, so this is post-processing. If
 # noise were added afterwards, the sensitivity would be 443 instead of 28. This bound is attained, because black stays
 # black and white stays white. The enlarged pixels would be copies, so their noise would average out.
 RESIZED = (3, 256, 256)
@@ -32,7 +32,7 @@ Floats = NDArray[np.floating[Any]]
 def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[np.float32]:
     """Add independent N(0, sigma^2) noise to every pixel, without clipping; any shape (n, ...).
 
-    Guarantee: `image_guarantee`, for each image; sigma 0 adds no noise and guarantees nothing. Noise and sum are
+    Guarantee for each image: see `image_guarantee`. Without noise (sigma 0), nothing is guaranteed. Noise and sum are
     float64, rounded to float32 at the end, with the caveats of `edp_lab.privacy.foundations`.
     """
     check_sigma(sigma)
@@ -85,7 +85,7 @@ def compare(before: Floats, after: Floats) -> Perturbation:
     covariance = float(np.mean((before - original.mean) * (after - noised.mean), dtype=np.float64))
     spread = original.standard_deviation * noised.standard_deviation
     noise_variance = float(np.var(after - before, dtype=np.float64))
-    total, count = 0.0, 0  # correlations of images with contrast: sum and number
+    total, count = 0.0, 0  # sum and number of correlations of images with contrast
     for start in range(0, len(before), BLOCK):
         correlations = image_correlations(*(part[start : start + BLOCK] for part in (before, after)))
         total += float(np.nansum(correlations))

@@ -83,7 +83,7 @@ class ThreePhaseRecord:
     parts: list[Part] = field(default_factory=list)
     labels: Labels | None = None  # labels of the vote
     privacy: VoteAccount | None = None  # privacy cost of the labels
-    # `IDEAL` (but the noise is floating-point), `VOID` (anyone who knows the seed can reproduce the noise), or "none".
+    # `IDEAL` (except for floating-point noise), `VOID` (anyone who knows the seed can reproduce the noise), or "none".
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
     not_private: str = NOT_PRIVATE  # parts of this record that must not be published with the understudy
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ---- Networks, here or in several processes --------------------------------------------------------------------------
+# ---- Networks, trained in one process or several ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def run_three_phase(
 
 
 class _Run:
-    """State shared by the phases, and the record that they fill. `images` are noised from phase I on."""
+    """State shared by the phases, and the record that they fill. Phase I adds noise to `images`."""
 
     def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
         self.public = int(PUBLIC_SHARE * len(images.test))
@@ -236,8 +236,8 @@ class _Run:
             self._keep(job, done, done.guarantee.conditional_epsilon)
         self.voters = [done.model for done in trained]
         # Parallel composition: votes are as private as the worst instructor, if all other examples keep their
-        # instructor in the neighbouring data set. Splitting n - 1 examples would move the others, so this epsilon is
-        # for removing an example and leaving its place empty.
+        # instructor in the neighbouring data set. Splitting the other n - 1 examples again would move them, so this
+        # epsilon is for removing an example and leaving its place empty.
         epsilons = [done.guarantee.conditional_epsilon for done in trained]
         worst = None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
         predicted = self._counts(slice(self.public, None)).argmax(axis=1)

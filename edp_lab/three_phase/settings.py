@@ -127,7 +127,7 @@ class ThreePhaseSettings:
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
             raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
         for of, epsilon in (("a vote", self.vote_epsilon), ("private training", self.train_epsilon)):
-            if not 0 < epsilon < math.inf:  # even if it is not used
+            if not 0 < epsilon < math.inf:  # checked even if unused
                 raise UsageError(f"the epsilon of {of} is {epsilon}: it must be a finite number greater than 0")
         check_sigma(self.sigma)
         check_delta(self.delta)

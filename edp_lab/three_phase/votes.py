@@ -130,7 +130,7 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
     ends = np.unique(votes[:, None] + np.arange(-reach, reach + 1))
     half = np.diff(ends)[:, None] / 2
     x = ((ends[:-1, None] + half) + half * NODES).ravel() - votes[:, None]  # (K, X)
-    if laplace:  # as in scipy.stats, in a third of the time
+    if laplace:  # the formulas of scipy.stats, in a third of the time
         density = np.exp(-np.abs(x)) / 2
         below = np.where(x < 0, density, 1 - density)
     else:
@@ -178,7 +178,7 @@ def query_epsilon(aggregator: Aggregator, delta: float) -> float:
 def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dict[str, float]:
     """Epsilon of this number of queries at `delta`, by each composition method, for any votes; each is a valid bound.
 
-    Empty for a vote without noise.
+    The result is empty for a vote without noise.
 
     * Laplace, pure epsilon: the plain sum; advanced composition; zero-concentrated DP with rho = queries epsilon^2 / 2
       (Bun and Steinke 2016, proposition 1.4); Renyi DP (PATE 2017's moments accountant with the better conversion).

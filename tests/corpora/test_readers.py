@@ -167,7 +167,7 @@ def unislu(folder: Path, *lines: str) -> Path:
     return folder
 
 
-ALIGNED, LOST = "aligned to their utterance: 1", "could not be aligned to their utterance, left out: 1"
+ALIGNED, LOST = "aligned to their utterance: 1", "they could not be aligned to their utterance: 1"
 
 
 @pytest.mark.parametrize(

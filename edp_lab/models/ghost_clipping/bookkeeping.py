@@ -30,7 +30,7 @@ SIMILAR = 1.25  # largest ratio of row counts of micro-batches that are padded t
 LARGEST = 2**22  # largest number of entries in a padded block
 LONG = 32  # with at least this many rows on average, each micro-batch is summed separately
 ROOM = 3 * 2**25  # largest number of entries in materialised gradients: 16 micro-batches of the CLC at the paper's size
-BLOCK = 1024  # numbers per float32 sum: over millions of numbers the sum, and so the clip, can be off by a percent
+BLOCK = 1024  # numbers per float32 sum: a sum of millions of numbers, and so the clip, can be off by a percent
 Target = Callable[[Tensor], Tensor | None]  # buffer for a parameter's gradient; None if it is frozen
 
 
