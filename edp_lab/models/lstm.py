@@ -2,8 +2,7 @@
 
 We do not use nn.LSTM, because it hides the *gate gradients*. The gradient of a recurrent weight is a product of gate
 gradients and inputs, with one row per token. From these rows, N simulated devices (or per-example clipping) can compute
-any partial sum without a second backward pass. Both directions share one batched product per time step, and nothing is
-padded.
+any partial sum without a second backward pass. Both directions share one batched product per time step, unpadded.
 
 Shapes: R tokens in total, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
 """

@@ -97,8 +97,7 @@ class PrivateHeads(WhitenedCLC):
     """Intent head, slot head and CRF on a frozen `WhitenedCLC`; nothing else is trained.
 
     The heads also read which words occur and which labels these words name (`LabelNameFeatures`). The slot head reads
-    the intent head's output ("slot-gated", Goo et al. 2018). Data are encoded once and then take 7 kB per utterance
-    and 1.5 kB per word.
+    the intent head's output ("slot-gated", Goo et al. 2018). Encoded data take 7 kB per utterance, 1.5 kB per word.
     """
 
     reads_once = True

@@ -35,8 +35,7 @@ SPENT = {"epsilon": 7.0, "clip_norm": 0.2}  # for private methods; 7 is the thes
 LARGEST_RATE = 0.25  # maximum Poisson sampling rate by default, which gives small data sets smaller batches
 LEAST_STEPS = 300  # minimum number of steps by default, which gives small data sets more epochs
 PRIVATE_METHODS = ("dp-sgd", "dp-adam")
-# Defaults by method, chosen on the last 5,000 of MNIST's training images, for private methods at epsilon 2.93 and delta
-# 1e-5.
+# Defaults by method, chosen on the last 5,000 training images of MNIST (private methods: epsilon 2.93, delta 1e-5).
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
     "adam": {"lr": 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
