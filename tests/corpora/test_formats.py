@@ -160,7 +160,7 @@ def test_conll(tmp_path, name, content, note):
     [
         ("an apple, please", (3, 8), "ends within a word, which is split there: 1"),
         ("eat the apples", (8, 13), "ends within a word, which is split there: 1"),
-        ("go to   ", (5, 8), "entities that are blank"),
+        ("go to   ", (5, 8), "entities, which are blank"),
     ],
 )
 def test_an_entity_that_cuts_a_word_or_has_none_gets_a_note(tmp_path, text, entity, note):
