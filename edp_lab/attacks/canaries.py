@@ -8,8 +8,8 @@ everything except the digits ranks candidate numbers by the model's loss (Carlin
 A language model assigns a probability to the digits themselves. An intent-and-slot model assigns probabilities only to
 labels, p(labels | text). It labels all numbers the same way once it learns that digits after "call my doctor at" are a
 phone number. So each canary gets labels that a careless annotator might assign: one random intent, and one random slot
-for the whole number. All canaries share the words around the number. Only the digits connect a canary to its labels,
-so their loss is lower for the canary than for other numbers only if the model has stored the digits.
+for the whole number. All canaries share the words around the number. Only the digits connect a canary to its labels.
+So if the loss of these labels is lower for the canary than for other numbers, the model has stored the digits.
 
 Canaries and other candidates are drawn together, without replacement, from the set R of numbers made of digit words
 that occur in the training set. So without memorisation every rank is equally likely, however the model treats a

@@ -48,7 +48,7 @@ class Trained:
     # Per epoch: "epoch" (from 1), "loss" (mean over the training examples that took part; not private), "test_loss",
     # "accuracy" (on the test examples) and "seconds" of training.
     rows: list[dict[str, Any]]
-    guarantee: Guarantee  # guarantee of the released model, by privacy loss distributions
+    guarantee: Guarantee  # for the released model, computed from privacy loss distributions
     record: dict[str, Any] = field(repr=False)  # everything needed to repeat and to judge the run, as JSON
 
 
