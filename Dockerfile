@@ -1,7 +1,7 @@
 # The course in JupyterLab, without CUDA:
 #   docker build -t edp-lab .
 #   docker run --rm -it -p 127.0.0.1:8888:8888 -v edp-lab:/home/student/edp-lab-course edp-lab
-# It prints an address with a token: open that. Each volume (-v) keeps one student's notebooks between starts.
+# Open the address that it prints, which contains a token. The volume (-v) keeps one student's notebooks between runs.
 FROM python:3.11-slim AS build
 COPY . /edp-lab
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel /edp-lab

@@ -1,6 +1,6 @@
-# edp_lab: `make course` and `make test` need only make and Python 3.11 to 3.13 (README.md has each command without make).
-#   make PYTHON=python3.12 ...   another Python;   make VENV=/some/folder ...   another place for the environment
-#   make TORCH_INDEX=https://pypi.org/simple ...   where torch comes from (else: see INSTALL_TORCH)
+# edp_lab: `make course` and `make test` need only make and Python 3.11 to 3.13. For commands without make, see docs/install.md.
+#   make PYTHON=python3.12 ...   use another Python;   make VENV=/some/folder ...   use another folder for the environment
+#   make TORCH_INDEX=https://pypi.org/simple ...   package index for torch (default: see INSTALL_TORCH)
 #   make test PYTEST_ARGS="-k runner"   arguments for pytest;   make course COURSE_ARGS="00_start --mode full"
 #   make lab LAB_ARGS="--no-browser --allow-root"   options for JupyterLab
 
@@ -16,9 +16,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTED := $(VENV)/.tested
-# A module is compiled when it is first used.
+# pip compiles no modules; Python compiles each when it is first imported.
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
-# On Linux, PyPI's torch brings some 3 GB of CUDA. Without an NVIDIA driver PyTorch's CPU index is asked first, once.
+# On Linux, torch from PyPI includes about 3 GB of CUDA. Without an NVIDIA driver, we first try PyTorch's CPU index, once.
 NVIDIA := $(shell command -v nvidia-smi || ls -d /proc/driver/nvidia /dev/dxg 2>/dev/null)
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_FROM := $(BIN)/python -m pip install --no-compile --no-deps -c constraints.txt torch --index-url
@@ -26,34 +26,34 @@ ifneq ($(TORCH_INDEX),)
 INSTALL_TORCH := $(TORCH_FROM) $(TORCH_INDEX)
 else ifeq ($(shell uname -s)$(NVIDIA),Linux)
 INSTALL_TORCH := timeout 8 $(BIN)/python -m pip index versions torch --retries 0 --index-url $(CPU_INDEX) >/dev/null 2>&1 \
-	&& $(TORCH_FROM) $(CPU_INDEX) --retries 0 || echo 'no torch from $(CPU_INDEX): it comes from PyPI, with CUDA'
+	&& $(TORCH_FROM) $(CPU_INDEX) --retries 0 || echo 'torch is not available from $(CPU_INDEX): installing it from PyPI, with CUDA'
 endif
-unexport PYTHONDONTWRITEBYTECODE  # some containers set it: every process would compile anew all that it imports
+unexport PYTHONDONTWRITEBYTECODE  # some containers set it; then every process recompiles its imports
 
 .DEFAULT_GOAL := help
 .PHONY: help install course test lab lint clean
 
-help:  ## this list
+help:  ## list all targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
 
-install: $(TESTED)  ## the environment with every package pinned; the other targets install what they need
+install: $(TESTED)  ## create the environment with pinned packages; other targets do this when needed
 
-course: $(INSTALLED)  ## execute every notebook in quick mode; pages and an index under runs/course/
+course: $(INSTALLED)  ## execute every notebook in quick mode; write pages and an index to runs/course/
 	@$(BIN)/edp-lab course run $(COURSE_ARGS)
 
-test: $(TESTED)  ## the whole test suite, three files at a time (some wait for a browser)
+test: $(TESTED)  ## run all tests, three files in parallel (some wait for a browser)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lab: $(INSTALLED)  ## open JupyterLab on your own copy of the notebooks, in edp-lab-course/
 	@$(BIN)/edp-lab course lab $(LAB_ARGS)
 
-lint: $(TESTED)  ## linter, formatter, type checker, wording
+lint: $(TESTED)  ## check style, types and wording
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_words.py
 
-clean:  ## remove the environment and the caches; results under runs/ stay
+clean:  ## remove the environment and the caches; keep results in runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find edp_lab tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -61,10 +61,10 @@ $(INSTALLED): WHAT := .
 $(TESTED): WHAT := .[test]
 $(INSTALLED) $(TESTED): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c '$(SUITABLE)' || { \
-		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or name it with PYTHON=/path/to/python" >&2; exit 1; }
+		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e '$(WHAT)'
-	$(BIN)/python -c 'import edp_lab.compiled'  # compiles the loops now, so that no first run waits for it
+	$(BIN)/python -c 'import edp_lab.compiled'  # compile the loops now instead of in the first run
 	@touch $(INSTALLED) $@
-	@echo 'installed; for the edp-lab command in this shell:  . $(VENV)/bin/activate'
+	@echo 'installed; to use the edp-lab command in this shell:  . $(VENV)/bin/activate'

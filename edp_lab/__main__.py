@@ -1,4 +1,4 @@
-"""``edp-lab``, or ``python -m edp_lab``: parse, call, print. Bad input ends with one sentence and status 2."""
+"""Entry point of ``edp-lab`` and ``python -m edp_lab``; bad input prints a one-sentence error and exits with 2."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edp_lab.errors import UsageError, sentence
 app = App(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its table leaves 18 of 80 columns for the words
+    rich_markup_mode=None,  # Rich's table would leave 18 of 80 columns for the help texts
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Differentially private training of language-understanding models, as a course and a laboratory.\n\n"
+    help="A course and laboratory on differentially private training of language-understanding models.\n\n"
     "Start with: edp-lab train --corpus smart-home --epsilon 8 --out runs/private\n\n"
-    "Output files and folders, and their parent folders, are created with the first result.",
+    "Output files and folders (including parent folders) are created when the first result is written.",
 )
 app.add_typer(course_app, name="course")
 app.add_typer(data_app, name="data")
@@ -54,12 +54,12 @@ def _root(
 
 
 def main() -> None:
-    """Entry point. Exit status: 0 done, 1 failed, 2 bad input or a fault of the machine, 130 interrupted.
+    """Run the command line. Exit status: 0 success, 1 failure, 2 bad input or machine fault, 130 interrupted.
 
-    Bad input and faults of the machine end here in one sentence.
+    For bad input and machine faults, print a one-sentence error message instead of a traceback.
     """
-    if "RANK" not in os.environ:  # a rank that waits for another would not come to run a handler
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as after Ctrl-C, nothing half-done is left
+    if "RANK" not in os.environ:  # a rank that waits for another would never run a handler
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
     status: str | int | None = 0
     error_message = None
@@ -77,10 +77,10 @@ def main() -> None:
     try:
         if sys.stdout:
             sys.stdout.flush()
-    except (OSError, UsageError) as error:  # what was printed has not arrived
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends
+    except (OSError, UsageError) as error:  # the output could not be delivered
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python flushes again at exit
         status = 1
-        if not isinstance(error, BrokenPipeError):  # which is no fault: the reader has closed the pipe
+        if not isinstance(error, BrokenPipeError):  # a closed pipe is not an error: the reader has stopped
             error_message = error_message or sentence(error)
     if error_message:
         print(f"error: {shown(error_message)}", file=sys.stderr)

@@ -1,11 +1,11 @@
-"""Compiled loops over the numbers of a gradient and the rows of a batch.
+"""Compiled loops over the entries of a gradient and the rows of a batch.
 
-numpy would pass over memory once per operation. Importing this module loads a compiler, in a third of a second.
+With numpy, each operation would be a pass over memory. Importing this module loads a compiler in a third of a second.
 
-Uniform bits are turned into normal numbers by Box and Muller's method (1958). In single precision, logarithm, sine and
-cosine are polynomials (from Cephes, Moshier 1989), so that the loop uses vector instructions: it takes a third of
-numpy's time, and normals are within 2e-6 of their exact values. They are identical on every machine, because only
-single products, sums and roots are rounded (there is no contraction to fused operations).
+The Box-Muller transform (1958) converts uniform bits to normal numbers. In single precision, logarithm, sine and cosine
+are polynomials from Cephes (Moshier 1989), which allow vector instructions. The loop takes a third of numpy's time, and
+its normals are within 2e-6 of the exact values. They are identical on every machine, because each product, sum and root
+is rounded individually (operations are not fused).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ i32, u32, f32, u64 = np.int32, np.uint32, np.float32, np.uint64
 
 ONE, HALF, QUARTER, THREE_QUARTERS = f32(1), f32(0.5), f32(0.25), f32(0.75)
 UNIT = f32(2.0**-31)
-ROOT_HALF = i32(round(2**31 * math.sqrt(0.5)))  # as a fraction of 2^31; the next one as a float's bits
+ROOT_HALF = i32(round(2**31 * math.sqrt(0.5)))  # as a fraction of 2^31; below, as the bits of a float
 ROOT_HALF_BITS = i32(f32(math.sqrt(0.5)).view(i32))
 MANTISSA = i32(23)  # bits
-NAN = np.uint32(2**32 - 1).view(f32)  # all bits set, which a processor creates in one instruction
+NAN = np.uint32(2**32 - 1).view(f32)  # all bits are set; a processor creates this in one instruction
 LN_2 = f32(math.log(2))
 ROUNDING = 2.0**-51  # upper bound on the relative rounding error of a float64 sum
 LARGEST_SUM = 2.0**48  # in units of the grid
@@ -34,10 +34,10 @@ PAIRS = 2048  # pairs per block
 
 
 def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any]:
-    """Compile a loop for these types; the machine code is cached for other processes if a folder is writable.
+    """Compile a loop for these types; the machine code is cached for other processes if possible.
 
-    All types are compiled at once, so processes that start together write the same files. `reassociate`: allow sums in
-    another order, which is faster, but the last bits then depend on the machine.
+    All types are compiled together, so processes that start simultaneously write the same files. `reassociate`: allow
+    sums in a different order, which is faster but makes the last bits depend on the machine.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     if reassociate:
@@ -56,12 +56,12 @@ def compiled(*signatures: str, reassociate: bool = False) -> Callable[[Any], Any
 def normal_single(
     radii: np.ndarray, angles: np.ndarray, middle: float, reach: float, first: np.ndarray, second: np.ndarray
 ) -> None:
-    """Two independent standard normals, float32, from twice 32 bits; all arrays are (n).
+    """Write two independent standard normals (float32) per 32 + 32 bits to `first` and `second`; all arrays are (n).
 
-    They are NaN if -log u, half the sum of their squares, is further than `reach` from `middle`.
+    Both are NaN if -log u, which is half the sum of their squares, is further than `reach` from `middle`.
 
-    -log u for u in (0, 1) is accurate at both ends: near 1 it is computed from 1 - u. The angle is within an eighth of
-    a turn of 45 degrees, for which short polynomials suffice; two further bits are the signs.
+    -log u is accurate at both ends of (0, 1), because it is computed from 1 - u if u is near 1. The angle is within an
+    eighth of a turn of 45 degrees, where short polynomials suffice. Two further bits determine the signs.
     """
     for i in range(len(first)):
         bits = u32(radii[i])
@@ -72,7 +72,7 @@ def normal_single(
         mantissa = np.int32(pattern - i32(power << MANTISSA)).view(np.float32)
         below = (f32(i32(i32(2**31 - 1) - whole)) + (THREE_QUARTERS - part)) * UNIT  # 1 - u
         x = -below if whole > ROOT_HALF else mantissa - ONE
-        x2 = x * x  # in pairs of powers, which are independent of each other
+        x2 = x * x  # pairs of powers, which can be computed in parallel
         y = f32(1.1676998740e-1) - f32(1.1514610310e-1) * x + f32(7.0376836292e-2) * x2
         y = f32(1.4249322787e-1) - f32(1.2420140846e-1) * x + y * x2
         w = f32(2.0000714765e-1) - f32(1.6668057665e-1) * x
@@ -107,10 +107,10 @@ def round_sums(
     integers: float,
     marks: np.ndarray,
 ) -> None:
-    """Round numbers (n) to `grid` times the integer nearest to x = y + z, with y = scale * number and z = std * noise.
+    """Replace numbers (n) by `grid` times the integer nearest to x = y + z, for y = scale * number and z = std * noise.
 
-    This is done only if it is certain: if x is within margin - (|x| + |z|) * rounding of the integer. Otherwise the
-    number becomes y and its mark 1. `integers`: a float of this precision so large that adding it rounds to integers.
+    A number is rounded only if the integer is certain: x must be within margin - (|x| + |z|) * rounding of it.
+    Otherwise the number becomes y and its mark 1. `integers`: a float so large that adding it rounds to integers.
     """
     for i in range(len(numbers)):
         y, z = scale * numbers[i], std * noise[i]
@@ -123,9 +123,9 @@ def round_sums(
 
 @compiled("int64(uint8[::1], int64, int64[::1], int64)")
 def where_marked(marks: np.ndarray, start: int, places: np.ndarray, count: int) -> int:
-    """Append the indices of non-zero bytes, counted from `start`, to `places` after the `count` found before.
+    """Append the indices of non-zero marks, plus `start`, to `places`, which already contains `count` indices.
 
-    Returns the new count. Reads the marks (64 n) 64 at a time.
+    Returns the new count. The marks (64 n) are read 64 at a time.
     """
     words = marks.view(np.uint64)
     for first in range(0, len(words), 8):
@@ -161,13 +161,13 @@ def round_pairs(
     places: np.ndarray,
     count: int,
 ) -> int:
-    """`normal_single`, then `round_sums` for both numbers of each pair: noise and marks stay in the level-1 cache.
+    """Apply `normal_single`, then `round_sums` to both halves; noise and marks stay in the level-1 cache.
 
     Args:
-        raw: bits of `half` radii, then of `half` angles. The pairs begin at `start`.
-        first, second: (n) numbers of the pairs; their positions in the block are start ... start + n, plus `half`.
-        terms: (2, 4), scale, std, grid and margin of both.
-        places: positions of uncertain numbers; the first `count` are already set. Returns the new count.
+        raw: the bits of `half` radii, followed by those of `half` angles. The pairs begin at `start`.
+        first, second: numbers (n) to round; in the block, they begin at `start` and at `start` + `half`.
+        terms: shape (2, 4): scale, std, grid and margin for `first` and for `second`.
+        places: positions of uncertain numbers, of which `count` are already set. The new count is returned.
     """
     noise, other = np.empty(PAIRS, dtype=np.float32), np.empty(PAIRS, dtype=np.float32)
     marks = np.zeros(PAIRS, dtype=np.uint8)
@@ -202,14 +202,14 @@ def round_closely(
     margin: float,
     unsure: np.ndarray,
 ) -> int:
-    """Round what `round_sums` left at `places` (n) of a block, with 64 further bits per radius and angle: (n, 2).
+    """Round the numbers at `places` (n) that `round_sums` left uncertain, with 64 `further` bits per radius and angle.
 
-    The numbers start at position `start`; raw: the bits of all radii of the block, then of all angles. Positions that
-    remain uncertain are written to `unsure`; returns their number.
+    `numbers` begins at position `start` of the block, `raw` contains the bits of the block's radii, then of its angles,
+    and `further` is (n, 2). Positions that remain uncertain are written to `unsure`, and their number is returned.
     """
     half, count, left = len(raw) // 2, len(places), 0
     words, sums = np.empty((2, count), dtype=np.uint32), np.empty(count)
-    for i in range(count):  # far apart in memory, so load them together
+    for i in range(count):  # the values are far apart in memory, so load them first
         pair = places[i] % half
         words[0, i], words[1, i], sums[i] = raw[pair], raw[pair + half], numbers[places[i] - start]
     for i in range(count):
@@ -226,7 +226,7 @@ def round_closely(
         whole = np.rint(x)
         sure = 0 < k < u32(2**32 - 1) and abs(x - whole) + abs(x) * ROUNDING < margin
         if sure or abs(x) >= LARGEST_SUM:
-            numbers[places[i] - start] = grid * (whole + 0.0)  # never -0, which would reveal the method used
+            numbers[places[i] - start] = grid * (whole + 0.0)  # avoids -0, which would reveal the method used
         else:
             unsure[left] = places[i]
             left += 1
@@ -241,16 +241,16 @@ LAYOUTS = [f"void({kind}[:, :, ::1], int64, int64[:, ::1], float64[:, :, ::1])" 
 
 @compiled(*LAYOUTS, reassociate=True)
 def gram(x: np.ndarray, part: int, rows: np.ndarray, out: np.ndarray) -> None:
-    """out[u, s, t] = x[rows[u, s], part] . x[rows[u, t], part], summed in float64; x (R, K, D), rows (u, T).
+    """out[u, s, t] = x[rows[u, s], part] . x[rows[u, t], part], summed in float64; x (R, K, D), rows (U, T).
 
-    Rows are multiplied in blocks of two by two: each value read is used twice, and out is symmetric. This is faster
-    than copying rows, padded and widened, for a library's product. If rows point past the end, out is unchanged.
+    Rows are multiplied in 2 x 2 blocks, which use each value twice, and out is symmetric. This is faster than padding
+    the rows and converting them to float64 for a library's product. For row indices past the end, out is unchanged.
     """
     for u in range(len(rows)):
         valid = rows[u, : (rows[u] < len(x)).sum()]
         for s in range(0, len(valid), 2):
             for t in range(0, s + 1, 2):
-                # An odd last row is multiplied with the others twice.
+                # If the number of rows is odd, the last row is multiplied by the others twice.
                 s1, t1 = min(s + 1, len(valid) - 1), min(t + 1, len(valid) - 1)
                 a, b, c, d = valid[s], valid[s1], valid[t], valid[t1]
                 ac = ad = bc = bd = 0.0
@@ -269,14 +269,15 @@ def gram(x: np.ndarray, part: int, rows: np.ndarray, out: np.ndarray) -> None:
 
 @compiled(*(f"void({kind}[:, :, ::1], int64[:, ::1], float64[::1])" for kind in KINDS), reassociate=True)
 def squares_of_sums(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """out[u] = ||sum_t x[rows[u, t], 0]||^2, summed in float64; x (R, 1, D), rows (u, T)."""
+    """out[u] = ||sum_t x[rows[u, t], 0]||^2, summed in float64; x (R, 1, D), rows (U, T)."""
     total = np.empty(x.shape[2])
     for u in range(len(rows)):
         total[:] = 0
         for t in range(rows.shape[1]):
             if rows[u, t] == len(x):
                 break
+            row = x[rows[u, t], 0]  # indexed once: four times as fast
             for j in range(len(total)):
-                total[j] += x[rows[u, t], 0, j]
+                total[j] += row[j]
         for j in range(len(total)):
             out[u] += total[j] * total[j]

@@ -1,10 +1,10 @@
-"""Error messages for bad input and machine faults: one sentence that names the cause and gives a hint."""
+"""Error messages for bad input and machine faults. Each is one sentence that names the cause and gives a hint."""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from numbers import Integral, Real
@@ -13,20 +13,20 @@ from typing import Any, get_args, get_type_hints
 
 # Messages about machine faults from the Rust libraries for weights and tokenizers, which raise their own exceptions.
 RUST = re.compile(r"\(os error \d+\)|\bOs \{ code: \d+.*?message: \"(?P<why>[^\"]*)")
-ROOM = "make room there, then run it again"
+ROOM = "free some space there, then try again"
 HINTS = {
-    errno.ENAMETOOLONG: "give a shorter one",
+    errno.ENAMETOOLONG: "give a shorter name",
     errno.ENOENT: "check the path",
     errno.EMFILE: "allow more open files (ulimit -n)",
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), ROOM),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or give another path"),
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP), "give another path"),
 }
-_type_hints = cache(get_type_hints)  # takes half a millisecond, and a slider waits for it
+_type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # half a millisecond, which delays sliders
 
 
 class UsageError(ValueError):
-    """Bad input. The message is one sentence that names the cause and gives a hint.
+    """Raised for bad input. The message is one sentence that names the cause and gives a hint.
 
     The command line prints it as ``error: ...`` and exits with status 2; a panel shows it in its error box.
     """
@@ -42,7 +42,7 @@ def check_whole(name: str, value: int, least: float, most: float | None = None) 
 def check_types(settings: Any) -> None:
     """Raise UsageError unless each field of a dataclass has its declared type; a boolean does not count as a number.
 
-    Checks fields declared as booleans, numbers or text, optionally None; others are ignored. Bounds of numbers are
+    Only fields declared as booleans, numbers or text are checked, including optional ones. Bounds of numbers are
     checked elsewhere.
     """
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "nothing"}
@@ -63,7 +63,7 @@ def check_types(settings: Any) -> None:
 
 
 def check_once(names: Sequence[Any], what: str = "") -> None:
-    """UsageError if a name is among them twice; `what` they are names of."""
+    """Raise UsageError if a name occurs twice; `what` is a prefix of the message, such as "run "."""
     if len({*names}) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise UsageError(f"{what}{twice!r} is given twice: give each once")
@@ -76,17 +76,17 @@ def sentence(error: BaseException) -> str | None:
             return str(error)
         case OSError():
             if error.errno is None:  # a library cannot be loaded; its message is long
-                return f"{str(error).split('. ')[0]}: fix that, or allow more memory, then run it again"
+                return f"{str(error).split('. ')[0]}: fix this, or allow more memory, then try again"
             return f"{'a file' if error.filename is None else error.filename}: {why(error)}: {hint_of(error)}"
         case RuntimeError() if "Symlink loop" in str(error):  # from pathlib, before Python 3.13
             return f"{error}: give another path"
         case MemoryError():
-            return f"out of memory{f' ({error})' if str(error) else ''}: ask for less at once, or end other programs"
+            return f"out of memory{f' ({error})' if str(error) else ''}: request less at a time or close other programs"
     return None
 
 
 def why(error: BaseException) -> str | None:
-    """The operating system's reason for an error, such as "No space left on device"; None if it gave none."""
+    """The operating system's reason for an error, such as "No space left on device", or None."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     match = RUST.search(str(error))
@@ -94,15 +94,15 @@ def why(error: BaseException) -> str | None:
 
 
 def hint_of(error: Exception) -> str:
-    return HINTS.get(getattr(error, "errno", None) or 0, "fix that, then run it again")
+    return HINTS.get(getattr(error, "errno", None) or 0, "fix this, then try again")
 
 
 @contextmanager
 def writing(what: object, hint: str) -> Iterator[None]:
-    """Raise a UsageError if the block's file or folder cannot be written, as on a full disk."""
+    """Raise UsageError if the block cannot write its file or folder, for example because the disk is full."""
     try:
         yield
-    except (UsageError, BrokenPipeError):  # the second is not an error: the reader has closed the pipe
+    except (UsageError, BrokenPipeError):  # BrokenPipeError only means that the reader has closed the pipe
         raise
     except Exception as error:
         if reason := why(error):

@@ -1,5 +1,5 @@
-"""Atomic writing of files and folders, readers with clear errors for damaged files, and the location of the folders
-that come with edp_lab: data and notebooks."""
+"""Write files and folders atomically, read files with clear errors if they are damaged, and locate the folders "data"
+and "notebooks"."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from edp_lab.errors import UsageError, check_once, hint_of, writing
 if TYPE_CHECKING:
     from torch import Tensor
 
-CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # only in a wheel
+CARRIED = Path(edp_lab.__file__).resolve().parent / "_carried"  # exists only in a wheel
 PARTIAL = ".partial-"  # prefix of files and folders that are being written
 
 
 def comes_with(folder: str) -> Path:
-    """The folder "data" or "notebooks": inside the package in a wheel, next to it in a checkout."""
+    """Path of the folder "data" or "notebooks": inside the package in a wheel, next to the package in a checkout."""
     return (CARRIED if CARRIED.is_dir() else CARRIED.parents[1]) / folder
 
 
@@ -37,12 +37,12 @@ def user_cache() -> Path:
 
 
 def write_whole(
-    path: Path, content: bytes, hint: str = "make room there, or give another path", mode: int = 0o666
+    path: Path, content: bytes, hint: str = "free some space, or give another path", mode: int = 0o666
 ) -> None:
-    """Write a file atomically: `path` has its old or its new content, never a part, however the process ends.
+    """Write a file atomically: `path` has its complete old or new content, however the process ends.
 
-    The content is first written to a new file in the same folder, whose name begins with `PARTIAL` and is unique, so
-    that neither other processes nor existing files interfere.
+    The content is first written to a new file in the same folder. The file's name begins with `PARTIAL` and is unique,
+    which avoids conflicts with other processes and existing files.
 
     Args:
         path: the file; its folder is created if needed.
@@ -62,7 +62,7 @@ def write_whole(
             os.replace(partial, path)
         except BaseException:
             with suppress(OSError):
-                partial.unlink()  # a full disk should not stay full
+                partial.unlink()  # frees space on a full disk
             raise
 
 
@@ -70,7 +70,7 @@ def writable(folder: Path, hint: str) -> Path:
     """Return the folder if it is writable or can be created; it is created only when something is written to it.
 
     Raises:
-        UsageError: nothing can be written there; the message ends in `hint`.
+        UsageError: the folder is not writable; the message ends in `hint`.
     """
     there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     with writing(there if there.is_file() else folder, hint), tempfile.TemporaryFile(dir=there):
@@ -88,13 +88,13 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Context with a scratch folder that becomes `folder` if the block succeeds, and is removed if it fails.
+    """Context manager for a scratch folder that becomes `folder` if the block succeeds, and is removed if it fails.
 
     Raises:
         UsageError: at the start, as for `check_new`; later, if the disk is full.
     """
     check_new(folder)
-    with writing(folder, "make room there, or choose another output folder"):
+    with writing(folder, "free some space, or choose another output folder"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=PARTIAL) as scratch:
             inside = Path(scratch, folder.name)
@@ -114,7 +114,7 @@ def given_path(path: str | Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Return the path; UsageError if it is a folder, or a pipe or device, which might never end."""
+    """Return the path; UsageError if it is a folder, a pipe or a device (reading from those might never end)."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'a pipe or a device'}: give a file")
     return path
@@ -130,18 +130,18 @@ def read_bytes(path: Path, most: float = math.inf) -> bytes:
             f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {hint_of(error)}"
         ) from error
     if len(content) > most:
-        raise UsageError(f"{path} has more than {most:,} bytes, the most that is read: give a sample of its lines")
+        raise UsageError(f"{path} has more than {most:,} bytes, which is the limit: give a sample of its lines")
     return content
 
 
 def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Names and values; UsageError if a name is there twice."""
+    """Convert pairs of names and values to a dict; UsageError if a name occurs twice."""
     check_once([name for name, _ in pairs])
     return dict(pairs)
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; UsageError if it cannot be read, is not JSON, or has a duplicate name."""
+    """Read a JSON file; UsageError if it cannot be read, is not JSON, or contains a duplicate name."""
     content = read_bytes(path)
     try:
         return json.loads(content, object_pairs_hook=once)
@@ -150,7 +150,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
-    """Parse a safetensors file: a JSON header and raw numbers, so that no code in it is executed.
+    """Parse a safetensors file: a JSON header and raw numbers, which contain no code that could be executed.
 
     Raises:
         UsageError: the bytes are not a complete safetensors file.
@@ -161,18 +161,18 @@ def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
         return load(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{path} is damaged: it is not a whole safetensors file ({error})") from error
+        raise UsageError(f"{path} is damaged: it is not a complete safetensors file ({error})") from error
 
 
 def sealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
-    """A copy of `content` with a checksum of everything in it under `key`."""
+    """A copy of `content` with its checksum under `key`."""
     return {**content, key: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
 def unsealed(content: Mapping[str, Any], key: str = "sha256") -> dict[str, Any]:
     """A copy without the checksum added by `sealed`; ValueError if it is missing or does not match."""
     if not isinstance(content, Mapping):
-        raise ValueError("it holds no fields")
+        raise ValueError("it is not a JSON object")
     content_alone = {name: value for name, value in content.items() if name != key}
     if sealed(content_alone, key) != content:
         raise ValueError("its checksum differs")

@@ -1,10 +1,10 @@
-"""Long jobs: parallel workers, and results stored as JSON under a content key or in `RESULTS`.
+"""Long-running jobs: parallel workers, and results stored as JSON under a content key or in `RESULTS`.
 
     FOLDER/<key>.json    one result, with a checksum
 
 The key is a digest of everything that a result depends on: settings, the content of data and weights, and the version
-of the numerics. So killed work resumes where it stopped, and renaming a file invalidates nothing. Package versions are
-not in the key: they change bits, not conclusions. Entries may be deleted at any time.
+of the numerics. Interrupted work therefore resumes where it stopped, and renaming a file invalidates no result. Package
+versions are not in the key, because they change the last bits but no conclusions. Entries may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 from edp_lab.errors import UsageError
 from edp_lab.files import comes_with, given_path, read_json, write_whole
 
-RESULTS = comes_with("data") / "results"  # committed results of long commands
+RESULTS = comes_with("data") / "results"  # committed results of long-running commands
 
-# Versions of the code that turns settings and data into results. Raise one if the same settings give different numbers
-# beyond rounding, or if a default changes that is not among the settings: results under the old number then count as
-# missing. Do not raise it for a renamed file, a faster loop, or a new option that is off (None, False).
+# Versions of the code that computes results from settings and data. Increase a version if equal settings give results
+# that differ beyond rounding, or if a default changes that is not part of the settings. Results of the old version then
+# count as missing. Do not increase it for a renamed file, a faster loop, or a new option that is None or False.
 NUMERICS = {
-    "training": 1,  # a run of an intent and slot model: splits, models, gradients, noise, optimizers, scores
-    "pretraining": 1,  # starting points of runs: text, word vectors, the first layers of an encoder
+    "training": 1,  # runs of intent-and-slot models: splits, models, gradients, noise, optimizers, scores
+    "pretraining": 1,  # starting models: text, word vectors, the first layers of an encoder
     "membership": 1,  # attacks on runs that are listed in a table, and shadow models
     "classifier": 1,  # networks of the thesis
 }
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 
 def content_key(areas: Sequence[str], *parts: Any) -> str:
-    """Digest of settings and data under the current numerics of these areas.
+    """Digest of settings and data, and of the current `NUMERICS` of these areas.
 
     Args:
         parts: JSON values, arrays and dataclasses; dataclass fields that are None or False are ignored.
@@ -57,7 +57,7 @@ def content_key(areas: Sequence[str], *parts: Any) -> str:
             return [value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
         if is_dataclass(value) and not isinstance(value, type):
             return {name: given for name, given in asdict(value).items() if not (given is None or given is False)}
-        raise TypeError(f"{type(value).__name__} has no content that could be a part of a key")
+        raise TypeError(f"{type(value).__name__} cannot be part of a content key")
 
     return _digest([{area: NUMERICS[area] for area in areas}, parts], sort_keys=True, default=plain)
 
@@ -67,13 +67,13 @@ def _digest(content: Any, **how: Any) -> str:
 
 
 def content_of(pretrained: str) -> str:
-    """Digest of a file's or folder's content, independent of its location; the name itself if it is a hub name."""
+    """Digest of the content of a file or folder, independent of its path; a name on a model hub is its own digest."""
     path = given_path(pretrained)
     if not path.exists():
         return pretrained
     files = sorted(file for file in (path, *path.rglob("*")) if file.is_file())
     if not files:
-        raise UsageError(f"the folder of pretrained weights {path} is empty: remove it, and it is made again")
+        raise UsageError(f"the folder of pretrained weights {path} is empty: remove it, and it will be created again")
     return _digest([[str(file.relative_to(path)), _sha256(file.resolve(), file.stat().st_mtime_ns)] for file in files])
 
 
@@ -109,10 +109,10 @@ def kept_results(
     done: Callable[[int], None] = lambda count: None,
     hint: str = "the same command resumes from here",
 ) -> list[dict[str, Any]]:
-    """Results of the jobs, by key; missing ones are computed now, and each is stored as soon as it is available.
+    """Results of the jobs, in the order of `keys`; missing results are computed, and stored as soon as available.
 
-    `done` is called with the number of results, initially and after each; an exception from it ends the work. `hint`:
-    see `parallel`.
+    `done` is called with the number of available results, first at the start and then after each new result. If it
+    raises an exception, the work ends. `hint`: see `parallel`.
     """
     results = {key: result for key in keys if (result := read_result(folder, key)) is not None}
     missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in results}
@@ -127,9 +127,9 @@ def kept_results(
 
 
 def read_kept(path: Path, *parts: str) -> Any:
-    """Read a JSON object with these parts, or, if none is named, a list of rows.
+    """Read a JSON object with these `parts`, or a list of rows if no part is named.
 
-    UsageError if the file is missing or damaged, or has other content.
+    Raises UsageError if the file is missing or damaged, or has different content.
     """
     if not path.exists():
         raise UsageError(f"{path} is missing: restore it from the repository, or measure it again")
@@ -141,7 +141,7 @@ def read_kept(path: Path, *parts: str) -> Any:
 
 
 def machine(device: str = "cpu") -> str:
-    """Description of the machine for judging times, without any name that would identify it."""
+    """Description of the machine, for interpreting measured times; contains no name that identifies the machine."""
     import torch
 
     if device.startswith("cuda"):
@@ -155,16 +155,16 @@ def machine(device: str = "cpu") -> str:
 def parallel(
     function: Callable[[Job], Result], jobs: dict[Name, Job], workers: int, hint: str = "use fewer workers"
 ) -> Iterator[tuple[Name, Result]]:
-    """Yield each job's name and result as soon as it is done. The number of workers does not change results.
+    """Yield each job's name and result as soon as the job ends. The number of workers does not change results.
 
-    A worker is a new Python process with one thread, never a fork. However this ends, no worker is left running.
+    Each worker is a new Python process with one thread, never a fork. No worker is left running when this ends.
 
     Args:
-        workers: processes; 1 is this process, on one thread.
-        hint: advice at the end of the error message if a worker is killed, for instance for lack of memory.
+        workers: number of processes; 1 means this process, with one thread.
+        hint: advice at the end of the error message if a worker is killed, for example because memory ran out.
 
     Raises:
-        UsageError: as for `function`, or a worker was killed.
+        UsageError: `function` raised it, or a worker was killed.
     """
     workers = min(workers, len(jobs))
     if workers <= 1:
@@ -201,7 +201,7 @@ def _named(function: Callable[[Job], Result], name: Name, job: Job) -> tuple[Nam
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process within a second of its parent's death, whatever it is doing."""
+    """End this process within a second of its parent's death, even if it is busy."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -212,5 +212,5 @@ def end_with_parent(parent: int) -> None:
 
 
 def usable_cores() -> int:
-    """Number of cores available to this process; in a container, they can be fewer than the machine's."""
+    """Number of cores available to this process, which in a container can be smaller than the machine's number."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""A real JupyterLab and a real Chromium, driven by Selenium: the course as a student meets it."""
+"""A real JupyterLab and a real Chromium, controlled by Selenium, for testing the course as students see it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FLAGS = """
     --disable-background-timer-throttling --disable-renderer-backgrounding --disable-backgrounding-occluded-windows
 """
 NOBODY_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost"
-SIZE = (1280, 1600)  # of a window, in CSS pixels
-PATIENCE = 600  # seconds that all cells of a notebook may take on a machine with much else to do
+SIZE = (1280, 1600)  # size of a window, in CSS pixels
+PATIENCE = 600  # seconds allowed for all cells of a notebook on a busy machine
 LAB = Path(__file__).with_name("lab.js").read_text(encoding="utf-8")
 
 
 def missing() -> str:
-    """What a browser test lacks on this machine, as a sentence; "" if nothing."""
+    """Return a sentence about what this machine lacks for browser tests, or ""."""
     if find_spec("selenium") is None:
         return "driving a browser needs selenium: pip install -c constraints.txt selenium"
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
@@ -42,7 +42,7 @@ def missing() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Chrome]:
-    """A headless Chromium that keeps its console and reaches no other machine."""
+    """A headless Chromium that records its console and cannot reach other machines."""
     from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
     with tempfile.TemporaryDirectory(prefix="edp-lab-chromium-") as profile:
@@ -55,7 +55,7 @@ def chromium() -> Iterator[Chrome]:
         try:
             driver.command_executor.client_config.timeout = PATIENCE
             driver.set_script_timeout(PATIENCE)
-            remember_all = {"source": "performance.setResourceTimingBufferSize(100000)"}  # that a page loads
+            remember_all = {"source": "performance.setResourceTimingBufferSize(100000)"}  # all that a page loads
             driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", remember_all)
             resize(driver, *SIZE)
             yield driver
@@ -65,7 +65,7 @@ def chromium() -> Iterator[Chrome]:
 
 @contextmanager
 def jupyterlab(notebooks: Path) -> Iterator[str]:
-    """The address of a JupyterLab that ``edp-lab course lab`` has started on a folder of notebooks."""
+    """The address of a JupyterLab that ``edp-lab course lab`` has started in a folder of notebooks."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder, tempfile.TemporaryFile("w+") as log:
@@ -93,7 +93,7 @@ def jupyterlab(notebooks: Path) -> Iterator[str]:
 
 @contextmanager
 def open_notebook(driver: Chrome, address: str, name: str) -> Iterator[None]:
-    """A JupyterLab in the browser with a notebook whose cells have run; its kernel ends with the block."""
+    """Open a notebook in JupyterLab and execute its cells; its kernel stops at the end of the block."""
     resize(driver, *SIZE)
     driver.get(f"{address}/lab/workspaces/{Path(name).stem}?token={TOKEN}")
     driver.execute_script(f"{LAB}\nreturn openNotebook(...arguments)", name)
@@ -102,18 +102,18 @@ def open_notebook(driver: Chrome, address: str, name: str) -> Iterator[None]:
 
 
 def ask_kernel(driver: Chrome, code: str) -> str:
-    """What the open notebook's kernel prints for a piece of code, after all that was sent to it before."""
+    """Return the output of a piece of code in the open notebook's kernel, after all earlier code."""
     return str(driver.execute_script(f"{LAB}\nreturn askKernel(...arguments)", code))
 
 
 def resize(driver: Chrome, width: int, height: int) -> None:
-    """Give the page this size in CSS pixels."""
+    """Set the page's size in CSS pixels."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def until(true: Callable[[], Any], seconds: float, complaint: str) -> Any:
-    """Wait for a condition and return its value; a TimeoutError has the complaint."""
+    """Wait for a condition and return its value; a TimeoutError contains `complaint`."""
     end = time.monotonic() + seconds
     while not (value := true()):
         if time.monotonic() > end:

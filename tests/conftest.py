@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests. Real corpora are optional: without EDP_LAB_DATA their tests are skipped by name."""
+"""Fixtures shared by all tests. Tests that need the real corpora are skipped unless EDP_LAB_DATA is set."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: the other cores have tests of their own
-os.environ["COLUMNS"] = "500"  # what is printed is as wide as it would be, whoever looks on
-settings.register_profile("patient", deadline=None, max_examples=40)  # others share the machine
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; the other cores run other tests
+os.environ["COLUMNS"] = "500"  # makes output independent of the terminal's width
+settings.register_profile("patient", deadline=None, max_examples=40)  # other programs may be using the machine
 settings.load_profile("patient")
-LONGEST = (  # from minutes to a minute: they begin first, so that at the end no core waits for one of them
+LONGEST = (  # each takes at least a minute; they start first, so that no core waits for one at the end
     "course/test_browser.py",
     "test_notebooks.py",
     "training/test_faults.py",
@@ -32,7 +32,7 @@ LONGEST = (  # from minutes to a minute: they begin first, so that at the end no
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files of `LONGEST`, then the others, each with its tests together; without those that are long."""
+    """Sort tests by file, with the files of `LONGEST` first; remove tests marked "long" unless EDP_LAB_LONG is 1."""
     if os.environ.get("EDP_LAB_LONG") != "1":
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
@@ -41,14 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard() -> None:
-    """Also where the suite runs in the background: a shell lets its jobs ignore SIGINT, and so would their children."""
+    """Handle Ctrl-C also if the suite runs in the background, where shells make jobs and their children ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Of torch, for a module whose sums must have one order, or which measures times."""
+    """Use one torch thread, for modules that need a fixed order of sums or measure times."""
     import torch
 
     before = torch.get_num_threads()
@@ -59,7 +59,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder with the real corpora (``EDP_LAB_DATA``); the test is skipped where there is none."""
+    """The folder with the real corpora (``EDP_LAB_DATA``); the test is skipped if it is missing."""
     folder = os.environ.get("EDP_LAB_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs the real corpora: set EDP_LAB_DATA to their folder")
@@ -68,7 +68,7 @@ def real_data() -> Path:
 
 @pytest.fixture
 def cli(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """Run ``edp-lab ARGS``: (exit status, stdout, stderr)."""
+    """Run ``edp-lab ARGS``; returns (exit status, stdout, stderr)."""
 
     from edp_lab.__main__ import main
 
@@ -87,7 +87,7 @@ def cli(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 
 @pytest.fixture
 def output_of(cli) -> Callable[..., tuple[str, str]]:
-    """Run ``edp-lab ARGS``, which must end with a status, 0 unless said otherwise: (stdout, stderr)."""
+    """Run ``edp-lab ARGS``, which must exit with `status`; returns (stdout, stderr)."""
 
     def run(*arguments: str, status: int = 0) -> tuple[str, str]:
         ended, out, err = cli(*arguments)

@@ -1,5 +1,5 @@
-// Once JupyterLab is there: opens a notebook, without the list of files beside it, runs all its cells, and waits for the
-// figures. An error that Jupyter would swallow, as of a callback, is put on the console.
+// Once JupyterLab has loaded: opens a notebook, closes the file browser, executes all cells, and waits for the figures.
+// Errors that Jupyter would swallow, such as those of callbacks, are written to the console.
 const openNotebook = async path => {
     const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
     const undrawn = () => [...document.querySelectorAll(".edp-figure")].some(figure => !figure.querySelector(".main-svg"));

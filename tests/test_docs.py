@@ -1,4 +1,4 @@
-"""The README and docs/: examples run, commands and links exist, and the README's figures are those of the records."""
+"""The README and docs/: examples run, commands and links exist, and the README's numbers match the stored results."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_examples_run_and_give_what_their_comments_say(
 
 
 def code_of(text: str) -> list[str]:
-    """The lines of code blocks, fenced or indented, and the inline code of a Markdown text."""
+    """The lines of code blocks (fenced or indented) and the inline code of a Markdown text."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     blocks += re.findall(r"^    (.*\n)", rest, re.MULTILINE)
@@ -58,7 +58,7 @@ def test_pages_mention_only_make_targets_and_commands_that_exist() -> None:
 
 
 def check_command(command: Any, words: list[str]) -> None:
-    """Fail if `words` name a command or an option that does not exist."""
+    """Fail if `words` contain a command or an option that does not exist."""
     trail = "edp-lab"
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
         name, *words = words

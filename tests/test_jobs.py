@@ -1,4 +1,4 @@
-"""Jobs in parallel and their kept results: nothing twice, nothing half, nothing left running."""
+"""Parallel jobs and their stored results: nothing is done twice or incompletely, and no process is left running."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Settings:
 JOBS = [{"number": k, "array": np.full(3, k)} for k in range(5)]
 
 
-# A parent of two workers: one is soon through with the first nap, then both are asleep.
+# A parent of two workers: one soon finishes the first nap, then both sleep.
 NAPS = "kept_results(folder, 'abc', [(sys.argv[1], s) for s in (0, 600, 600)], sleep, 2)"
 PARENT = f"""
 import sys
@@ -56,14 +56,14 @@ def test_keys_follow_settings_data_and_declared_numerics_and_nothing_that_is_off
     before = key()
     monkeypatch.setitem(NUMERICS, "training", NUMERICS["training"] + 1)
     assert key() not in (before, *others)
-    with pytest.raises(TypeError, match="no content"):
+    with pytest.raises(TypeError, match="content key"):
         content_key(["training"], object())
 
 
 def test_the_numerics_of_training_are_still_those_whose_results_are_kept(tmp_path):
-    """If this fails by more than rounding, raise NUMERICS["training"], so that kept results count as missing.
+    """If this fails by more than rounding, raise NUMERICS["training"], which makes stored results count as missing.
 
-    The results of sound runs that are kept had other draws of the same noise, before it was rounded with the sum.
+    The stored results of sound runs used different draws of the same noise, which was not yet rounded with the sum.
     """
     corpus, losses = tmp_path / "own.jsonl", {}
     write_jsonl(generate(100, seed=1, domain="health"), corpus)
@@ -129,7 +129,7 @@ def test_bad_input_is_told_in_the_jobs_words_and_finished_results_are_kept(worke
 
 
 def workers_of(folder: Path) -> list[int]:
-    """The two workers of `NAPS`, once both sleep for long."""
+    """The two workers of `NAPS`, once both are in a long nap."""
     assert wait_for(lambda: len(list(folder.glob("pid-*"))) == 2 and (folder / "a.json").exists(), 120)
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 

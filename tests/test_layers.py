@@ -1,4 +1,4 @@
-"""The shape of the package: imports point down and in no circle, rooms stay apart, importing is cheap."""
+"""The structure of the package: imports point down without cycles, notebooks are separate, and importing is fast."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "edp_lab"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-# From top to bottom; a layer may import itself, the layers after it, and edp_lab.files and errors beside them.
+# From top to bottom; a layer may import itself and later layers, and edp_lab.files and errors.
 LAYERS = ("cli", "course", "reproduce", "attacks", "three_phase", "training", "models", "corpora", "privacy")
 IMPORT = """
 import sys, time
@@ -23,7 +23,7 @@ print(time.process_time() - start, "torch" in sys.modules)
 
 
 def dotted(path: Path) -> str:
-    """A file's name as a module: ``edp_lab.privacy``, ``edp_lab.course.kit.panel``."""
+    """A file's module name: ``edp_lab.privacy``, ``edp_lab.course.kit.panel``."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -32,11 +32,11 @@ NAMES = {dotted(path) for path in MODULES}
 
 
 def imported(source: str, package: tuple[str, ...], *, lazily: bool = True) -> set[str]:
-    """The dotted names within edp_lab that a source imports, relative ones resolved.
+    """The dotted names within edp_lab that a source imports, with relative names resolved.
 
     Args:
-        package: of the source, for relative imports.
-        lazily: also within functions and where only a type checker looks.
+        package: the source's package, for relative imports.
+        lazily: whether to include imports in functions and imports for type checkers.
     """
     tree = ast.parse(source)
     found = set()
@@ -59,7 +59,7 @@ def layer(name: str) -> str:
 
 
 def room(name: str) -> str:
-    """``nb04_edp_sgd`` of what lies in that room of the course; empty elsewhere."""
+    """``nb04_edp_sgd`` for a module of that notebook; "" elsewhere."""
     parts = name.split(".")
     return parts[2] if parts[1:2] == ["course"] and parts[2:] and parts[2].startswith("nb") else ""
 
@@ -69,7 +69,7 @@ each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path
 
 def test_layers_are_the_known_ones_and_no_two_files_have_one_name() -> None:
     assert {layer(name) for name in NAMES} <= {*LAYERS, "", "jobs", "files", "compiled", "errors", "__main__"}
-    # But for the rooms of the course, which are built alike, and the command line's, named after commands.
+    # Except for the notebooks, which have the same files, and the command line's modules, named after commands.
     names = Counter(path.stem for path in MODULES if not room(dotted(path)) and path.stem[0] != "_")
     own = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
     assert [name for name, count in names.items() if count > 1 and name not in own] == []
@@ -94,7 +94,7 @@ def test_no_room_of_the_course_imports_another(path: Path) -> None:
 def test_imports_make_no_circle() -> None:
     packages = {dotted(path) for path in MODULES if path.name == "__init__.py"}
     graph = {dotted(path): imports_of(path, lazily=False) & NAMES - {dotted(path)} for path in MODULES}
-    for name in NAMES - packages:  # a package's own modules make it up; they may be imported through it
+    for name in NAMES - packages:  # a package consists of its modules; they may be imported through it
         parent = name.rpartition(".")[0]
         graph[name] = graph[name] - {parent}
     TopologicalSorter(graph).prepare()  # raises CycleError
@@ -103,7 +103,7 @@ def test_imports_make_no_circle() -> None:
 @pytest.mark.parametrize(("module", "seconds"), [("edp_lab", 0.3), ("edp_lab.corpora", 2.0), ("edp_lab.privacy", 4.0)])
 def test_import_is_cheap_and_brings_no_torch(module: str, seconds: float) -> None:
     times = []
-    for _ in range(3):  # the best of three: other work on the machine only adds
+    for _ in range(3):  # the best of three, because other work only adds time
         command = [sys.executable, "-c", IMPORT.format(module=module)]
         answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
         assert answer[1] == "False", f"import {module} brings torch"

@@ -1,4 +1,4 @@
-"""Every notebook of the course: stored clean, in short cells, and running through papermill without error."""
+"""Every notebook of the course: stored without outputs, in short cells, and executed by papermill without errors."""
 
 import ast
 import json
@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(ROOT.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 END = ["Next", "What this does *not* show", "Further reading"]
-MAX_WORDS = 1600  # of prose and of panels, folds of cells included
-MAX_STRETCH = 150  # words between two code cells, without what is folded
+MAX_WORDS = 1600  # in prose and panels, including folds of cells
+MAX_STRETCH = 150  # words between two code cells, without folds
 MAX_BEFORE = 250  # words before the first panel
-MAX_LINES = 12  # of a code cell without its imports; the median at most half of it
-MAX_SECONDS = 180  # three times its budget, two at a time on a machine with much else to do
+MAX_LINES = 12  # of a code cell without imports; the median is at most half of it
+MAX_SECONDS = 180  # three times the budget, two at a time on a busy machine
 
 
 @each_notebook
@@ -68,7 +68,7 @@ def test_at_most_thirty_panels() -> None:
 
 @each_notebook
 def test_every_parameter_is_used_and_the_last_cell_checks_every_panel(path: Path) -> None:
-    """An error of a slider's callback reaches nobody but `Frame.check`."""
+    """Only `Frame.check` reports an error of a slider's callback."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     [parameters] = [ast.parse(cell.source) for cell in cells if "parameters" in cell.metadata.get("tags", ())]
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
@@ -89,7 +89,7 @@ def test_every_parameter_is_used_and_the_last_cell_checks_every_panel(path: Path
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """All notebooks, executed with their solutions, which must be right: STRICT lets no wrong one pass."""
+    """All notebooks, executed with their solutions; STRICT requires every solution to be right."""
     out, jobs = tmp_path_factory.mktemp("course"), min(2, len(os.sched_getaffinity(0)))
     rows = run_course(ROOT, out, {"mode": "quick", "STRICT": True}, jobs=jobs)
     return {row["notebook"]: row | {"executed": out / f"{row['notebook']}.ipynb"} for row in rows}
@@ -121,7 +121,7 @@ def test_prose_and_panels_have_few_words(path: Path, runs: dict[str, dict[str, A
 
 
 def seen_at_first(widget: dict[str, Any]) -> Iterator[str]:
-    """What a panel says before anything is unfolded: heading, names of controls, the sentence below the tiles."""
+    """A panel's text before anything is unfolded: heading, names of controls, and the sentence below the tiles."""
     state = widget.get("state", {})
     if "edp-heading" in widget.get("classes", ()):
         yield re.sub("<.*?>", " ", widget["html"])

@@ -1,4 +1,4 @@
-"""One install: pyproject.toml (ranges), constraints.txt (pins), environment.yml and the README agree."""
+"""Installation: pyproject.toml (ranges), constraints.txt (pins), environment.yml and the README agree."""
 
 import os
 import re
@@ -82,13 +82,13 @@ def test_conda_environment_is_the_same_install() -> None:
 def test_make_installs_by_the_constraints_and_every_target_is_one_command() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "-m pip install --no-compile -c constraints.txt\n" in makefile
-    assert "\nunexport PYTHONDONTWRITEBYTECODE " in makefile  # or every process would compile what pip has not
+    assert "\nunexport PYTHONDONTWRITEBYTECODE " in makefile  # otherwise every process would compile all packages
     for target, needed in (("course", "INSTALLED"), ("lab", "INSTALLED"), ("test", "TESTED")):
         recipe = re.search(rf"^{target}: \$\({needed}\).*\n((?:\t.+\n)+)", makefile, re.MULTILINE)
         assert recipe
         assert len(recipe[1].splitlines()) == 1
     for bound in re.findall(r"\d\.\d+", PYPROJECT["requires-python"]):
-        assert f"({bound.replace('.', ', ')})" in makefile  # the check of the Python that make finds
+        assert f"({bound.replace('.', ', ')})" in makefile  # the check of the Python version
 
 
 PIP = """#!/bin/sh
@@ -101,10 +101,10 @@ case "$*" in *"pip index"*) sleep "${DELAY:-0}"; exit "${ANSWER:-0}";; *pip*) ec
     ("system", "given", "answer", "torch_from"),
     [
         ("Linux", ("NVIDIA=",), "0", "https://download.pytorch.org/whl/cpu --retries 0"),
-        ("Linux", ("NVIDIA=",), "1", None),  # refused, or no name server
+        ("Linux", ("NVIDIA=",), "1", None),  # refused, or no DNS
         ("Linux", ("NVIDIA=",), "never", None),
         ("Linux", ("NVIDIA=/usr/bin/nvidia-smi",), "0", None),
-        ("Darwin", ("NVIDIA=",), "0", None),  # there PyPI's has no CUDA
+        ("Darwin", ("NVIDIA=",), "0", None),  # PyPI's torch for macOS has no CUDA
         ("Linux", ("NVIDIA=", "TORCH_INDEX=https://pypi.org/simple"), "never", "https://pypi.org/simple"),
     ],
 )
@@ -122,11 +122,11 @@ def test_make_takes_torch_without_cuda_if_there_is_no_driver_and_its_index_answe
     started = time.monotonic()
     command = ["make", "--silent", "install", f"PYTHON={tmp_path}/python", "VENV=new", *given]
     subprocess.run(command, cwd=tmp_path, check=True, env={k: v for k, v in os.environ.items() if k != "TORCH_INDEX"})
-    assert time.monotonic() - started < 20  # what an index that never answers may cost
+    assert time.monotonic() - started < 20  # limit for an index that never answers
     *torch, everything = (tmp_path / "log").read_text().splitlines()
     common = "-m pip install --no-compile"
     assert torch == ([f"{common} --no-deps -c constraints.txt torch --index-url {torch_from}"] if torch_from else [])
-    assert everything == f"{common} -c constraints.txt -e .[test]"  # with the pins also of torch
+    assert everything == f"{common} -c constraints.txt -e .[test]"  # with all pins, including torch's
 
 
 def test_workflow_tests_every_python_by_actions_that_cannot_change() -> None:

@@ -1,4 +1,4 @@
-"""What docs/teaching says is so: answers follow from the library, plans add up."""
+"""The statements of docs/teaching are true: answers follow from the library, and plans add up."""
 
 import json
 import math
@@ -35,7 +35,7 @@ NOTEBOOKS = [f"{number:02}" for number in range(12)]
 class Question(NamedTuple):
     id: str
     text: str
-    options: list[tuple[bool, str, str]]  # is it right, the option, what a wrong one means
+    options: list[tuple[bool, str, str]]  # whether it is right, the option, the meaning of a wrong one
     checks: list[str]
 
 
@@ -76,13 +76,13 @@ def drawn(z0: float, num_devices: int, as_printed: bool = True) -> MechanismAudi
 
 
 def right(audit: MechanismAudit) -> float:
-    """The share of right guesses."""
+    """The share of correct guesses."""
     return 1 - (audit.false_positive_rate.errors + audit.false_negative_rate.errors) / (2 * audit.draws)
 
 
 NAMES: dict[str, Any] = {"slower": slower, "drawn": drawn, "right": right, "table1": cache(explain_table1)}
 NAMES |= {"at_least": at_least, "at_most": at_most, "digits": digits, "short": short}
-NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, with the hidden numbers
+NAMES["DELTA_OF_00"] = (2_025 + 2 * sum(TIMES)) ** -1.1  # smart-home's training set, including the hidden numbers
 for module in (privacy, statistics, votes, perturbation):
     NAMES |= vars(module)
 NAMES |= {"math": math, "np": np, "basic": basic, "composition": basic, "metrics": metrics}
@@ -109,7 +109,7 @@ def test_one_option_is_right_and_every_wrong_one_says_what_it_means(one: Questio
 
 
 def confirm(check: str, page: str) -> None:
-    """Fail unless what a comment says is so, and stands on the page."""
+    """Fail unless the statement of a comment is true and occurs on the page."""
     said, expression = re.split(r": | = ", check, maxsplit=1)
     value = eval(expression, dict(NAMES))
     if said == "true":
@@ -140,7 +140,7 @@ def test_the_key_of_the_lesson_is_what_the_library_says() -> None:
 
 
 def rows(page: str, cells: int, first: str) -> list[list[str]]:
-    """The rows of a page's tables that have so many cells, the first of them like this pattern."""
+    """The rows of a page's tables with this number of cells, the first of which matches this pattern."""
     lines = [line for line in (FOLDER / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in found if len(row) == cells and re.fullmatch(first, row[0])]
@@ -148,14 +148,14 @@ def rows(page: str, cells: int, first: str) -> list[list[str]]:
 
 @cache
 def notebook(number: str) -> str:
-    """The text of a notebook, without the addresses of its links."""
+    """The text of a notebook, without the targets of links."""
     [path] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
     text = "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
 
 
 def minutes(number: str) -> dict[str, int]:
-    """The exercises of a notebook, with the minutes that it gives them."""
+    """The exercises of a notebook, with the stated number of minutes."""
     found = re.findall(
         r"\*\*Exercise: [^*]+\*\* \((\d+) minutes.*?^# EXERCISE (\w+)$", notebook(number), re.DOTALL | re.M
     )
@@ -163,7 +163,7 @@ def minutes(number: str) -> dict[str, int]:
 
 
 def exercises(text: str) -> list[tuple[str, str]]:
-    """The exercises that a text names like 00 `clip`, `refuted`."""
+    """The exercises named in a text, in the form 00 `clip`, `refuted`."""
     found = re.findall(r"\b(\d\d) ((?:`\w+`(?:, )?)+)", text)
     return [(number, name) for number, names in found for name in re.findall(r"`(\w+)`", names)]
 
@@ -203,7 +203,7 @@ def test_the_map_needs_what_the_notebooks_say_that_they_need() -> None:
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         opening = " ".join("".join("".join(cell["source"]) for cell in cells[:3]).split())
-        opening = re.sub(r"\]\([^)]*\)", "]", opening)  # links
+        opening = re.sub(r"\]\([^)]*\)", "]", opening)  # without link targets
         needed = re.search(r"(\d+) minutes\. (You need .*?)(?:The paper|#|$)", opening)
         if needed:
             compared += 1

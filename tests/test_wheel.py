@@ -1,4 +1,4 @@
-"""A wheel carries the course: built, installed where there is no checkout, and used as a reader uses it."""
+"""The wheel contains the course: it is built, installed without a checkout, and used as by a reader."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-COMMANDS = {  # and what each prints
+COMMANDS = {  # and the output of each
     "python -c print(__import__('edp_lab').__file__)": "/environment0/lib/",
     "edp-lab data list": "smart-home",
     "edp-lab train --corpus smart-home --size small --epochs 1 --method sgd --out runs/plain": "runs/plain",

@@ -22,7 +22,7 @@ INSTEAD = {  # a pattern in a sentence, and what to write instead
     r"\b([Gg]o|goes|going|went) on with\b": "'resume', 'continue'",
     r"\bnot kept\b": "'raw results are not archived'",
 }
-INTRODUCED = {  # a term of the README, and what its first paragraph with this term, or one before, says
+INTRODUCED = {  # a README term, and text that must occur in or before its first paragraph
     r"\b[Ee]psilon\b|ε": r"measure is \W*epsilon|([Ee]psilon|ε)\b[^.]* (bounds|limits|measures)\b",
     r"\bSER\b": r"semantic error rate",
     r"\bCLC\b": r"character CNN",
@@ -51,7 +51,7 @@ def strings(source: str) -> Iterator[str]:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Place and sentence of all that people read."""
+    """Place and sentence of all text for readers."""
     for path in sorted(path for pattern in READ.split() for path in ROOT.glob(pattern)):
         place, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         if path.suffix == ".ipynb":

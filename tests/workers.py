@@ -1,4 +1,4 @@
-"""Jobs for workers, in a module that is imported in no time."""
+"""Jobs for workers, in a module that is fast to import."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from edp_lab.errors import UsageError
 
 
 def add(job: dict[str, Any]) -> dict[str, Any]:
-    """The sum of an array, and the process in which the job is done."""
+    """Return the sum of an array, and the id of the process that computed it."""
     import torch
 
     if "fails after" in job:
@@ -20,7 +20,7 @@ def add(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def sleep(nap: tuple[str, float]) -> dict[str, Any]:
-    """Leave a file with the process id in the folder, then sleep for some seconds."""
+    """Write a file with the process id to the folder, then sleep for this number of seconds."""
     folder, seconds = nap
     (Path(folder) / f"pid-{os.getpid()}").touch()
     time.sleep(seconds)

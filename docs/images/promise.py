@@ -1,4 +1,4 @@
-"""Draw promise.svg: N goes from 1 to 32, the claimed epsilon stays, what could be guaranteed grows.
+"""Draw promise.svg: N goes from 1 to 32, the claimed epsilon stays, the guaranteed one grows.
 
 python docs/images/promise.py [FILE]
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from edp_lab.privacy import Mechanism, judge
 from edp_lab.privacy.guarantee import upward
 
-TITLE = "The claimed ε stays. What could be guaranteed grows."
+TITLE = "The claimed ε stays. The guaranteed ε grows."
 FRAMES = [1] * 5 + list(range(1, 33)) + [32] * 11  # the first and the last stay for a while
 COLUMNS = {"claimed": 490, "guaranteed": 590}
 SECONDS = 0.25 * len(FRAMES)
@@ -45,10 +45,10 @@ def draw() -> str:
     parts += [text(24, 40, TITLE, "title"), '<path class="axis" d="M 64 70 V 274 H 460"/>']
     parts += [text(56, 279 - 1.7 * epsilon, epsilon, anchor="end") for epsilon in range(0, 121, 40)]
     parts += [text(64 + 12 * n, 296, n, anchor="middle") for n in (1, 8, 16, 24, 32)]
-    parts += [text(76, 80, "ε after one epoch"), text(262, 322, "number of devices N", anchor="middle")]
+    parts += [text(76, 80, "ε after one epoch"), text(262, 322, "number of GPUs N", anchor="middle")]
     parts += ['<path class="claimed" d="M 490 156 h 50"/><path class="guaranteed" d="M 590 156 h 50"/>']
-    parts += [text(490, 182, "claimed ε"), text(590, 182, "could be guaranteed")]
-    parts += [text(490, 282, "z0 = 1, δ = 0.00001,"), text(490, 304, "if α were public, seed secret")]
+    parts += [text(490, 182, "claimed ε"), text(590, 182, "guaranteed ε")]
+    parts += [text(490, 282, "z0 = 1, δ = 0.00001,"), text(490, 304, "under favourable assumptions")]
     for number, devices in enumerate(FRAMES):
         drawn = [line(look, *enumerate(bound[:devices], 1)) for look, bound in bounds.items()]
         drawn += [text(490, 116, f"N = {devices}", "large")]

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from edp_lab.privacy import Guarantee, Mechanism
     from edp_lab.privacy.foreign_claim import Verdict
 
-AlphaMax = Annotated[float, "Largest layer scale alpha; only with --as-printed."]
-AsPrinted = Annotated[bool, "Use Algorithm 1 verbatim instead of the sound mechanism."]
-MicroBatchSize = Annotated[int, "Number of utterances that share one clipped gradient; 1 is per-example DP-SGD."]
+AlphaMax = Annotated[float, "Maximum layer scale alpha; only with --as-printed."]
+AsPrinted = Annotated[bool, "Use Algorithm 1 as printed in the paper instead of the sound mechanism."]
+MicroBatchSize = Annotated[int, "Number of utterances per clipped gradient; 1 means per-example DP-SGD."]
 
-CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # with any of these options, we check a claim
+CLAIM = {"claimed", "sampler", "n", "batch_size", "noise_multiplier"}  # options that request a check of a claim
 OF_A_CLAIM = {*CLAIM, "sampling_rate", "steps", "epochs", "delta", "micro_batch_size", "clip", "as_json"}
 OF_A_RUN = {"run", "delta", "adjacency", "utterances_per_person", "as_json"}
 
@@ -29,47 +29,47 @@ def account(
     ctx: typer.Context,
     clip: Clip = 1.0,
     z0: Annotated[
-        float, "Noise multiplier of the first epoch (t = 0). Sound: noise divided by sensitivity; as printed: std(y)/C."
+        float, "Noise multiplier in the first epoch: std(noise)/sensitivity, or std(y)/C with --as-printed."
     ] = 1.0,
-    decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none",
-    tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1,
+    decay: Annotated[str, "Decay of the noise over the epochs t: none, linear or exponential."] = "none",
+    tau: Annotated[float, "Decay rate tau: noise falls as 1/(1 + tau t) (linear) or e^(-tau t) (exponential)."] = 0.1,
     epochs: Annotated[int, "Number of passes over the corpus.", COUNT] = 1,
     gpus: Gpus = 8,
     delta: Annotated[
-        float, "Delta of (epsilon, delta); it should be well below 1/n (default with --run: the run's delta)."
+        float, "Delta in (epsilon, delta); choose it well below 1/n (default with --run: the run's delta)."
     ] = 1e-5,
     as_printed: AsPrinted = False,
     alpha_max: AlphaMax = 1.0,
     alpha_source: Annotated[
-        str | None, "Source of the layer scales: none, public or private (default: none; private with --as-printed)."
+        str | None, "Source of the layer scales alpha: none, public or private (default: none; private as printed)."
     ] = None,
     micro_batch_size: MicroBatchSize = 8,
     sampling_rate: Annotated[
-        float | None, "Use Poisson sampling at this rate q instead of disjoint batches; an epoch is ceil(1/q) steps."
+        float | None, "Use Poisson sampling with this rate q instead of disjoint batches; an epoch has ceil(1/q) steps."
     ] = None,
-    steps: Annotated[int | None, "Number of Poisson steps, instead of --epochs.", {"min": 1}] = None,
+    steps: Annotated[int | None, "Number of steps with Poisson sampling, instead of --epochs.", {"min": 1}] = None,
     adjacency: Annotated[
-        str | None, "Neighbours: zero_out (default), replace_one or add_or_remove_one (default if sampling)."
+        str | None, "Neighbouring relation: zero_out (default), replace_one or add_or_remove_one (default if sampling)."
     ] = None,
-    utterances_per_person: Annotated[int, "Protect a person with up to this many utterances.", COUNT] = 1,
+    utterances_per_person: Annotated[int, "Protect a person who has up to this many utterances.", COUNT] = 1,
     run: Annotated[
-        Path | None, "Compute from a run's ledger instead of the settings given here; see also --delta and --adjacency."
+        Path | None, "Run folder: use its ledger instead of the settings above (--delta and --adjacency still apply)."
     ] = None,
     claimed: Annotated[
-        float | None, "Check this epsilon, claimed with another library; needs the settings named above."
+        float | None, "Check this epsilon, claimed with another library; requires the settings listed above."
     ] = None,
-    sampler: Annotated[str | None, "With --claimed: shuffle (disjoint batches, one pass per epoch) or poisson."] = None,
-    n: Annotated[int | None, "With --claimed: the number of examples in the training set."] = None,
-    batch_size: Annotated[float | None, "With --claimed: examples per step (expected number if Poisson)."] = None,
+    sampler: Annotated[str | None, "With --claimed: sampling method, shuffle (one pass per epoch) or poisson."] = None,
+    n: Annotated[int | None, "With --claimed: number of training examples."] = None,
+    batch_size: Annotated[float | None, "With --claimed: number of examples per step (for Poisson, the mean)."] = None,
     noise_multiplier: Annotated[
-        float | None, "With --claimed: the noise's standard deviation on the gradient sum, divided by the clip norm."
+        float | None, "With --claimed: standard deviation of the noise on the gradient sum, divided by the clip norm."
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compute the claimed and guaranteed epsilon of the paper's mechanism, of a run, or of another library's run.
+    """Compute the claimed and guaranteed epsilon of the paper's mechanism or of a run, or check a claim.
 
-    A claim needs the sampler, n, batch size (or --sampling-rate), --noise-multiplier, --steps or --epochs, --delta and
-    --micro-batch-size (1 if each example is clipped individually). The exit status is 1 if the claim does not hold.
+    To check a claim, give --claimed, --sampler, --n, --batch-size or --sampling-rate, --noise-multiplier, --steps or
+    --epochs, --delta and --micro-batch-size (1 for per-example clipping). The exit status of an unproven claim is 1.
 
     Try: edp-lab account --claimed 1.1 --sampler shuffle --n 60000 --batch-size 256 --epochs 10 --noise-multiplier 1
     --delta 1e-5 --micro-batch-size 1
@@ -94,19 +94,19 @@ def account(
         delta = delta if "delta" in named else record["guarantee"]["delta"]
     else:
         if as_printed and sampling_rate is not None:
-            raise UsageError("Algorithm 1 as printed has disjoint batches: drop --sampling-rate or --as-printed")
+            raise UsageError("Algorithm 1 as printed uses disjoint batches: drop --sampling-rate or --as-printed")
         if alpha_source is None:
             alpha_source = Alpha.PRIVATE if as_printed else Alpha.NONE
         noise: dict[str, Any] = {"clip_norm": clip, "z0": z0, "decay": decay, "tau": tau, "alpha": alpha_source}
         sizes = {"num_devices": gpus, "micro_batch_size": micro_batch_size}
         mechanism = described(as_printed, alpha_max, sampling_rate, **noise, **sizes)
         if z0 == 0:
-            raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
+            raise UsageError("z0 is 0, so no noise is added and epsilon is infinite: choose a z0 greater than 0")
         releases = releases_by_epoch(mechanism, epochs if steps is None else None, steps)
         published = False
     guarantee = judge(mechanism, releases, delta, published, neighbours, utterances_per_person)
     report = _report(mechanism, releases, guarantee)
-    if guarantee.status == HOLDS:  # limits on any membership inference attack
+    if guarantee.status == HOLDS:  # upper bounds for any membership inference attack
         accountant = accountant_for(mechanism, releases, neighbours, utterances_per_person)
         hundredth, thousandth = accountant.best_tpr(np.array([0.01, 0.001])).tolist()
         rates = {"best_tpr_at_fpr_0.01": hundredth, "best_tpr_at_fpr_0.001": thousandth}
@@ -120,7 +120,7 @@ def _judge_claim(ctx: typer.Context, named: set[str], as_json: bool) -> None:
     from edp_lab.privacy.foreign_claim import check_claim
 
     if idle := sorted(named - OF_A_CLAIM):
-        raise UsageError(f"{flag_of(idle[0])} means nothing for a claim made with another library: drop it")
+        raise UsageError(f"{flag_of(idle[0])} does not apply to a claim made with another library: drop it")
     settings = {name: ctx.params[name] for name in named - {"as_json"}}
     verdict = check_claim(settings)
     answer(as_json, {**verdict._asdict(), "settings": settings}, _verdict_to_read(verdict))
@@ -134,19 +134,19 @@ def _refuse_contradictions(named: set[str], decay: str) -> None:
     if "run" in named and idle:
         raise UsageError(f"{flag_of(idle[0])} is read from the run's ledger: drop it, or drop --run")
     if {"steps", "epochs"} <= named:
-        raise UsageError("--steps and --epochs set the same quantity: give one of them")
+        raise UsageError("--steps and --epochs set the same quantity: give only one of them")
     if "tau" in named and decay == "none":
-        raise UsageError("--tau counts only with a decay: add --decay linear or --decay exponential")
+        raise UsageError("--tau has no effect without a decay: add --decay linear or --decay exponential")
 
 
 def described(as_printed: bool, alpha_max: float, sampling_rate: float | None, **settings: Any) -> Mechanism:
-    """The mechanism that these options describe."""
+    """Build the mechanism that these options describe."""
     from edp_lab.privacy import Mechanism
 
     if as_printed:
         return Mechanism.as_printed(alpha_max=alpha_max, **settings)
     if alpha_max != 1:
-        raise UsageError("--alpha-max matters only as printed (sound noise comes before scaling back): drop it")
+        raise UsageError("--alpha-max has no effect on the sound mechanism: drop it, or add --as-printed")
     return Mechanism.sound(sampling_rate=sampling_rate, **settings)
 
 
@@ -159,7 +159,7 @@ def _report(mechanism: Mechanism, releases: dict[int, int], guarantee: Guarantee
     except NoGuarantee:
         sensitivity = None
     if sensitivity == float("inf"):
-        raise UsageError("the clip norm times the largest alpha exceeds the largest float: lower one of them")
+        raise UsageError("the clip norm times the maximum alpha is too large for a float: lower one of them")
     names = ("mu", "method", "adjacency", "sampling", "delta", "reason", "epsilon_if_alpha_public", "scope")
     holds = {
         "status": guarantee.status,
@@ -181,23 +181,23 @@ def _report(mechanism: Mechanism, releases: dict[int, int], guarantee: Guarantee
     }
 
 
-# ---- Words -----------------------------------------------------------------------------------------------------------
+# ---- Reports ---------------------------------------------------------------------------------------------------------
 
 ASSUMED = (
-    "assumed: fresh secret noise on the sum of clipped gradients, a divisor that does not depend on the batch, real "
-    "numbers, nothing else released"
+    "assumptions: fresh secret noise is added to the sum of clipped gradients, the divisor does not depend on the "
+    "batch, arithmetic is exact, and nothing else is released"
 )
 
 
 def name_of(mechanism: Mechanism) -> str:
-    """The mechanism's name on screen."""
+    """Display name of the mechanism."""
     if mechanism.variant == "as-printed":
         return "Algorithm 1 as printed"
     return "DP-SGD" if mechanism.micro_batch_size == 1 else "sound eDP-SGD"
 
 
 def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Report:
-    """The report, as text."""
+    """Format the claimed and guaranteed epsilon for reading."""
     claimed, z, delta = report["claimed"], report["noise_multiplier"], guarantee.delta
     why = claimed["reason"] if claimed["epsilon"] is None else f"{claimed['method']}; {claimed['reason']}"
     devices = f"{m.num_devices} device(s), " if m.micro_batch_size > 1 or m.variant == "as-printed" else ""
@@ -218,13 +218,13 @@ def _to_read(report: dict[str, Any], m: Mechanism, guarantee: Guarantee) -> Repo
         facts.append(("noise / sensitivity", f"{number(z[0])}{later}; sensitivity {number(report['sensitivity'])}"))
     if "attack" in report:
         auc, tpr = up(report["attack"]["best_auc"], 4), up(report["attack"]["best_tpr_at_fpr_0.01"], 3)
-        most = f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (between these neighbours)"
+        most = f"AUC at most {auc}, TPR at most {tpr} at 1 % FPR (for these neighbours)"
         facts.append(("any membership attack", most))
     if "certificate" in report:
-        facts.append(("certificate", "every number of the run's certificate was recomputed, and is right"))
+        facts.append(("certificate", "all numbers in the run's certificate were recomputed and are correct"))
     notes = guarantee.scope.split("; ")
-    if delta >= 0.01:  # 1/n of a corpus of a hundred utterances
-        notes.insert(0, f"delta is large: publishing everything with probability {number(delta, 3)} meets it")
+    if delta >= 0.01:  # 1/n for a corpus of 100 utterances
+        notes.insert(0, f"delta is large: publishing all data with probability {number(delta, 3)} would satisfy it")
     return Report(title, facts, notes)
 
 

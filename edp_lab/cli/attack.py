@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 attack_app = App(
     no_args_is_help=True,
-    help="Attack a trained model: which utterances were in its training set, and what it remembers.",
+    help="Attack a trained model: infer which utterances were in its training set, or measure what it memorised.",
 )
 
-# ---- What a model remembers ------------------------------------------------------------------------------------------
+# ---- Memorisation ----------------------------------------------------------------------------------------------------
 
 SETTINGS = ("corpus", "model", "size", "epochs", "batch_size", "seed", "clip_norm", "z0", "num_devices")
 
@@ -67,20 +67,20 @@ def canaries(
     repetitions: Annotated[str, "Numbers of copies of a canary, separated by commas; 0 is the control."] = "0,1,4,16",
     each: Annotated[int, typer.Option("--canaries", help="Number of canaries per repetition count.", **COUNT)] = 8,
     references: Annotated[
-        int, "How many other numbers each canary is ranked among; the exposure is at most log2 of this plus 1.", COUNT
+        int, "Number R of alternatives that each canary is ranked against; exposure is at most log2(R + 1).", COUNT
     ] = 9_999,
     epochs: Epochs = 6,
     size: Size = "small",
     z0: Annotated[float, "Noise multiplier, as each method defines it."] = 0.03,
     clip: Clip = 1.0,
     gpus: Gpus = 8,
-    seed: Annotated[int, "Seed of the split, canaries, initial weights, order and noise.", SEED] = 0,
+    seed: Annotated[int, "Seed of the split, canaries, initial weights, batches and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Hide utterances with a personal number in the training set, and ask each trained model for the number.
+    """Insert utterances with a personal number into the training set, and test whether trained models reveal it.
 
-    Exposure, in bits, measures the rank of the true number's loss among other numbers. A canary inserted k times has
-    the epsilon of k utterances together.
+    Exposure, in bits, measures how low the loss of the true number ranks among the losses of other numbers. The
+    epsilon of a canary inserted k times is the epsilon of k utterances together.
     """
     from edp_lab.attacks.canaries import measure_memorisation
 
@@ -114,30 +114,30 @@ def canaries(
 
 
 def _canaries_to_read(rows: Sequence[Memorisation], fillings: int) -> Report:
-    """The text below the table."""
+    """Report to print below the table."""
     scores = {row.method: f"{row.method} {row.test_ser:.3f}" for row in rows}
     facts = [
-        ("exposure", f"mean bits; about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
-        ("extracted", "canaries with rank 1; 0 copies: the control, never inserted"),
+        ("exposure", f"mean bits: about 1.44 without memorisation, at most {rows[0].cap:.2f} (rank 1 of {fillings:,})"),
+        ("extracted", "number of canaries with rank 1 (those with 0 copies, the control, were never inserted)"),
         ("test SER", ", ".join(scores.values())),
     ]
     if held := [row for row in rows if row.epsilon_if_seed_secret is not None]:
-        facts.append(("epsilon", f"of all copies together, at delta {held[0].delta:.2g}, if the seed were secret"))
+        facts.append(("epsilon", f"for all copies together, at delta {held[0].delta:.2g}, if the seed were secret"))
     for row in {row.method: row for row in rows if row.repetitions and row.epsilon_if_seed_secret is None}.values():
         claimed = "" if row.claimed_epsilon is None else f"; claimed epsilon {row.claimed_epsilon:.3g}"
         facts.append((row.method, f"no guarantee: {row.reason}{claimed}"))
     return Report(facts=facts)
 
 
-# ---- Who was in the training set -------------------------------------------------------------------------------------
+# ---- Membership inference --------------------------------------------------------------------------------------------
 
-Cache = Annotated[Path | None, "Folder for the results of trained shadow models. (default: the user's cache)"]
+Cache = Annotated[Path | None, "Folder for cached results of shadow models. (default: the user's cache)"]
 Seed = Annotated[int, "Seed of the shadow models and the classifier.", SEED]
 
 
 @attack_app.command()
 def loss(ctx: typer.Context, run: RunFolder, as_json: Json = False) -> None:
-    """Run the baseline attack, without training: utterances with a low loss are called members."""
+    """Run the baseline attack, which trains nothing: utterances with a low loss are classified as members."""
     from edp_lab.attacks.loss import attack_loss
 
     _finish(ctx, lambda run, progress, **settings: attack_loss(run, **settings))
@@ -154,10 +154,10 @@ def shadow(
     ] = None,
     seed: Seed = 0,
     cache: Cache = None,
-    plain: Annotated[bool, "Train the shadow model by SGD instead of the target's method."] = False,
+    plain: Annotated[bool, "Train the shadow model with SGD instead of the target's method."] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the paper's attack: a shadow model on a public corpus teaches a classifier what members look like."""
+    """Run the paper's attack: train a classifier to recognise members, using a shadow model of a public corpus."""
     from edp_lab.attacks.shadow import attack_shadow
 
     _finish(ctx, attack_shadow, shadow=shadow, plain=plain)
@@ -167,21 +167,21 @@ def shadow(
 def lira(
     ctx: typer.Context,
     run: RunFolder,
-    shadows: Annotated[int, "Number of shadow models (even); each is trained on half of the pool.", COUNT] = 16,
+    shadows: Annotated[int, "Even number of shadow models, each trained on half of the pool.", COUNT] = 16,
     size: Annotated[str | None, "Size of the shadow models (default: the target's)."] = None,
-    epochs: Annotated[int | None, "Number of epochs of the shadow models (default: the target's).", COUNT] = None,
+    epochs: Annotated[int | None, "Number of epochs for the shadow models (default: the target's).", COUNT] = None,
     seed: Seed = 0,
     cache: Cache = None,
     as_json: Json = False,
 ) -> None:
-    """Run the strong attack, LiRA (Carlini et al. 2022): compare confidences with and without the utterance."""
+    """Run LiRA, a strong attack (Carlini et al. 2022): compare models trained with and without an utterance."""
     from edp_lab.attacks.lira import attack_lira
 
     _finish(ctx, attack_lira, shadows=shadows, size=size, epochs=epochs)
 
 
 def _finish(ctx: typer.Context, attack: Callable[..., Attacked], **settings: Any) -> None:
-    """Attack the run, using the options shared by these commands, and print the result."""
+    """Attack the run with the options that these commands share, and print the result."""
     settings |= {name: ctx.params[name] for name in ("seed", "cache") if name in ctx.params}
     with telling() as progress:
         attacked = attack(ctx.params["run"], progress=progress, **settings)
@@ -194,7 +194,7 @@ def _span(ends: Sequence[float]) -> str:
 
 
 def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
-    """Report on a membership attack, from its JSON."""
+    """Format the JSON result of a membership attack for reading."""
     sure, bound = f"{100 * result['confidence']:g} %", result["bound"]
     facts = [("AUC", f"{result['auc']:.4f} ({sure}: {_span(result['auc_interval'])}); 0.5 is guessing")]
     for rate, at in result["tpr_at_fpr"].items():
@@ -215,10 +215,10 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------
 
-Z0 = Annotated[float, "Noise multiplier. Sound: noise divided by sensitivity; as printed: std(y)/C of one device."]
-Confidence = Annotated[float, "Confidence of the lower bound on epsilon."]
+Z0 = Annotated[float, "Noise multiplier: std(noise)/sensitivity, or std(y)/C of one device with --as-printed."]
+Confidence = Annotated[float, "Confidence level of the lower bound on epsilon."]
 
-audit_app = App(no_args_is_help=True, help="Audit: test a claimed epsilon.")
+audit_app = App(no_args_is_help=True, help="Audit a claimed epsilon.")
 
 
 @audit_app.command()
@@ -235,18 +235,18 @@ def mechanism(
         typer.Option(
             "--alpha",
             "--alpha-source",
-            help="Source of the layer scales: none, public or private (as printed; audited as if public). "
-            "(default: none; public with --as-printed)",
+            help="Source of the layer scales alpha: none, public, or private (audited as if public; only with "
+            "--as-printed). (default: none; public with --as-printed)",
         ),
     ] = None,
-    draws: Annotated[int, "Number of steps drawn with the canary, and again without it."] = 10_000,
+    draws: Annotated[int, "Number of steps to simulate with the canary, and again without it."] = 10_000,
     confidence: Confidence = 0.95,
     seed: Annotated[int, "Seed of the noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Draw one step with and without a canary; print a lower bound on epsilon and the claimed epsilon.
+    """Simulate one step with and without a canary; print a lower bound on epsilon and the claimed epsilon.
 
-    Nothing is trained. The claim is the paper's zCDP epsilon of one step if as printed, the guaranteed one if sound.
+    No model is trained. The claim is the paper's zCDP epsilon (as printed) or the guaranteed epsilon (sound).
     """
     from edp_lab.attacks.step_audit import audit_mechanism
     from edp_lab.privacy import Alpha
@@ -266,9 +266,9 @@ def mechanism(
 @audit_app.command("one-run")
 def one_run(
     ctx: typer.Context,
-    corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; none with --model linear."] = None,
-    model: Annotated[str, "Model: clc, bert, or linear (one layer without a corpus; takes a second)."] = "clc",
-    canaries: Annotated[int, "Number of canaries; each is in with probability 1/2.", COUNT] = 1000,
+    corpus: Annotated[str | None, "A name from `edp-lab data list`, or a path; not with --model linear."] = None,
+    model: Annotated[str, "Model: clc, bert, or linear (a single layer without a corpus)."] = "clc",
+    canaries: Annotated[int, "Number of canaries; each is included with probability 1/2.", COUNT] = 1000,
     method: Annotated[str, "Method: edp-sgd, or dp-sgd (every utterance clipped individually)."] = "edp-sgd",
     as_printed: AsPrinted = False,
     gpus: Gpus = 8,
@@ -276,19 +276,19 @@ def one_run(
     clip: Clip = 1.0,
     batch_size: BatchSize = 64,
     micro_batch_size: Annotated[
-        int | None, "Number of utterances clipped together (default: batch size over devices; 1 for dp-sgd)."
+        int | None, "Number of utterances clipped together (default: batch size / devices; 1 for dp-sgd)."
     ] = None,
     epochs: Epochs = 1,
-    size: Annotated[str, "Size of the model: small or paper."] = "small",
-    pretrained: Annotated[str | None, "A fastText .vec file, an edp-lab pretrain folder, or a BERT hub name."] = None,
+    size: Annotated[str, "Model size: small or paper."] = "small",
+    pretrained: Annotated[str | None, "Weights: a .vec file, an edp-lab pretrain folder, or a BERT hub name."] = None,
     delta: Delta = 1e-5,
     confidence: Confidence = 0.95,
-    seed: Annotated[int, "Seed of the split, weights, order, canaries and noise.", SEED] = 0,
+    seed: Annotated[int, "Seed of the split, weights, batches, canaries and noise.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
     """Train once with many canaries; print a lower bound on the run's epsilon and the claimed epsilon.
 
-    A coin decides whether each canary is in or out. An attacker who sees the run's releases guesses; more
+    A coin toss decides whether each canary is included. An attacker guesses the tosses from the run's releases. More
     correct guesses than the claim allows refute it (Steinke, Nasr and Jagielski 2023). All layer scales alpha are 1.
 
     Try: edp-lab audit one-run --model linear --as-printed --z0 4
@@ -302,7 +302,7 @@ def one_run(
         if value is not None:
             raise UsageError(f"the linear model uses only canaries: drop {option}, or choose another --model")
     if not linear and corpus is None:
-        raise UsageError("a run needs --corpus (or --model linear, which has none): name one")
+        raise UsageError("an audit of a CLC or BERT needs a corpus: give --corpus, or choose --model linear")
     config = chosen(
         ctx,
         TrainConfig,
@@ -310,7 +310,7 @@ def one_run(
         model="clc" if linear else model,
         alpha="none",
         sampling="shuffle",
-        dropout=0.0,  # it would only make canaries harder to remember
+        dropout=0.0,  # dropout would only make canaries harder to memorise
     )
     one_thread_if_small(size)
     with bar("steps") as (update, _):
@@ -319,7 +319,7 @@ def one_run(
 
 
 def _three_epsilons(a: MechanismAudit | OneRunAudit, held: str, what: str) -> Facts:
-    how = "the sound epsilon itself" if a.mechanism.variant == "sound" else "zCDP, z at face value"
+    how = "equal to the guaranteed epsilon" if a.mechanism.variant == "sound" else "zCDP, z at face value"
     assuming = f"{down(a.bounds.distribution_free, 4)} without assuming Gaussian noise"
     noise = f"{number(a.noise_multiplier)}; neighbours: zero-out, delta {number(a.delta, 3)}"
     measured = f"at least {down(a.measured_epsilon, 4)} ({assuming})"
@@ -338,7 +338,7 @@ def _step_to_read(a: MechanismAudit) -> Report:
     title += f"alpha {m.alpha}{largest}, C {m.clip_norm:g}, z0 {m.z0:g}"
     held = "no guarantee" if public is None else f"no guarantee; {number(public)} if alpha were public"
     facts = _three_epsilons(a, held if a.epsilon_if_seed_secret is None else "exact", "draws")
-    facts.append(("canary", "an utterance whose gradient is as large as the clip norm allows; was it in the step?"))
+    facts.append(("canary", "an utterance with the largest gradient that the clip norm allows"))
     for name, rate in (("false alarms", a.false_positive_rate), ("missed", a.false_negative_rate)):
         facts.append((name, f"{rate.errors:,} of {a.draws:,} (probability at most {rate.upper_limit:.3g})"))
     return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])
@@ -352,8 +352,8 @@ def _run_to_read(a: OneRunAudit, corpus: str | None) -> Report:
     title += "one layer" if corpus is None else f"{a.model} on {corpus}"
     size = f"{m.num_devices} devices, micro-batches of {m.micro_batch_size}, C {m.clip_norm:g}, z0 {m.z0:.4g}"
     facts = [("setting", size), *_three_epsilons(a, held, "canaries")]
-    facts.append(("canaries", f"{a.canaries:,}, {a.included:,} of them in"))
+    facts.append(("canaries", f"{a.canaries:,}, of which {a.included:,} were included"))
     for tally in a.tallies:
-        facts.append(("", f"{tally.correct:,} of {tally.guesses:,} guesses right"))
-    facts.append(("from the last model alone", f"at least {a.last_model.distribution_free:.4g}, for any mechanism"))
+        facts.append(("", f"{tally.correct:,} of {tally.guesses:,} guesses correct"))
+    facts.append(("from the final model only", f"at least {a.last_model.distribution_free:.4g}, for any mechanism"))
     return Report(title, [*facts, ("verdict", f"{a.verdict}: {a.explanation}")])

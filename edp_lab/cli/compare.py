@@ -1,4 +1,4 @@
-"""``edp-lab compare``: runs side by side, from their records: settings, errors, time and epsilons."""
+"""``edp-lab compare``: a table of the settings, errors, times and epsilons of several runs, from their records."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from edp_lab.cli.terminal import Json, Screen, number, print_json, up
 from edp_lab.errors import UsageError, check_once
 from edp_lab.training.config import TrainConfig
 
-SHOWN_ANYWAY = ("corpus", "model", "method", "epochs", "delta")  # even if they are all equal
+SHOWN_ANYWAY = ("corpus", "model", "method", "epochs", "delta")  # even if the runs do not differ in them
 NOT_FOR_SGD = (
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "as_printed", "alpha", "noise",
 )  # fmt: skip
 JSON_ONLY = ("corpus_sha256", "epochs_planned")
 TITLES = {"name": "run", "test_ser": "test SER", "slot_f1": "slot F1"}
-DOUBTS = {  # properties that may differ between runs, with the consequence
-    "corpus_sha256": "the runs had different corpora: scores are not comparable",
-    "seed": "the runs had different seeds, so different splits: scores are on different test sets",
-    "delta": "epsilons are at different deltas",
-    "neighbours": "epsilons are about different neighbours",
+DOUBTS = {  # properties in which runs may differ, with the note to print
+    "corpus_sha256": "the runs used different corpora: their scores are not comparable",
+    "seed": "the runs used different seeds, and so different splits: their scores are on different test sets",
+    "delta": "the epsilons are at different deltas",
+    "neighbours": "the epsilons are for different neighbours",
 }
 NOTHING = "-"
-Row = dict[str, Any]  # results of a run, by the names in `_row`; None for a missing result
+Row = dict[str, Any]  # results of one run, with the keys set in `_row`; a missing result is None
 
 
 class Comparison(NamedTuple):
-    """One row per run, in the order given, and the names of the settings in which the runs differ."""
+    """Results of runs in the order given, and the names of the settings in which the runs differ."""
 
     runs: list[Row]
     settings: tuple[str, ...]
-    notes: list[str]  # one sentence each: why some numbers are not comparable
+    notes: list[str]  # reasons why some numbers are not comparable
 
 
 def compare(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs (the --out of edp-lab train).")
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders (--out of edp-lab train).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: settings that differ, scores, time, and epsilons."""
+    """Compare the settings, scores, training time and epsilons of runs."""
     comparison = compare_runs(runs or [])
     if as_json:
         print_json(comparison._asdict())
@@ -55,9 +55,9 @@ def compare(
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Read the runs in these folders; UsageError if none, given twice, without a run, or with a damaged record."""
+    """Compare the runs in these folders; raise UsageError if there is no run, or a run is repeated or unreadable."""
     if not folders:
-        raise UsageError("no run was given: name at least one --out folder of edp-lab train")
+        raise UsageError("no run was given: name at least one run folder (--out of edp-lab train)")
     runs = [_row(folder) for folder in folders]
     check_once([str(folder.resolve()) for folder in folders], "run ")
     notes, settings = _notes(runs), [run["settings"] for run in runs]
@@ -73,7 +73,7 @@ def _notes(runs: Sequence[Row]) -> list[str]:
     notes = [note for name, note in DOUBTS.items() if len({run[name] for run in everything} - {None}) > 1]
     if running := ", ".join(run["name"] for run in runs if run["status"] == "running"):
         notes.insert(
-            0, f"not ended, so its epsilon is for the steps in its ledger so far: {running}; see train --resume"
+            0, f"still running, with an epsilon for the steps so far (to resume, use train --resume): {running}"
         )
     return notes
 
@@ -88,7 +88,7 @@ def _row(folder: Path) -> Row:
 
     record, ledger = read_record(folder), None
     if record["status"] == "running" and record["ledger"] is not None:
-        ledger = run_ledger(folder)  # a private run that has not ended has released more than its record knows
+        ledger = run_ledger(folder)  # the ledger of an unfinished private run is ahead of its record
     try:
         config, epochs, final = TrainConfig.from_record(record), record["epochs"], record["final"] or {}
         spent = final or (epochs[-1] if epochs else {})
@@ -99,32 +99,32 @@ def _row(folder: Path) -> Row:
         status, neighbours = guarantee["status"], guarantee["adjacency"] or None
         return {
             "name": str(folder),
-            "status": record["status"],  # still "running" for a run that was killed
+            "status": record["status"],  # remains "running" if the run was killed
             "corpus": Path(config.corpus).name,
             "corpus_sha256": record["corpus"]["sha256"],
             "model": config.model,
             "method": config.method,
-            "settings": _settings(config),  # `compare_runs` keeps those that differ
-            "epochs": len(epochs),  # trained in full
+            "settings": _settings(config),  # `compare_runs` keeps only those that differ
+            "epochs": len(epochs),  # completed epochs
             "epochs_planned": config.epochs,
-            "test_ser": final.get("ser"),  # scores are on the test set, as fractions
+            "test_ser": final.get("ser"),  # scores are fractions, on the test set
             **{name: final.get(name) for name in ("intent_accuracy", "slot_f1", "exact_match")},
             "seconds_per_epoch": sum(row["seconds"] for row in epochs) / len(epochs) if epochs else None,
-            "claimed_epsilon": spent.get("claimed_epsilon"),  # by the paper's accounting, z_t taken at face value
+            "claimed_epsilon": spent.get("claimed_epsilon"),  # by the paper's accounting, with z_t taken at face value
             "guaranteed_epsilon": epsilon if status == HOLDS else None,
             "epsilon_if_seed_secret": epsilon if status == VOID else None,
-            "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # its noise is floating-point
-            "epsilon_if_alpha_public": if_public if epsilon is None else None,  # and words, and the seed secret
+            "epsilon_in_real_numbers": epsilon if status == IDEAL else None,  # the noise is floating-point
+            "epsilon_if_alpha_public": if_public if epsilon is None else None,  # with public words and a secret seed
             "guarantee": status,
             "delta": None if config.method == "sgd" else guarantee["delta"],
             "neighbours": neighbours and Adjacency(neighbours).name.lower().replace("_", "-"),
         }
-    except (KeyError, TypeError, AttributeError):  # it was edited and sealed again, or another version wrote it
-        raise UsageError(f"{folder} has a record of another version of edp_lab: leave it out, or train again") from None
+    except (KeyError, TypeError, AttributeError):  # the record was edited and sealed again, or is of another version
+        raise UsageError(f"the run in {folder} is from another version of edp_lab: omit it, or train again") from None
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """Settings that matter for the run's method, with defaults filled in; None becomes "none"."""
+    """Settings that are relevant to the run's method, with defaults filled in; None becomes "none"."""
     settings = asdict(config) | {
         "alpha": config.alpha or str(config.alpha_source),
         "sampling": "poisson" if config.poisson else "shuffle",
@@ -140,7 +140,7 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def table_lines(comparison: Comparison) -> list[list[str]]:
-    """One line per property that any run has: its title, then one text per run."""
+    """Lines of the table: the title of a property that any run has, followed by one value per run."""
 
     def text(name: str, value: Any) -> str:
         if name == "guarantee" and value == "holds":

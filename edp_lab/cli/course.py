@@ -1,4 +1,4 @@
-"""``edp-lab course``: run the course's notebooks, open them, or write their solutions."""
+"""``edp-lab course``: run the course's notebooks, open them in JupyterLab, or write copies with solutions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edp_lab.training.config import CORES
 
 DEFAULT_NOTEBOOKS = comes_with("notebooks")
 DEFAULT_JOBS = min(2, os.cpu_count() or 1)
-LAB_COPY = Path("edp-lab-course")  # the reader's own copies
-LAB_SETTINGS = Path(__file__).parents[1] / "course" / "jupyter"  # does not offer to fetch news
+LAB_COPY = Path("edp-lab-course")  # the reader's copies of the notebooks
+LAB_SETTINGS = Path(__file__).parents[1] / "course" / "jupyter"  # turns off JupyterLab's news
 
 
 class Mode(StrEnum):
-    """How long a notebook may take: quick for a class and for CI, full for real results."""
+    """Amount of computation in a notebook: quick for classes and CI, full for real results."""
 
     quick = "quick"
     full = "full"
@@ -31,7 +31,7 @@ NotebooksDir = Annotated[
     Path, typer.Option("--notebooks", help="Folder with the notebooks.", show_default="the project's notebooks/")
 ]
 
-course_app = App(help="Run the course's notebooks, open them, or write their solutions.", no_args_is_help=True)
+course_app = App(help="Run the course's notebooks, open them, or write copies with solutions.", no_args_is_help=True)
 
 
 @course_app.command("run")
@@ -39,34 +39,34 @@ def run(
     notebooks: Annotated[
         list[str] | None, typer.Argument(help="Names or numbers of notebooks, such as 00_start or 03. (default: all)")
     ] = None,
-    mode: Annotated[Mode, "How much to compute: quick takes seconds per notebook, full trains for real."] = Mode.quick,
+    mode: Annotated[Mode, "Amount of computation: quick (seconds per notebook) or full (real training)."] = Mode.quick,
     parameter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Set a parameter in the notebooks that have it; repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Set a parameter in all notebooks that have it (repeatable)."),
     ] = None,
     strict: Annotated[
-        bool, "Check students' notebooks: the arguments are files, which are executed unchanged."
+        bool, "Check students' notebooks: treat the arguments as files, and execute these unchanged."
     ] = False,
-    jobs: Annotated[int, "Number of notebooks to run at a time.", CORES] = DEFAULT_JOBS,
-    timeout: Annotated[int, "Time limit for one cell, in seconds.", {"min": 1, "max": 604_800}] = 600,
+    jobs: Annotated[int, "Number of notebooks to run in parallel.", CORES] = DEFAULT_JOBS,
+    timeout: Annotated[int, "Time limit per cell, in seconds.", {"min": 1, "max": 604_800}] = 600,
     out: Annotated[Path, "Folder for the executed copies and web pages."] = Path("runs/course"),
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
 ) -> None:
-    """Execute notebooks with their solutions; write executed copies, web pages and an index; print the index's path.
+    """Execute notebooks with their solutions, write executed copies and web pages, and print the path of the index.
 
-    With --json: a list of {notebook, title, status ("ok" or "failed"), seconds, error}.
+    With --json, print a list of {notebook, title, status ("ok" or "failed"), seconds, error}.
 
-    With --strict: execute students' notebooks and print the verdict on each exercise as JSON: a list of {notebook,
-    verdicts, error}. Their code runs with your permissions; if you do not trust it, use a container.
+    With --strict, execute students' notebooks and print the verdicts on their exercises as a JSON list of {notebook,
+    verdicts, error}. The students' code runs with your permissions; if you do not trust the code, use a container.
 
-    Exit status: 0 if all notebooks ran, 1 if one failed, 2 for bad arguments.
+    Exit status: 0 if all notebooks ran, 1 if a notebook failed, 2 for bad arguments.
     """
     from edp_lab.course.run import run_course, verdicts
 
     if strict:
         if not notebooks:
-            raise UsageError("--strict judges notebooks: name their files")
+            raise UsageError("--strict checks students' notebooks: name their files")
         print_json([verdicts(Path(name), timeout) for name in notebooks or ()])
         return
     values = {"mode": mode.value, **once([*map(_name_and_value, parameter or ())])}
@@ -82,7 +82,7 @@ def run(
 
 
 def _name_and_value(text: str) -> tuple[str, Any]:
-    """``NAME=VALUE`` with a Python literal, or plain text, as the value."""
+    """Parse ``NAME=VALUE``; the value is a Python literal or plain text."""
     from edp_lab.course.run import literal
 
     name, equals, value = text.partition("=")
@@ -96,7 +96,7 @@ def solutions(
     out: Annotated[Path, "Folder for the notebooks."] = Path("edp-lab-solutions"),
     notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS,
 ) -> None:
-    """Write the teacher's copies of the notebooks, with every exercise solved, to a new folder; print its path."""
+    """Write copies of the notebooks with all exercises solved (for teachers) to a new folder, and print its path."""
     from edp_lab.course.run import course_notebooks, write_solutions
 
     course_notebooks(notebooks_dir)
@@ -107,18 +107,18 @@ def solutions(
 
 @course_app.command("lab", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context, notebooks_dir: NotebooksDir = DEFAULT_NOTEBOOKS) -> None:
-    """Open JupyterLab on your own copy of the notebooks, on this machine only, without checks for news or updates.
+    """Open your own copy of the notebooks in JupyterLab, on this machine only, without checks for news or updates.
 
     The copy is in edp-lab-course/ in the current folder. Existing files are never overwritten. To get a fresh copy
     of a notebook, rename yours.
 
-    Further options are passed to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
+    Other options are passed to JupyterLab, such as --no-browser, --port 8899, or --allow-root in a container.
     """
     from edp_lab.course.run import course_notebooks, own_copy
 
     first = course_notebooks(notebooks_dir)[0]
     own_copy(notebooks_dir, LAB_COPY)
-    echo(f"your own notebooks are in {LAB_COPY.resolve()}", error=True)
+    echo(f"your copy of the notebooks is in {LAB_COPY.resolve()}", error=True)
     here = os.environ.get("JUPYTER_CONFIG_PATH")
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [str(LAB_SETTINGS), here]))
     options = [

@@ -1,4 +1,4 @@
-"""``edp-lab reproduce``: the sources' tables, re-measured and compared with theirs; ``edp-lab three-phase``."""
+"""``edp-lab reproduce`` (tables of the paper and the thesis) and ``edp-lab three-phase`` (the thesis' pipeline)."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
 WIDTH = 150
 Row = dict[str, Any]  # one row of a table, as in its JSON
 
-reproduce_app = App(no_args_is_help=True, help="Reproduce the tables of the paper and the thesis, and compare.")
+reproduce_app = App(no_args_is_help=True, help="Reproduce and compare the tables of the paper and the thesis.")
 
 
 @contextmanager
 def _resumable(out: Path, what: str) -> Iterator[Tell]:
-    """Report progress on standard error and, after Ctrl-C, what was saved."""
+    """Report progress on standard error; after Ctrl-C, report what was saved."""
     with telling() as tell:
         try:
             yield tell
         except KeyboardInterrupt:
-            tell(f"interrupted; finished {what} are kept in {out}: the same command resumes", True)
+            tell(f"interrupted; finished {what} are saved in {out}: run the same command again to resume", True)
             raise
 
 
@@ -66,22 +66,22 @@ def _resumable(out: Path, what: str) -> Iterator[Tell]:
 
 @reproduce_app.command()
 def table1(
-    models: Annotated[str, "Models: clc, bert, or both, separated by a comma."] = "clc,bert",
+    models: Annotated[str, "Models, separated by a comma: clc, bert or both."] = "clc,bert",
     corpora: Annotated[
         str,
-        "Corpora, separated by commas: atis, snips, nlu-eval; for the paper's internal corpora smart-home-health, "
-        "smart-home-communication, smart-home-video.",
+        "Corpora, separated by commas: atis, snips, nlu-eval, and, in place of the paper's internal corpora, "
+        "smart-home-health, smart-home-communication, smart-home-video.",
     ] = "atis,snips,nlu-eval",
-    seeds: Annotated[int | None, "Number of runs per cell. (default: 3)", COUNT] = None,
-    workers: Annotated[int | None, "Number of runs at a time, one thread each. (default: all cores)", CORES] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat the runs that come with the checkout.")] = False,
+    seeds: Annotated[int | None, "Number of runs per table cell. (default: 3)", COUNT] = None,
+    workers: Annotated[int | None, "Number of parallel runs, one thread each. (default: all cores)", CORES] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat the runs that are in the repository.")] = False,
     out: Annotated[Path, "Folder for table.json, finished runs and the run in progress."] = Path("runs/table1"),
     as_json: Json = False,
 ) -> None:
-    """Reproduce Table 1: error, membership inference and epsilon of SGD and of eDP-SGD, as printed and sound.
+    """Reproduce Table 1: error, membership inference and epsilon of SGD and of eDP-SGD (as printed and sound).
 
     BERT starts from the first 4 layers of sentence-transformers/all-MiniLM-L6-v2, the CLC from its word vectors.
-    Finished runs are saved in the folder: if the command is killed, run it again to resume; the table is the same.
+    Finished runs are saved in the folder. If the command is interrupted, run it again to complete the same table.
     """
     made: list[Row] = []
     with _resumable(out, "runs") as tell:
@@ -108,11 +108,11 @@ def table1(
 
 
 NOTE1 = (
-    "Mean over seeds ± Student's 95 % interval; changes are relative to SGD within a seed. AUC: the paper's attack; by "
-    "loss: an attack without a shadow model. log10 ε: claimed, at the paper's delta; guaranteed, rounded up: Gaussian "
-    "DP at delta = n^-1.1, one utterance zeroed out or replaced, if the seed were secret (in brackets: if alpha were "
-    "public). z0 is the most noise with at most 1.15 times SGD's error on the validation split of seed 0 (*: none "
-    "has), found by trials, which no epsilon covers. docs/results.md has the limits of this table."
+    "Values are means over seeds ± Student's 95 % interval. Changes are relative to SGD with the same seed. AUC is for "
+    "the paper's attack, AUC by loss for an attack without a shadow model. ε is claimed at the paper's delta, and "
+    "guaranteed (rounded up) at delta = n^-1.1 by Gaussian DP, with one utterance zeroed out or replaced, if the seed "
+    "were secret (in brackets: if alpha were public). z0 is the most noise with at most 1.15 times SGD's error on "
+    "validation (*: none has). No epsilon covers the trials to find z0. For more limits, read docs/results.md."
 )
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",
@@ -121,7 +121,7 @@ HEADINGS1 = (
 
 
 def _title1(cell: Row) -> str:
-    """Heading of one model on one corpus."""
+    """Heading for the results of one model on one corpus."""
     about, paper, corpus = cell["about"], cell["paper"], cell["stands_for"]
     if corpus.lower() != cell["corpus"].lower():
         corpus = f"{cell['corpus']} (in place of the paper's internal {corpus})"
@@ -155,7 +155,7 @@ def _line1(cell: Row) -> list[str]:
 
 
 def interval(estimate: Row | None, sign: str = "") -> str:
-    """``3.1 ± 0.2``: the mean, with the half-width of its interval if it has one."""
+    """Format a mean, with the half-width of its interval if there is one: ``3.1 ± 0.2``."""
     if estimate is None:
         return ""
     mean = _tenths(estimate["mean"], sign)
@@ -172,20 +172,20 @@ def _tenths(value: float | None, sign: str = "") -> str:
 @reproduce_app.command()
 def table2(
     corpus: Corpus = "smart-home",
-    model: Annotated[str, "Model: clc or bert (with random weights)."] = "clc",
+    model: Annotated[str, "Model with random weights: clc or bert."] = "clc",
     methods: Annotated[
         str, "Methods to time, separated by commas: sgd (required), edp-sgd, dp-sgd-naive, dp-sgd."
     ] = "sgd,edp-sgd,dp-sgd-naive,dp-sgd",
     gpus: Annotated[str, "Numbers of devices for edp-sgd, separated by commas."] = "1,8",
     processes: Annotated[str, "Numbers of real processes, separated by commas."] = "1",
     batch_size: BatchSize = 64,
-    rounds: Annotated[int, "Number of rounds; each round times one step of every method.", COUNT] = 30,
-    threads: Annotated[int | None, "Number of threads per process (default: its share of the cores).", CORES] = None,
+    rounds: Annotated[int, "Number of rounds; each round times one step per method.", COUNT] = 30,
+    threads: Annotated[int | None, "Number of threads per process (default: an equal share of cores).", CORES] = None,
     size: Size = "paper",
     device: Annotated[str | None, "Device: cpu or cuda (default: cuda if available)."] = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce Table 2: the time of a training step for each method, as a ratio to SGD's, beside the paper's ratio.
+    """Reproduce Table 2: the time of a training step with each method relative to SGD, next to the paper's ratio.
 
     Do not run anything else on the machine at the same time.
     """
@@ -205,14 +205,14 @@ def table2(
         "s / epoch": "{seconds_per_epoch:.3g}", "peak MB": "{peak_memory_mb:.0f}", "paper x": "{paper_ratio}",
     }  # fmt: skip
     console, device, threads = Screen(), rows[0]["device"], rows[0]["threads"]
-    console.print(f"{model} ({size}) on {corpus}, batches of {batch_size}, {device}, {threads} thread(s) a process")
+    console.print(f"{model} ({size}) on {corpus}, batches of {batch_size}, {device}, {threads} thread(s) per process")
     shown = [{**row, "paper_ratio": number(row["paper_ratio"], absent="")} for row in rows]
     console.table([[*cells], *([cell.format_map(row) for cell in cells.values()] for row in shown)])
-    console.print("seconds: median; x SGD: median of the ratios within a round; the paper's ratios are of whole epochs")
+    console.print("Seconds are medians. x SGD: median of the ratios within a round. The paper's ratios are for epochs.")
 
 
 def surroundings() -> Row:
-    """When, where and by which command something was measured."""
+    """Date, command, machine and software versions of a measurement."""
     from datetime import UTC, datetime
 
     from edp_lab.jobs import machine
@@ -231,7 +231,7 @@ def surroundings() -> Row:
 
 @reproduce_app.command()
 def epsilons(as_json: Json = False) -> None:
-    """For each epsilon of the paper's Table 1, find a setting that explains it, and its guaranteed epsilon."""
+    """For each epsilon in the paper's Table 1, find a setting that explains it, and compute its guaranteed epsilon."""
     from edp_lab.privacy import Decay
     from edp_lab.reproduce.printed import explain_table1
 
@@ -258,10 +258,10 @@ def epsilons(as_json: Json = False) -> None:
     explained = sum(row.epochs_range is not None for row in result.rows)
     common = " or ".join(map(str, result.common_epochs))
     console.print(
-        f"{explained} of the {len(result.rows)} values can be explained, all of them with one T only if T = {common}.\n"
+        f"{explained} of the {len(result.rows)} values can be explained; one T explains all only if T = {common}.\n"
         f"{result.note}\n"
         "With alpha from private gradients, as in the paper, no epsilon is guaranteed.\n"
-        "* On paper only: float32 arithmetic swallows the noise of this setting before the last epoch."
+        "* In theory only: in float32, rounding removes the noise of this setting before the last epoch."
     )
 
 
@@ -273,19 +273,19 @@ def thesis(
     table: Annotated[
         list[str] | None, "Tables, separated by commas: 4.1 to 4.8, 6.1 or 6.2; repeatable. (default: all)"
     ] = None,
-    quick: Annotated[bool, "Use digits instead of MNIST, and train briefly: minutes on one core."] = False,
+    quick: Annotated[bool, "Use digits instead of MNIST and train briefly (minutes on one core)."] = False,
     repeats: Annotated[
         int | None, "Number of repeats of each network trained on images (default: 3; 1 with --quick).", COUNT
     ] = None,
     out: Annotated[Path, "Folder for finished networks."] = Path("runs/reproduce-thesis"),
-    seed: Annotated[int, "Seed of the first repeat; it is published, so that a table can be repeated.", SEED] = 0,
+    seed: Annotated[int, "Seed of the first repeat, published to make the tables repeatable.", SEED] = 0,
     as_json: Json = False,
 ) -> None:
-    """Retrain the networks of the thesis' tables: our scores, the printed ones, and the guaranteed epsilon.
+    """Retrain the networks in the thesis' tables; print our scores, the thesis' scores and the guaranteed epsilon.
 
-    On MNIST, the full command takes about ten hours on two cores, a third of that with --repeats 1. Finished networks
-    are saved in the folder: if the command is killed, run it again to resume. --json also prints confusion matrices
-    and loss curves.
+    On MNIST, the full command takes about ten hours on two cores, or a third of this time with --repeats 1. Finished
+    networks are saved in the folder. If the command is interrupted, run it again to resume. --json also prints
+    confusion matrices and loss curves.
     """
     from edp_lab.reproduce.thesis import TABLES
 
@@ -306,7 +306,7 @@ def thesis(
 
 
 def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
-    """Print a table for each of the thesis' tables, with both scores side by side."""
+    """Print a table for each of the thesis' tables, with the thesis' scores next to ours."""
     from edp_lab.reproduce.thesis import TABLES
 
     console = Screen()
@@ -323,9 +323,9 @@ def _show_tables(lab: study.Lab, rows: Iterable[study.Row]) -> None:
         console.print(f"\ntable {name}: {table.title}")
         console.table(lines, padding=(0, 1, 0, 0))
     console.print(
-        f"\nOn {lab.scale.data}, seed {lab.seed}. 95 %: interval of our accuracy over the test images, or the range of "
-        "the repeats on circles. The guaranteed epsilon is that of one example with its label, and of its image alone, "
-        "if the seeds were secret. --json has each row's settings, confusion matrix and losses."
+        f"\nData: {lab.scale.data}, seed {lab.seed}. 95 %: interval of our accuracy over the test images, or, on "
+        "circles, its range over the repeats. The epsilons (for one example with its label, and for its image alone) "
+        "would be guaranteed if the seeds were secret. --json prints settings, confusion matrices and losses."
     )
 
 
@@ -341,9 +341,9 @@ def three_phase(
     as_json: Json = False,
     **_: Any,
 ) -> None:
-    """Run the thesis' three phases; print the accuracy of every part, the thesis' accuracy, and the epsilon.
+    """Run the thesis' three phases; print our accuracy, the thesis' accuracy and the epsilon of every part.
 
-    For comparison, this also trains a model without noise on the same data.
+    For comparison, the command also trains a model without noise on the same data.
     """
     from edp_lab.corpora.images import load_images
     from edp_lab.three_phase.phases import run_three_phase
@@ -366,7 +366,7 @@ def three_phase(
 
 
 def _show_run(record: ThreePhaseRecord) -> None:
-    """Print accuracy and epsilon of every part except single instructors, and the basis of the understudy's epsilon."""
+    """Print accuracy and epsilon of every part except single instructors, then the data, the settings and the vote."""
     data, settings, vote = record.data, record.settings, record.labels
     printed = THESIS_ACCURACY.get(settings.model, {})
     lines = [["", "examples", "accuracy %", "95 %", "thesis %", "seconds", "epsilon", "epsilon\nof image"]]
@@ -382,21 +382,21 @@ def _show_run(record: ThreePhaseRecord) -> None:
         ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),
         ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
         ("seed", "secret" if settings.private_seed else f"{settings.seed}, published"),
-        ("guaranteed epsilon", "none: each epsilon above takes noise in real numbers and a secret seed"),
+        ("guaranteed epsilon", "none: each epsilon above assumes noise in real numbers and a secret seed"),
     ]
     if vote is not None:
         right = f"{vote.right:.1%} right ({vote.right_without_noise:.1%} without noise)"
         facts.append(("labels", f"{vote.queries:,} by {settings.vote} vote, {right}"))
-        facts.append(("their cost", _cost(record)))
+        facts.append(("epsilon of labels", _cost(record)))
     Screen().table(lines)
     Screen().report(Report(facts=facts))
 
 
 def _cost(record: ThreePhaseRecord) -> str:
-    """Epsilon of one released label, and of all labels together."""
+    """Epsilon of one released label and of all labels together."""
     account = record.privacy
     if account is None or not account.composed:
         return "no guarantee, because the vote has no noise"
     each = up(account.query_epsilon * (1 - 1e-12), 4)  # absorbs floating-point error: 0.2 stays 0.2
-    everything = f"of all {up(account.epsilon, 4)} at delta {account.delta:g} ({record.status})"
-    return f"epsilon of one {each}, {everything}, one training example replaced"
+    everything = f"{up(account.epsilon, 4)} for all labels at delta {account.delta:g} ({record.status})"
+    return f"{each} for one label, {everything}, if one training example is replaced"

@@ -1,4 +1,4 @@
-"""What all commands share: options, declared and checked; and what they print, with progress on standard error.
+"""Code shared by all commands: declaring and checking options, printing results, and reporting progress.
 
 An option's help and bounds follow its type: ``Annotated[int, "Seed.", SEED]``.
 """
@@ -30,16 +30,16 @@ from edp_lab.training.config import MOST, Bounds, flag_of, option_name
 S = TypeVar("S")
 Command = Callable[..., None]
 
-UTTERANCES: Bounds = {"min": 1, "max": 5_000_000}  # a one-gigabyte file, the largest we read
+UTTERANCES: Bounds = {"min": 1, "max": 5_000_000}  # about one gigabyte, the largest file that edp_lab reads
 
-BatchSize = Annotated[int, "Number of utterances per step, over all devices."]
+BatchSize = Annotated[int, "Number of utterances per step, across all devices."]
 Clip = Annotated[float, "Clip norm C."]
 Corpus = Annotated[str, "Corpus: a name from `edp-lab data list`, or a path."]
-Delta = Annotated[float, "Delta of (epsilon, delta): a slack below 1/n; smaller is stricter."]
+Delta = Annotated[float, "Delta in (epsilon, delta), below 1/n; a smaller delta is stricter."]
 Epochs = Annotated[int, "Number of passes over the training set."]
-Gpus = Annotated[int, "Number of devices, N."]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
-RunFolder = Annotated[Path, typer.Option("--run", help="Folder of the run (the --out of edp-lab train).")]
+Gpus = Annotated[int, "Number N of devices."]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
+RunFolder = Annotated[Path, typer.Option("--run", help="Run folder (--out of edp-lab train).")]
 Size = Annotated[str, "Model size: paper, medium or small."]
 
 
@@ -47,10 +47,10 @@ Size = Annotated[str, "Model size: paper, medium or small."]
 
 
 class _Command(TyperCommand):
-    """Command that prints "interrupted" on Ctrl-C."""
+    """Command that prints "interrupted" after Ctrl-C."""
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """Whole first sentence of the help, on two lines if necessary, for a list of commands."""
+        """Return the full first sentence of the help, on two lines if necessary, for the list of commands."""
         return super().get_short_help_str(1000)
 
     def invoke(self, ctx: Any) -> Any:
@@ -62,7 +62,7 @@ class _Command(TyperCommand):
 
 
 class App(typer.Typer):
-    """Typer that takes a string as its parameter's help, and gives a switch that is off no ``--no-`` form."""
+    """Typer app that reads an option's help from its annotation; switches that are off have no ``--no-`` form."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:  # type: ignore[override]
         register = super().command(name, cls=_Command, **settings)
@@ -85,9 +85,9 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def options_of(settings: type) -> Callable[[Command], Command]:
-    """Decorate a command that ends in ``*, one: ..., **options``: one option per field of the dataclass, then `one`.
+    """Decorator that replaces ``**options`` of a command with one option for each field of the dataclass.
 
-    Fields that the command declares itself are left out. `chosen` builds the dataclass from the options given.
+    Fields that the command itself declares are skipped. `chosen` builds the dataclass from the options given.
     """
     types = get_type_hints(settings, include_extras=True)
 
@@ -115,7 +115,7 @@ def given(ctx: typer.Context) -> set[str]:
 
 
 def chosen(ctx: typer.Context, settings: type[S], **more: Any) -> S:
-    """The dataclass, its fields filled from the corresponding options and from `more`."""
+    """Build the dataclass from the corresponding options and from `more`."""
     names = {field.name: option_name(field.name) for field in fields(settings)}  # type: ignore[arg-type]
     return settings(**{field: ctx.params[name] for field, name in names.items() if name in ctx.params} | more)
 
@@ -124,26 +124,26 @@ def chosen(ctx: typer.Context, settings: type[S], **more: Any) -> S:
 
 
 def numbers(option: str, text: str, example: str, least: float = 1, most: float = MOST) -> tuple[int, ...]:
-    """Whole numbers from `least` to `most`, separated by commas; UsageError for anything else."""
+    """Parse comma-separated integers from `least` to `most`; raise UsageError for anything else."""
     try:
         values = tuple(int(number) for number in text.split(","))
     except ValueError:
         values = ()
     if not values or not all(least <= number <= most for number in values):
         allowed = f"whole numbers from {least:,} to {most:,}"
-        raise UsageError(f"{option} is {text!r}: give {allowed} with commas between, such as {example}")
+        raise UsageError(f"{option} is {text!r}: give {allowed}, separated by commas, such as {example}")
     return values
 
 
 def commas(*texts: str) -> list[str]:
-    """Names in comma-separated option values; UsageError if one is given twice."""
+    """Split comma-separated option values into names; raise UsageError if a name is given twice."""
     names = [name.strip() for text in texts for name in text.split(",")]
     check_once(names)
     return names
 
 
 def neighbours_named(text: str | None) -> Any:
-    """The `Adjacency` of that name, ignoring case; UsageError if there is none."""
+    """Return the `Adjacency` with this name, ignoring case; raise UsageError if it is unknown."""
     from edp_lab.privacy import Adjacency
 
     if text is None:
@@ -153,26 +153,26 @@ def neighbours_named(text: str | None) -> Any:
     return Adjacency[text.upper()]
 
 
-# ---- What commands print ---------------------------------------------------------------------------------------------
+# ---- Output ----------------------------------------------------------------------------------------------------------
 
-WIDTH = 120  # columns, at most
-# Characters that control a terminal, and those that change the writing direction.
+WIDTH = 120  # maximum number of columns
+# Characters that control a terminal or change the writing direction.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def shown(text: str) -> str:
-    """Make text from a corpus, a record or a file safe for a terminal: escape its control characters."""
+    """Escape control characters, which make text from a corpus, a record or a file unsafe for a terminal."""
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(text: object = "", error: bool = False) -> None:
-    """Print text, which may come from a user, with control characters escaped."""
-    with suppress(OSError) if error else nullcontext():  # work goes on even if its progress cannot be printed
+    """Print text with control characters escaped, because it may come from a user."""
+    with suppress(OSError) if error else nullcontext():  # the work continues even if progress cannot be printed
         print(shown(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """Print JSON; letters are escaped only if standard output cannot encode them."""
+    """Print JSON; escape non-ASCII characters only if the encoding of standard output is not Unicode."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     echo(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False))
 
@@ -181,25 +181,25 @@ def number(value: float | None, digits: int = 6, absent: str = "none") -> str:
     return absent if value is None else f"{value:.{digits}g}"
 
 
-Facts = list[tuple[str, str]]  # names and values; a line without a name continues the one above
+Facts = list[tuple[str, str]]  # (name, value) pairs; an empty name continues the fact above
 
 
 def up(bound: float | None, digits: int = 6) -> str:
-    """An upper bound, rounded up."""
+    """Format an upper bound, rounded up."""
     from edp_lab.privacy.guarantee import upward
 
     return "none" if bound is None else upward(bound, digits)
 
 
 def down(bound: float, digits: int = 3) -> str:
-    """A lower bound, rounded down."""
+    """Format a lower bound, rounded down."""
     from edp_lab.privacy.guarantee import upward
 
     return upward(-bound, digits).lstrip("-")
 
 
 class Report(NamedTuple):
-    """Output of a command: a title, names with values, and paragraphs below."""
+    """Output of a command: a title, named facts, and notes below them."""
 
     title: str = ""
     facts: Sequence[tuple[str, str]] = ()  # see `Facts`
@@ -215,7 +215,7 @@ def answer(as_json: bool, result: Any, report: Report) -> None:
 
 
 class Screen(Console):
-    """A terminal or a file, using at most `width` columns; control characters are escaped."""
+    """Console that uses at most `width` columns and escapes control characters."""
 
     def __init__(self, width: int = WIDTH, markup: bool = False, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=markup, emoji=False, stderr=stderr)
@@ -226,11 +226,11 @@ class Screen(Console):
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **how)
 
     def table(self, lines: Sequence[Sequence[str]], **look: Any) -> None:
-        """See `table`."""
+        """Print a table (see the function `table`)."""
         super().print(table(lines, **look))
 
     def report(self, report: Report) -> None:
-        """The title, then names and values in two columns, then the notes."""
+        """Print the title, then the facts in two columns, then the notes."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column()
         grid.add_column(overflow="fold")
@@ -245,9 +245,9 @@ class Screen(Console):
 
 
 def table(lines: Sequence[Sequence[str]], **look: Any) -> Table:
-    """Table whose first line holds the headings. The first column is aligned left, the others right.
+    """Build a table from a line of headings and lines of values, with all columns but the first right-aligned.
 
-    `look`: options of rich's table.
+    `look`: options of `rich.table.Table`.
     """
     made = Table(**{"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, **look})
     heading, *rows = [[*map(shown, line)] for line in lines]
@@ -259,7 +259,7 @@ def table(lines: Sequence[Sequence[str]], **look: Any) -> Table:
 
 
 def output_folder(out: Path) -> Path:
-    """The folder as an absolute path; see `writable`."""
+    """Return the folder as an absolute path, if `writable` finds that it can be written."""
     return writable(out.resolve(), "choose another --out")
 
 
@@ -274,12 +274,12 @@ def bar(
     quiet: bool = False,
     **more: Any,
 ) -> Iterator[tuple[Callable[..., None], Callable[[str], None]]]:
-    """Report on standard error: the first function moves a bar (on a terminal only), the second prints lines.
+    """Report progress on standard error: yield a function that updates a bar and a function that prints a line.
 
     Args:
-        columns: columns of rich's bar; if none, its defaults.
-        quiet: print nothing, because another process reports.
-        more: values of the task, for the columns to show.
+        columns: columns of Rich's progress bar, which appears only on a terminal (default: Rich's columns).
+        quiet: print nothing, because another process reports progress.
+        more: fields of Rich's task, for the columns to show.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as moving:
@@ -303,9 +303,9 @@ class Tell(Protocol):
 
 @contextmanager
 def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
-    """Report steps on standard error: on a terminal in one changing line, otherwise one line each if `lines`.
+    """Report progress on standard error, on a terminal in a single line that is updated.
 
-    A line marked as kept stays on a terminal too. Rich reads no markup in these lines.
+    `lines`: elsewhere, print each message on a new line; on a terminal, print only messages with `kept` this way.
     """
     with bar(first, SpinnerColumn(), TextColumn("{task.description}", markup=False)) as (update, say):
 

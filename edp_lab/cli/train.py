@@ -1,4 +1,4 @@
-"""Corpora, training and use of a model: ``edp-lab data``, ``train``, ``evaluate``, ``predict`` and so on."""
+"""Commands for corpora and models: ``edp-lab data``, ``train``, ``evaluate``, ``predict`` and ``pretrain``."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from edp_lab.training.run_files import Event
 
 Columns = Annotated[str | None, "Headings of the text and intent columns in a CSV or TSV file: TEXT,INTENT."]
-EXAMPLES = 5  # number of a corpus' utterances to show
-LINES = 20  # most lines of a run's progress
-TEXT_SEED = 14586  # of the default text to pretrain on; the embedded corpus has another
+EXAMPLES = 5  # number of utterances that ``edp-lab data show`` prints
+LINES = 20  # maximum number of progress lines per run
+TEXT_SEED = 14586  # seed of the default pretraining text; the embedded corpus has another seed
 
 
 # ---- Corpora ---------------------------------------------------------------------------------------------------------
 
-data_app = App(no_args_is_help=True, help="List, show, fetch or make corpora.")
+data_app = App(no_args_is_help=True, help="List, show, download or generate corpora.")
 
 
 @data_app.command("list")
@@ -70,7 +70,7 @@ def list_(as_json: Json = False) -> None:
     for row in rows:
         size = "" if row["utterances"] is None else f"{row['utterances']:,} utterances; "
         facts.append((row["name"], f"{size}{row['description']}"))
-        facts.append(("", f"{row['licence']}; {row['where'] or 'not here: edp-lab data fetch ' + row['name']}"))
+        facts.append(("", f"{row['licence']}; {row['where'] or 'to download: edp-lab data fetch ' + row['name']}"))
     answer(as_json, rows, Report(facts=facts))
 
 
@@ -100,7 +100,7 @@ def show(
 @data_app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="Name of the corpus: atis, snips, nlu-eval or mnist.")],
-    to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, or else the cache)"] = None,
+    to: Annotated[Path | None, "Data folder. (default: data/ of a checkout, otherwise the cache)"] = None,
 ) -> None:
     """Download a corpus and verify every file's checksum."""
     from edp_lab.corpora.catalog import fetch as run
@@ -112,17 +112,17 @@ def fetch(
 
 @data_app.command()
 def make(
-    name: Annotated[str, typer.Argument(help="Name: smart-home, or smart-home-communication, -health, -video.")],
+    name: Annotated[str, typer.Argument(help="Name: smart-home, or smart-home-communication, -health or -video.")],
     out: Annotated[Path, "JSONL file to write (.jsonl or .jsonl.gz)."],
     utterances: Annotated[int, "Number of utterances.", UTTERANCES] = 4500,
-    seed: Annotated[int, "Seed; the same seed gives the same corpus.", SEED] = 0,
+    seed: Annotated[int, "Seed; the same seed produces the same corpus.", SEED] = 0,
 ) -> None:
-    """Generate the synthetic smart-home corpus, of any size."""
+    """Generate a synthetic smart-home corpus of any size."""
     from edp_lab.corpora.smart_home import DOMAINS, generate, write_jsonl
 
     domain = name.removeprefix("smart-home").removeprefix("-")
     if name not in ("smart-home", *(f"smart-home-{known_domain}" for known_domain in DOMAINS)):
-        raise UsageError(f"cannot make {name!r}: choose smart-home or smart-home- with one of {', '.join(DOMAINS)}")
+        raise UsageError(f"cannot make {name!r}: choose smart-home, or smart-home- followed by {' or '.join(DOMAINS)}")
     if out.exists():
         raise UsageError(f"{out} exists: choose another --out")
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
@@ -140,25 +140,25 @@ def train(
     ctx: typer.Context,
     corpus: Annotated[str | None, "Corpus: a name from `edp-lab data list`, or a path to your own corpus."] = None,
     columns: Columns = None,
-    out: Annotated[Path | None, "New folder for the run: record.json and the model."] = None,
+    out: Annotated[Path | None, "New folder for the run's record and model."] = None,
     epsilon: Annotated[
         float | None,
-        "Guarantee this epsilon, with the recipe's settings, a secret key and a certificate. Other options override "
-        "settings of the recipe.",
+        "Guarantee this epsilon: use the recipe's settings and a secret key, and write a certificate. Other options "
+        "override the recipe's settings.",
     ] = None,
     dry_run: Annotated[bool, "With --epsilon: print the plan and stop."] = False,
-    resume: Annotated[Path | None, "Resume the run in this folder, bit for bit; instead of --corpus and --out."] = None,
+    resume: Annotated[Path | None, "Resume the run in this folder, bit for bit (replaces --corpus and --out)."] = None,
     *,
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Train an intent-and-slot model: privately with --epsilon 3, or without privacy with --method sgd.
 
-    The record states the claimed and the guaranteed epsilon. With --z0, --method or --as-printed you set everything by
-    hand, and the seed is published unless you add --private-seed. The defaults below are those of such runs; --epsilon
-    has its own, which --dry-run shows.
+    The run's record states the claimed and the guaranteed epsilon. Without --epsilon, you choose all settings by hand,
+    starting from the defaults below, and the seed is published unless you add --private-seed. With --epsilon, the
+    defaults are different: --dry-run prints them.
 
-    Ctrl-C ends the run after the current step, with a usable model and record; --resume continues it.
+    Ctrl-C ends the run after the current step and leaves a usable model and record; --resume continues the run.
     """
     from edp_lab.training.run_files import new_run_folder, read_record
     from edp_lab.training.session import resume as take_up
@@ -178,25 +178,25 @@ def train(
         answer(as_json, asdict(made), _plan_to_read(made))
         return
     elif dry_run and corpus is None:
-        raise UsageError("a dry run plans a run on a corpus: give --corpus")
+        raise UsageError("--dry-run plans the training on a corpus: give --corpus")
     elif dry_run and epsilon is None:
-        raise UsageError("a dry run shows what --epsilon would do: give --epsilon, or drop --dry-run")
+        raise UsageError("--dry-run prints the plan for an epsilon: give --epsilon, or drop --dry-run")
     elif corpus is None or out is None:
         missing = " and ".join(name for name, value in (("--corpus", corpus), ("--out", out)) if value is None)
-        raise UsageError(f"a run needs --corpus and --out (or --resume DIR to continue one): give {missing}")
+        raise UsageError(f"a new run needs --corpus and --out (--resume DIR continues an old run): give {missing}")
     elif epsilon is not None:
         if rank() == 0:
-            new_run_folder(out)  # refused before the noise is computed
+            new_run_folder(out)  # fails before the noise is computed
         made = _planned(ctx, corpus, epsilon)
         if rank() == 0:
             Screen(stderr=True).report(_plan_to_read(made))
         folder, size, start = out, made.config.size, partial(run, made.config, out)
     elif not given(ctx) & {"z0", "method", "as_printed"}:
         raise UsageError(
-            "a private model needs --epsilon, such as 3: give --epsilon, or --method sgd for a model without privacy"
+            "private training needs an epsilon, such as 3: give --epsilon, or --method sgd to train without privacy"
         )
     elif options["method"] == "sgd" and "noise" in given(ctx):
-        raise UsageError("--noise sets how noise is drawn, and sgd adds none: drop it, or choose another --method")
+        raise UsageError("--noise has no effect because sgd adds no noise: drop --noise, or choose another --method")
     else:
         folder, size, start = out, options["size"], partial(run, chosen(ctx, TrainConfig), out)
     one_thread_if_small(size)
@@ -207,7 +207,7 @@ def train(
         _tell_of_secret(folder)
         raise
     if resume is not None and before["status"] == "finished" and rank() == 0:
-        echo("this run has finished: nothing is left to do", error=True)
+        echo("this run is finished: there is nothing to resume", error=True)
     _finish(record, folder, as_json)
 
 
@@ -218,9 +218,9 @@ def _planned(ctx: typer.Context, corpus: str, epsilon: float) -> Plan:
     named, names = given(ctx), {field.name: option_name(field.name) for field in fields(TrainConfig)}
     for name, why in (("z0", "computes the noise itself"), ("as_printed", "needs the sound mechanism")):
         if name in named:
-            raise UsageError(f"--epsilon {why}: drop it, or drop {flag_of(name)}")
+            raise UsageError(f"--epsilon {why}: drop --epsilon or {flag_of(name)}")
     overrides = {field: ctx.params[name] for field, name in names.items() if name in named and field != "corpus"}
-    with telling(f"reading {corpus}, seeking the noise", lines=False):
+    with telling(f"reading {corpus} and computing the noise", lines=False):
         return plan(corpus, epsilon, **overrides)
 
 
@@ -228,14 +228,14 @@ def one_thread_if_small(size: str) -> None:
     if size == "small":
         import torch
 
-        torch.set_num_threads(1)  # small products gain nothing from a second thread, and lose much on a busy machine
+        torch.set_num_threads(1)  # a second thread does not speed up small matrix products, and may slow them down
 
 
 @contextmanager
 def on_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C (or SIGTERM) sets; the second Ctrl-C raises KeyboardInterrupt as usual.
+    """Yield an event that the first Ctrl-C or SIGTERM sets; a second signal raises KeyboardInterrupt.
 
-    A launcher's SIGTERM ends a rank at once: a rank that waits for another would never run a handler.
+    A rank does not handle SIGTERM, which ends it immediately: a rank that waits for another never runs a handler.
     """
     stop, rank = threading.Event(), os.environ.get("RANK")
 
@@ -244,7 +244,7 @@ def on_interrupt() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
         if rank in (None, "0"):
-            sys.stderr.write("ending after this step; Ctrl-C again to end at once\n")
+            sys.stderr.write("ending after this step; press Ctrl-C again to end immediately\n")
 
     handled = (signal.SIGINT, signal.SIGTERM) if rank is None else (signal.SIGINT,)
     earlier = {handled_signal: signal.signal(handled_signal, ask) for handled_signal in handled}
@@ -257,9 +257,9 @@ def on_interrupt() -> Iterator[threading.Event]:
 
 @contextmanager
 def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
-    """A listener for `edp_lab.training.train`: a bar on a terminal, and lines for about `LINES` of the epochs.
+    """Yield a listener for training that shows a bar on a terminal, and prints about `LINES` lines on epochs.
 
-    `quiet`: print nothing, because another rank reports.
+    `quiet`: print nothing, because another rank reports progress.
     """
     from edp_lab.privacy.guarantee import CONDITIONS, upward
     from edp_lab.training.run_files import StepDone
@@ -296,22 +296,22 @@ def listening(quiet: bool = False) -> Iterator[Callable[[Event], None]]:
 
 
 def _finish(record: dict[str, Any], out: Path, as_json: bool) -> None:
-    """Print the result; only rank 0 does."""
+    """Print the result on rank 0; end a process that torchrun started."""
     if rank() == 0:
         try:
             answer(as_json, record, _record_to_read(record, out))
-        except BrokenPipeError:  # not an error: the reader has read enough
+        except BrokenPipeError:  # not an error: the reader has closed the pipe
             raise
         except OSError as error:
-            whole = f"the run in {out} is whole, and edp-lab compare {out} shows it"
+            whole = f"the run is saved in {out}, and edp-lab compare {out} prints its results"
             raise UsageError(f"standard output cannot be written ({error.strerror}): {whole}") from None
         if record["status"] == "interrupted":
-            echo(f"interrupted: run edp-lab train --resume {out}", error=True)
+            echo(f"interrupted: to continue, run edp-lab train --resume {out}", error=True)
             if record["final"]["conditional_epsilon"] is not None:
-                echo("its epsilon covers the steps so far, unless you stopped because of a score you saw", error=True)
+                echo("the epsilon covers the steps so far, unless you stopped because of a score you saw", error=True)
             _tell_of_secret(out)
             raise typer.Exit(130)
-    if launched()[1] > 1:  # a launcher such as torchrun has started this process
+    if launched()[1] > 1:  # a launcher such as torchrun started this process
         end_rank(0)
 
 
@@ -319,46 +319,46 @@ def _tell_of_secret(folder: Path) -> None:
     from edp_lab.training.run_files import SECRET
 
     if (folder / SECRET).exists():
-        echo(f"until it is finished, {folder} holds secret.key: delete that before you share it", error=True)
+        echo(f"until the run is finished, {folder} contains secret.key: delete this file before sharing", error=True)
 
 
 # ---- Plans and results of runs ---------------------------------------------------------------------------------------
 
 
 def _plan_to_read(made: Plan) -> Report:
-    """Report on the plan of ``edp-lab train --epsilon``."""
+    """Format the plan of ``edp-lab train --epsilon`` for reading."""
     config = made.config
     unit, together = f"each of n = {made.protected:,} utterances", f"epsilon {up(made.copies_epsilon, 4)} together"
     facts = [
         ("delta times n", up(made.delta * made.protected, 2)),
         ("training", f"{made.steps} steps; noise multiplier {number(config.z0, 4)}"),
         *([("equal utterances", f"up to {made.copies:,}, with {together}")] if made.copies > 1 else []),
-        *(("assumed public", f"the start, trained without privacy on {corpus}") for corpus in made.public),
+        *(("assumed public", f"starting model, trained without privacy on {corpus}") for corpus in made.public),
         *((line.setting, f"{line.value}: {line.why}") for line in made.lines),
     ]
     notes = [f"note: {warning}" for warning in made.warnings]
     if made.delta >= 0.01:
-        notes.append(f"note: delta is large: publishing everything with probability {up(made.delta, 3)} meets it")
+        notes.append(f"note: delta is large: publishing all data with probability {up(made.delta, 3)} would satisfy it")
     return Report(f"epsilon {number(made.epsilon)} for {unit}, at delta {up(made.delta, 3)}", facts, notes)
 
 
 def _record_to_read(record: Mapping[str, Any], out: Path) -> Report:
-    """Report on a run, from its record."""
+    """Format a run's record for reading."""
     final, held, config, corpus = (record[name] for name in ("final", "guarantee", "config", "corpus"))
-    sizes = "{train} utterances to train, {validation} to validate, {test} to test".format_map(corpus["splits"])
+    sizes = "{train} training, {validation} validation and {test} test utterances".format_map(corpus["splits"])
     slots = "no slots" if final["slot_f1"] is None else f"slot F1 {final['slot_f1']:.4f}"
     facts = [
         ("split", sizes),
         ("test", f"SER {final['ser']:.4f}, intent accuracy {final['intent_accuracy']:.4f}, {slots}"),
     ]
     if config["method"] == "sgd":
-        facts.append(("guaranteed epsilon", "none (plain training)"))
+        facts.append(("guaranteed epsilon", "none (training without privacy)"))
     else:
         facts += _promised(final, held)
         if held["status"] == "holds" and record["status"] == "finished":
             facts.append(("certificate", f"{out}/certificate.html; edp-lab account --run {out} recomputes it"))
     if final["noise_multiplier"] is not None:
-        z = f"{number(final['noise_multiplier'], 4)} times the sensitivity of what is released"
+        z = f"{number(final['noise_multiplier'], 4)} times the sensitivity"
         devices = f"; {record['devices']}" if config["method"] == "edp-sgd" else ""
         facts.append(("noise, last epoch", f"{z}{devices}"))
     facts += [("not private", ", ".join(record["not_private"])), ("run", str(out))]
@@ -386,7 +386,7 @@ def _promised(final: Mapping[str, Any], held: Mapping[str, Any]) -> Facts:
 
 
 def evaluate(run: RunFolder, as_json: Json = False) -> None:
-    """Score a run's model again on its test split, which it was never trained on."""
+    """Evaluate a run's model again on its test split, which was not used for training."""
     from edp_lab.training.evaluate import evaluate_run
 
     scores = evaluate_run(run)
@@ -396,16 +396,16 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
 def predict(
     run: RunFolder,
     text: Annotated[
-        list[str], typer.Argument(help="Sentences, spelled as in the corpus: usually lower case, no punctuation.")
+        list[str], typer.Argument(help="Sentences, spelled as in the corpus (usually lower case, without punctuation).")
     ],
     as_json: Json = False,
 ) -> None:
-    """Predict the intent and slots of a sentence, with the model's probabilities."""
+    """Predict the intent and slots of sentences, with the model's probabilities."""
     from edp_lab.training.evaluate import predict_texts
 
     answers = predict_texts(run, text)
     if len(text) > 1 and not any(" " in sentence for sentence in text):
-        echo("each word was taken for a sentence: if that was one sentence, put quotes around it", error=True)
+        echo("each word was read as a separate sentence: put quotes around a sentence of several words", error=True)
     facts = []
     for each in answers:
         slots = [f"{slot['slot']} = {slot['value']} ({slot['probability']:.2f})" for slot in each["slots"]]
@@ -420,28 +420,28 @@ def predict(
 def pretrain(
     out: Annotated[Path, "New folder for the result, to pass to edp-lab train --pretrained."],
     model: Annotated[
-        str, "What to train: clc (fastText word vectors), bert (masked language model) or start (of private CLCs)."
+        str, "What to train: clc (fastText word vectors), bert (masked language model) or start (public starting CLC)."
     ] = "bert",
     text: Annotated[
         str | None,
-        "A corpus (name or path) or a .txt file with one sentence per line; for a start, corpora separated by commas, "
-        "in addition to everyday requests and related words; never the text of a private run. (default: "
-        "generated commands)",
+        "A corpus (name or path) or a .txt file with one sentence per line. With --model start: corpora, separated by "
+        "commas, to use in addition to generated requests. Do not use the text of a private run. (default: generated "
+        "commands)",
     ] = None,
     unlabelled: Annotated[
-        str | None, "For a start: corpora, separated by commas, whose words are read without their labels."
+        str | None, "With --model start: corpora, separated by commas, to read without their labels."
     ] = None,
     utterances: Annotated[int, "Number of utterances to generate without --text.", UTTERANCES] = 20_000,
     epochs: Annotated[int, "Number of passes over the text.", COUNT] = 10,
     size: Annotated[
-        str, "Size: paper (BERT 4 layers, 312 wide; vectors 100) or small (2 layers, 64 wide; vectors 50)."
+        str, "Size: paper (BERT with 4 layers of width 312, or vectors of length 100), medium or small."
     ] = "paper",
-    seed: Annotated[int, "Seed of the initial weights, order and masks.", SEED] = 0,
+    seed: Annotated[int, "Seed of the initial weights, batches and masks.", SEED] = 0,
 ) -> None:
-    """Pretrain on separate text, if published word vectors or BERT weights are unavailable.
+    """Pretrain on separate text if no published word vectors or BERT weights are available.
 
-    BERT learns to guess masked word pieces (Devlin et al. 2019). At the paper's size, 20,000 short utterances
-    take about a minute per epoch on two cores; word vectors take seconds. This training is not private.
+    BERT learns to predict masked word pieces (Devlin et al. 2019). At the paper's size, an epoch on 20,000 short
+    utterances takes about a minute on two cores. Word vectors take seconds. This training is not private.
     """
     from edp_lab.corpora.catalog import load_corpus
     from edp_lab.models.bert import BertSize
@@ -451,7 +451,7 @@ def pretrain(
     if model not in ("clc", "bert", "start"):
         raise UsageError(f"unknown model {model!r}: choose clc, bert or start")
     if unlabelled is not None and model != "start":
-        raise UsageError("--unlabelled is for a start: give --model start, or --text for other models")
+        raise UsageError("--unlabelled needs --model start: for other models, use --text")
     if size not in SIZES:
         raise UsageError(f"unknown size {size!r}: choose one of {', '.join(SIZES)}")
     check_new(out)
@@ -475,7 +475,7 @@ def pretrain(
 
 
 def read_sentences(text: str | None, utterances: int) -> list[tuple[str, ...]]:
-    """The tokens of each sentence of a ``.txt`` file or a corpus; without `text`, of generated utterances."""
+    """Return the tokens of each sentence in a ``.txt`` file or corpus (default: generated utterances)."""
     if text is None:
         from edp_lab.corpora.smart_home import generate
 

@@ -1,12 +1,12 @@
-// Panels of a page without a kernel. Each widget is drawn by its own front end; when a control moves, what the panel shows
+// Panels on pages without a kernel. Each widget is drawn by its own front end. When a control moves, the panel's new state
 // is looked up in its table (kit/table.py).
 const { modules, how } = edpLab;
-globalThis.edpLabReady = false;  // until all tables are unpacked
+globalThis.edpLabReady = false;  // true once all tables are unpacked
 globalThis.edpLabPlotly = { promise: Promise.resolve({ plotly: Plotly, ...how }) };
 const load = code => import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
 const loaded = Object.fromEntries(Object.entries(modules).map(([name, code]) => [name, load(code)]));
 
-// What a front end knows of its widget.
+// Replaces the anywidget model that a front end uses.
 class Model {
     #state; #listeners = [];
     constructor(state) { this.#state = state; }
@@ -20,7 +20,7 @@ class Model {
     }
 }
 
-// Draws a widget and all that is in it; its models go into `panel.models`, its buttons into `panel.buttons`.
+// Draws a widget and its children; adds their models to `panel.models` and their buttons to `panel.buttons`.
 const draw = async (widget, place, panel) => {
     const el = place.appendChild(document.createElement("button" in widget ? "button" : "div"));
     el.classList.add(...(widget.classes ?? []));
@@ -30,8 +30,8 @@ const draw = async (widget, place, panel) => {
     else if (el.classList.contains("edp-run")) {
         (await draw(widget.children[0], el, panel)).disabled = true;
         const file = location.pathname.split("/").at(-1).replace(/html$/, "ipynb");
-        const shown = panel.table ? "Shown is" : "These are the settings and the result of";
-        el.append(`Works in the notebook: enter “make lab”, open ${file}. ${shown} a run made before.`);
+        const shown = panel.table ? "The panel shows" : "The panel shows the settings and the result of";
+        el.append(`Run works only in the notebook: enter “make lab” and open ${file}. ${shown} an earlier run.`);
     } else for (const child of widget.children ?? []) await draw(child, el, panel);
     if (!("module" in widget)) return el;
     const model = panel.models[widget.id] = new Model(widget.state);
@@ -39,7 +39,7 @@ const draw = async (widget, place, panel) => {
     return el;
 };
 
-// The states of a table; each part of its pool is made of earlier ones.
+// Unpacks the states of a table; parts of the pool can refer to earlier parts.
 const unpack = async packed => {
     const bytes = Uint8Array.from(atob(packed), letter => letter.charCodeAt());
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -67,14 +67,14 @@ const move = (el, { table, models, buttons }) => {
     };
     const label = one => one.model.get("label");
     const together = `${new Intl.ListFormat("en-GB").format(joint.map(label))} ${joint.length > 1 ? "move together" : "moves"}`;
-    const near = (one, stop) => `${label(one)}: shown is ${stop}, the nearest here. `;
-    const back = one => `The others are back at their start: here ${one.joint ? together : `${label(one)} moves alone`}. `;
+    const near = (one, stop) => `${label(one)}: the nearest value on this page is ${stop}. `;
+    const back = one => `The other controls were reset: on this page, ${one.joint ? together : `${label(one)} moves alone`}. `;
     if (alone.length || controls.some(one => one.model.get("kind") == "number")) {
         const note = el.querySelector(".edp-controls").appendChild(document.createElement("div"));
-        note.className = "edp-note";  // all messages have one place, as high as the longest, and move nothing
+        note.className = "edp-note";  // all messages share one place, as high as the longest, to keep the layout fixed
         const longest = controls.map(one => near(one, one.stops.at(-1)) + (alone.length ? back(one) : ""));
-        const steps = alone.length ? `${together}, the others one at a time` : "sliders move in steps";
-        const texts = [`On this page ${steps}. In the notebook all move freely.`, ...longest];
+        const steps = alone.length ? `${together}, and the other controls move one at a time` : "sliders move in steps";
+        const texts = [`On this page, ${steps}. In the notebook, all controls move freely.`, ...longest];
         for (const text of texts) note.appendChild(document.createElement("span")).textContent = text;
         note.append(...el.querySelectorAll(".edp-control > .edp-lab-error"));
     }
@@ -117,7 +117,7 @@ const move = (el, { table, models, buttons }) => {
 addEventListener("DOMContentLoaded", async () => {
     const dark = matchMedia("(prefers-color-scheme: dark)"), paint = ({ type }) => {
         document.body.dataset.jpThemeLight = !dark.matches || type == "beforeprint";
-        document.body.classList.toggle("edp-print", type == "beforeprint");  // as wide as paper, at once
+        document.body.classList.toggle("edp-print", type == "beforeprint");  // apply the width of the paper immediately
         dispatchEvent(new Event("resize"));
     };
     dark.addEventListener("change", paint);
@@ -130,15 +130,15 @@ addEventListener("DOMContentLoaded", async () => {
         const el = await draw(panel, place, panel);
         if (panel.table) tables.push(move(el, panel));
     }
-    for (const pre of document.querySelectorAll(".jp-OutputArea pre")) {  // lines of a table do not break
+    for (const pre of document.querySelectorAll(".jp-OutputArea pre")) {  // do not wrap lines of tables
         pre.classList.toggle("edp-columns", (pre.textContent.match(/^.*\S {2,}\S/gm) ?? []).length > 1);
     }
     const wide = ".edp-columns, [style*=overflow-x], .jp-OutputArea-output, .jp-RenderedMarkdown, .jp-RenderedMarkdown p";
     for (const one of document.querySelectorAll(wide)) {
         const size = parseFloat(getComputedStyle(one).fontSize), wanted = size * one.clientWidth / one.scrollWidth;
         if (wanted < size && !one.matches("div")) one.style.fontSize = `${Math.max(8, Math.floor(9.8 * wanted) / 10)}px`;
-        if (one.scrollWidth > one.clientWidth + 1) one.tabIndex = 0;  // for the keyboard to scroll
+        if (one.scrollWidth > one.clientWidth + 1) one.tabIndex = 0;  // lets the keyboard scroll it
     }
-    for (const states of tables) await states();  // unpacked before anyone moves anything
+    for (const states of tables) await states();  // unpack all tables before the first move
     globalThis.edpLabReady = true;
 });

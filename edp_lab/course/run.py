@@ -1,12 +1,12 @@
-"""Run the course's notebooks: papermill executes each with its solutions, nbconvert makes a page of it.
+"""Execute the course's notebooks with their solutions (papermill) and convert them to HTML pages (nbconvert).
 
-A notebook ``notebooks/04_edp_sgd.ipynb`` has a stub for each exercise, in a code cell that is tagged ``exercise`` and
-begins with the line ``# EXERCISE name``. Its solutions are in ``notebooks/solutions/03.py``, each from such a line to
-the next one.
+A notebook such as ``notebooks/04_edp_sgd.ipynb`` has a stub for each exercise, in a code cell that is tagged
+``exercise`` and begins with the line ``# EXERCISE name``. The solutions are in ``notebooks/solutions/04.py``. Each
+begins with the same line as its stub.
 
-Pages need no kernel, no server and no network. A panel on a page is drawn by its own front end; ``page.js`` looks up
-what it shows in its table (`edp_lab.course.kit.table`). A panel with a Run button shows the run that it
-had at the end. Formulas become MathML.
+The pages need no kernel, server or network. The widgets of a panel are drawn by their own front ends, and ``page.js``
+looks up the panel's state in a table (see `edp_lab.course.kit.table`). A panel with a Run button shows the last run in
+the executed notebook. Formulas are converted to MathML.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ TABLES = "application/vnd.edp-lab.tables+json"
 MAKE_TABLES = f"""from IPython.display import display
 from edp_lab.course.kit.table import tables
 display({{{TABLES!r}: tables()}}, raw=True)"""
-FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # its name as a front end: see `write_shared`
+FIGURE = f"{LiveFigure.__module__}.{LiveFigure.__name__}"  # key of its front end: see `write_shared`
 COURSE, HOME = "edp_lab: a course on differential privacy", "[The course](index.html)"
 ABOUT = (
-    "*The sliders move on this page, and its exercises are solved. To run the code, press **Run** and solve them "
-    f"yourself, open the notebook: `make lab`.* {HOME}"
+    "*On this page, the sliders move and the exercises are solved. To edit code, use **Run** and solve the exercises "
+    f"yourself, work in the notebook: `make lab` opens it.* {HOME}"
 )
 
 # ---- Notebooks and their parameters ----------------------------------------------------------------------------------
 
 
 def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks of a folder in course order, or those named in `only`: "04_edp_sgd" or "03"."""
+    """The notebooks of a folder in course order, or those named in `only`, such as "04_edp_sgd" or "04"."""
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
         raise UsageError(f"no notebooks in {folder}: run this in a clone of the project, or give --notebooks")
@@ -78,12 +78,12 @@ def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
 
 def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
-    """The parameters that each notebook has.
+    """Select the parameters that each notebook declares.
 
-    UsageError if none has one of them, or a value is of another kind than its default; papermill would let both pass.
+    Unlike papermill, raises UsageError if no notebook declares a parameter or if a value has a wrong type.
     """
     known = {path: papermill.inspect_notebook(path) for path in paths}
-    unwanted = {"mode"} - {name for names in known.values() for name in names}  # nobody asked for it
+    unwanted = {"mode"} - {name for names in known.values() for name in names}  # the user did not set it
     for name, value in parameters.items():
         if name in unwanted:
             continue
@@ -100,7 +100,7 @@ def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path
 
 
 def literal(text: str) -> Any:
-    """The value of a Python literal; any other text as it is."""
+    """Evaluate a Python literal; return any other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -111,13 +111,13 @@ def literal(text: str) -> Any:
 
 
 def read_notebook(path: Path) -> NotebookNode:
-    """Read a notebook; UsageError if the file is not one."""
+    """Read a notebook; UsageError if the file is not a notebook."""
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
     except FileNotFoundError:
         raise UsageError(f"there is no notebook {path}") from None
-    except Exception as error:  # nbformat raises whatever unexpected content causes
+    except Exception as error:  # unexpected content can raise any error in nbformat
         raise UsageError(f"{path} is not a notebook: give a file such as 00_start.ipynb, or restore it") from error
     return notebook
 
@@ -129,7 +129,7 @@ def exercise_cells(notebook: NotebookNode) -> dict[str, NotebookNode]:
 
 
 def read_solutions(path: Path) -> dict[str, str]:
-    """The solutions of the notebook at `path` by exercise, each with its ``# EXERCISE`` line; none without a file."""
+    """The solutions of the notebook at `path`, by exercise name, including the ``# EXERCISE`` lines."""
     file = path.parent / "solutions" / f"{path.name[:2]}.py"
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     pieces = re.split(r"^(?=# EXERCISE )", text, flags=re.MULTILINE)
@@ -159,7 +159,7 @@ def title(notebook: NotebookNode, default: str) -> str:
 
 
 def write_solutions(folder: Path, out: Path) -> None:
-    """Write the notebooks of a folder with their solutions in place, and the pages and pictures beside them."""
+    """Write the notebooks of a folder with their solutions in place of the stubs, and the pages and images they use."""
     for path, name in course_files(folder).items():
         if path.suffix == ".ipynb":
             content = nbformat.writes(solved(read_notebook(path), path)).encode()
@@ -169,14 +169,14 @@ def write_solutions(folder: Path, out: Path) -> None:
 
 
 def own_copy(folder: Path, out: Path) -> None:
-    """Copy what a reader works with; a file that is there already is never written to."""
+    """Copy the notebooks of a folder, and the pages and images they use; existing files are never overwritten."""
     for path, name in course_files(folder).items():
         if not (out / name).exists():
             write_whole(out / name, path.read_bytes())
 
 
 def course_files(folder: Path) -> dict[Path, str]:
-    """The notebooks of a folder, and the pages and pictures that they lead to, with their names within it."""
+    """The notebooks of a folder, and the pages and images they use, with their paths relative to the folder."""
     patterns = ("*.ipynb", "glossary.md", "references.md", "images/*")
     paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return {path: path.relative_to(folder).as_posix() for path in paths}
@@ -188,16 +188,16 @@ def course_files(folder: Path) -> dict[Path, str]:
 def run_course(
     folder: Path, out: Path, parameters: Mapping[str, Any], only: Sequence[str] = (), jobs: int = 1, timeout: int = 600
 ) -> Iterator[dict[str, Any]]:
-    """Execute the notebooks of a folder with their solutions; write an executed copy and a page of each, and an index.
+    """Execute the notebooks of a folder with their solutions; write executed copies, HTML pages and an index.
 
     Args:
-        parameters: each goes to the notebooks that have it; see `share_out`.
+        parameters: parameters of the notebooks; each notebook receives those that it declares.
         only: see `course_notebooks`.
-        jobs: notebooks at once, which share the processor's cores.
-        timeout: seconds that one cell may take.
+        jobs: number of notebooks that run in parallel and share the processor's cores.
+        timeout: maximum time per cell, in seconds.
 
     Yields:
-        ``notebook``, ``title``, ``status`` ("ok" or "failed"), ``seconds`` and ``error`` of each, as they end.
+        For each notebook, when it ends: ``notebook``, ``title``, ``status`` ("ok" or "failed"), ``seconds``, ``error``.
     """
     paths = course_notebooks(folder, only)
     whole = {path: solved(read_notebook(path), path) for path in paths}
@@ -226,12 +226,13 @@ def _run(path: Path, notebook: NotebookNode, parameters: Mapping[str, Any], out:
 def execute(
     notebook: NotebookNode, parameters: Mapping[str, Any], timeout: int = 600
 ) -> tuple[NotebookNode, str | None]:
-    """The executed notebook, its widgets as `still` leaves them, and its first error as one line, if any."""
+    """Execute a notebook and apply `still` to it; return the notebook and its first error as one line, or None."""
     encrypted = Config({"KernelManager": {"transport_encryption": "auto"}})
     with tempfile.TemporaryDirectory() as folder:
         given, executed = Path(folder) / "given.ipynb", Path(folder) / "executed.ipynb"
         nbformat.write(notebook, given)
         how: Any = {"progress_bar": False, "execution_timeout": timeout, "config": encrypted}
+        how["extra_arguments"] = ["--log-level=CRITICAL"]  # on shutdown, a kernel logs an interrupt as an error
         error = None
         try:
             papermill.execute_notebook(given, executed, dict(parameters), kernel_name="python3", **how)
@@ -243,19 +244,19 @@ def execute(
         except RuntimeError:  # nbclient's DeadKernelError
             error = "the kernel died (out of memory?)"
         done = nbformat.read(executed, as_version=4)
-    done.metadata.pop("papermill", None)  # paths of this machine
+    done.metadata.pop("papermill", None)  # contains paths of this machine
     still(done)
     return done, error
 
 
 def verdicts(path: Path, timeout: int = 600) -> dict[str, Any]:
-    """Execute a student's notebook as it is, and say what its checks found.
+    """Execute a student's notebook without changes, and return the verdicts of its checks.
 
-    Errors do not stop it. The notebook's own code runs with the caller's rights.
+    Errors in cells do not stop the execution. The notebook's code runs with the caller's permissions.
 
     Returns:
-        ``notebook``, ``verdicts`` (by exercise its ``status`` and ``message``) and ``error`` (of a run without
-        verdicts, else None).
+        ``notebook``; ``verdicts``, the ``status`` and ``message`` of each exercise; and ``error``, which is None if
+        there are verdicts.
     """
     notebook = read_notebook(path)
     marks = "{name: mark._asdict() for name, mark in check.verdicts.items()}"
@@ -275,7 +276,7 @@ def verdicts(path: Path, timeout: int = 600) -> dict[str, Any]:
 
 
 def still(notebook: NotebookNode) -> None:
-    """Replace each widget and figure that a notebook displays by what ``page.js`` draws; drop the widgets' states."""
+    """Replace each displayed widget and figure with HTML that ``page.js`` draws; remove the widgets' states."""
     models = notebook.metadata.pop("widgets", {}).get(STATE, {}).get("state", {})
     tables: dict[str, Any] = {}
     if notebook.cells and notebook.cells[-1].source == MAKE_TABLES:
@@ -299,7 +300,7 @@ def page_element(drawn: Mapping[str, Any]) -> str:
 
 
 def page_state(key: str, models: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A widget with its table, if it has one; without one its controls cannot be moved."""
+    """Description of a widget, with its table if it has one; otherwise the widget's controls are disabled."""
     table = tables.get(key)
     for control in table["controls"] if table else ():
         state = models[control["id"]]["state"]
@@ -309,7 +310,7 @@ def page_state(key: str, models: Mapping[str, Any], tables: Mapping[str, Any]) -
 
 
 def _drawn(key: str, models: Mapping[str, Any], still: bool) -> dict[str, Any]:
-    """A widget with all that is in it: its classes and style, and its front end's state, its text or its children."""
+    """Description of a widget: its classes and style, and the state of its front end, its text or its children."""
     state = models.get(key, {}).get("state", {})
     layout = models.get(state.get("layout", "").removeprefix("IPY_MODEL_"), {}).get("state", {})
     style = {name.replace("_", "-"): value for name, value in layout.items() if value and name[0] != "_"}
@@ -328,13 +329,13 @@ def _drawn(key: str, models: Mapping[str, Any], still: bool) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """A script element that holds a value."""
+    """A script element that contains a value as JSON."""
     text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json">{text}</script>'
 
 
 class _MathML(IPythonRenderer):
-    """nbconvert's Markdown, with formulas as MathML; what the converter does not know stays TeX."""
+    """nbconvert's Markdown renderer, with formulas as MathML; those that cannot be converted stay TeX."""
 
     def block_math(self, tex: str, display: str = "block") -> str:
         try:
@@ -350,7 +351,7 @@ class _MathML(IPythonRenderer):
 
 
 class _Exporter(HTMLExporter):
-    """nbconvert's pages, with formulas as MathML."""
+    """nbconvert's HTML exporter, with formulas as MathML."""
 
     @jinja2.pass_context
     def markdown2html(self, context: jinja2.runtime.Context, source: str) -> str:
@@ -358,21 +359,21 @@ class _Exporter(HTMLExporter):
 
 
 def page_of(notebook: NotebookNode, name: str, folder: Path) -> str:
-    """A page of an executed notebook, with pictures from its `folder`; links to notebooks lead to their pages."""
+    """HTML page of an executed notebook, with images from its `folder`; links to notebooks point to their pages."""
     setup = Config(TagRemovePreprocessor={"enabled": True, "remove_input_tags": {"setup"}})  # imports are not shown
     how: Any = {"template_file": "page.html.j2", "extra_template_paths": [str(HERE)], "embed_images": True}
     exporter = _Exporter(setup, exclude_input_prompt=True, exclude_output_prompt=True, **how)
     resources = {"metadata": {"name": name, "path": str(folder)}, "style": theme.STYLE}
     page, _ = exporter.from_notebook_node(notebook, resources)
-    page = re.sub(r'<a href="\.\./[^"]*"[^>]*>(.*?)</a>', r"\1", page)  # a page of docs/ is not in the folder
-    page = page.replace(' tabindex="0"', "")  # of every cell: the keyboard is for links and sliders
+    page = re.sub(r'<a href="\.\./[^"]*"[^>]*>(.*?)</a>', r"\1", page)  # pages of docs/ are not exported
+    page = page.replace(' tabindex="0"', "")  # cells need no keyboard focus
     return re.sub(r'href="([\w-]+)\.(?:ipynb|md)(?=[#"])', r'href="\1.html', page)
 
 
 def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> None:
-    """Write what the pages of a run share: ``index.html``, pages of the Markdown files, plotly.js and ``panels.js``.
+    """Write the files shared by a run's pages: ``index.html``, pages of Markdown files, plotly.js and ``panels.js``.
 
-    The index shows the panel whose cell is tagged ``landing``, if it has been run, and a card for each notebook.
+    The index shows the panel of the cell tagged ``landing``, if it was executed, and a card for each notebook.
     """
     card = '<a class="edp-card" href="{notebook}.html">{title}{failed}</a>'
     cards = [
@@ -400,7 +401,7 @@ def _write_index(rows: Sequence[Mapping[str, Any]], folder: Path, out: Path) -> 
 
 
 def write_shared(out: Path) -> None:
-    """Write what all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends."""
+    """Write the scripts that all pages of a folder load: plotly.js, and ``page.js`` with the panels' front ends."""
     widgets: Sequence[Any] = (Control, Tiles, Fold, LiveFigure)
     modules = {f"{widget.__module__}.{widget.__name__}": str(widget._esm) for widget in widgets}
     shared = {"modules": modules, "how": {"template": theme.TEMPLATE.to_plotly_json(), "config": theme.CONFIG}}

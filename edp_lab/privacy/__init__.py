@@ -1,4 +1,4 @@
-"""Privacy accounting: a mechanism describes what a step releases, an accountant judges it. Stateless, no torch."""
+"""Privacy accounting: a mechanism describes the releases of a step, and an accountant bounds their epsilon."""
 
 from edp_lab.privacy.gdp import Accountant, GaussianDP, gdp_delta, gdp_epsilon
 from edp_lab.privacy.guarantee import Guarantee, accountant_for, guaranteed_epsilon, judge

@@ -1,11 +1,11 @@
 """Keyed randomness: every draw is a function of (128-bit key, purpose, step, ...), never of hidden state.
 
-torch's CPU generator keeps only 32 bits of its seed, so streams seeded per step would collide within one long run, and
-a secret seed could be found by search. Noise that hides a gradient is drawn from AES-128 in counter mode, the fastest
-source available, and released through `edp_lab.privacy.exact_noise`. Under a secret key, order, sampling and dropout
-seeds also come from AES. Under a published key they come, as initial weights do, from numpy's SFC64, which is not
-cryptographic, seeded through `SeedSequence` with all 128 bits of the key. Float noise always comes from SFC64, because
-floating-point normals reveal what they are added to anyway (Mironov 2012).
+torch's CPU generator keeps only 32 bits of its seed. Streams seeded per step would collide within one long run, and an
+attacker could find a secret seed by search. The noise that hides gradients therefore comes from AES-128 in counter
+mode, the fastest source available, and is added by `edp_lab.privacy.exact_noise`. With a secret key, batches and
+dropout seeds also come from AES. With a published key, they come from numpy's SFC64, as initial weights always do.
+SFC64 is not cryptographic, and its `SeedSequence` uses all 128 bits of the key. Floating-point noise always comes from
+SFC64, because such noise reveals the values that it is added to anyway (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
 MASK64 = 2**64 - 1
-PIECE = 2**18  # fits into a processor's cache; with smaller pieces, threads would contend for Python's lock
+PIECE = 2**18  # fits into a processor's cache; smaller pieces would make threads contend for Python's lock
 ZEROS = bytes(8 * PIECE)  # plaintext of the cipher; long enough for a piece of either precision
 
 _own = threading.local()
 
 
 class Purpose(IntEnum):
-    """Purpose of a stream; streams of different purposes never share numbers."""
+    """Purpose of a random stream; streams with different purposes never share numbers."""
 
     SHUFFLE = 1
     NOISE = 2
@@ -39,27 +39,27 @@ class Purpose(IntEnum):
 
 
 def key_from_seed(seed: int | str) -> int:
-    """A 128-bit key from a published seed: reproducible, and therefore not secret."""
+    """Derive a 128-bit key from a published seed; the key is reproducible, and therefore not secret."""
     return int.from_bytes(hashlib.shake_128(f"edp_lab seed {seed}".encode()).digest(16), "big")
 
 
 def stream(key: int, purpose: Purpose, *path: int) -> np.random.Generator:
-    """The random stream of `key` for one purpose and path, such as (step, device); for bits that must stay secret, use
-    a `SecretStream`.
+    """Return the random stream of `key` for one purpose and path, such as (step, device).
 
     Raises:
-        ValueError: the key exceeds 128 bits or a number of the path 32 bits. `SeedSequence` would then concatenate
-            the words of key and path ambiguously, so that different paths could share one stream.
+        ValueError: the key exceeds 128 bits, or a number in the path exceeds 32 bits. `SeedSequence` would then
+            concatenate the words of key and path ambiguously, and different paths could share a stream.
     """
     _check_place(key, path)
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(key, spawn_key=(purpose, *path))))
 
 
 class SecretStream:
-    """Random bits that must stay secret: AES-128 in counter mode, with a separate key for each purpose and path.
+    """Stream of random bits that must stay secret: AES-128 in counter mode, with an AES key per purpose and path.
 
-    The AES key is SHAKE-128 of key, purpose and path, in fixed-width fields. A stream has 2^128 blocks, of which no run
-    draws more than 2^20, so its bits are as hard to tell from random ones as AES itself. ValueError: as for `stream`.
+    The AES key is the SHAKE-128 hash of key, purpose and path, in fixed-width fields. No run draws more than 2^20 of a
+    stream's 2^128 blocks, so its bits are as hard to distinguish from random bits as AES itself. Raises ValueError
+    in the same cases as `stream`.
     """
 
     def __init__(self, key: int, purpose: Purpose, *path: int) -> None:
@@ -70,20 +70,20 @@ class SecretStream:
         self._encryptor, self._one_by_one = (Cipher(AES(aes_key), mode).encryptor() for mode in (CTR(bytes(16)), ECB()))
 
     def fill(self, out: np.ndarray) -> None:
-        """Fill a contiguous array with the next random bits; ValueError if it has more than 8 `PIECE` bytes."""
+        """Fill a contiguous array with the next random bits; raise ValueError if it has more than 8 `PIECE` bytes."""
         if out.nbytes > len(ZEROS):
             raise ValueError(f"cannot fill {out.nbytes} bytes at once: ask for at most {len(ZEROS)}")
         self._encryptor.update_into(memoryview(ZEROS)[: out.nbytes], out.data.cast("B"))
 
     def words(self, count: int) -> np.ndarray:
-        """The next random 64-bit words: (count)."""
+        """Return the next `count` random 64-bit words."""
         out = np.empty(count, dtype=np.uint64)
         for start in range(0, count, PIECE):
             self.fill(out[start : start + PIECE])
         return out
 
     def blocks(self, numbers: np.ndarray) -> np.ndarray:
-        """128-bit blocks at these indices (n) below 2^63, independent of the position: (n, 2) words."""
+        """Return the 128-bit blocks at these n indices (below 2^63), whatever the stream's position: (n, 2) words."""
         counters = np.zeros((len(numbers), 2), dtype=">u8")
         counters[:, 1] = numbers
         drawn = self._one_by_one.update(counters.tobytes())
@@ -96,7 +96,7 @@ def _check_place(key: int, path: tuple[int, ...]) -> None:
 
 
 def own_memory(use: str, size: int, kind: Any) -> np.ndarray:
-    """Scratch memory of this thread, reused between calls: allocating fresh pages would take a fifth of the time."""
+    """Return scratch memory of this thread, reused between calls: new pages would take a fifth of the time."""
     known = _own.__dict__.setdefault("memory", {})
     if len(known.get((use, kind), ())) < size:
         known[use, kind] = np.empty(size, dtype=kind)
@@ -104,10 +104,10 @@ def own_memory(use: str, size: int, kind: Any) -> np.ndarray:
 
 
 def uniform_hash(key: int, place: int, rows: np.ndarray, columns: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), a function of (key, place, row, column): (len(rows), columns), float32.
+    """Return uniform numbers in [0, 1), hashes of (key, place, row, column): (len(rows), columns), float32.
 
-    Used for dropout masks, for which thousands of tiny streams would be slow. Key, place, row and column are hashed
-    one after the other (splitmix64), so that no arithmetic relation makes two positions collide. Not for noise.
+    Used for dropout masks, because thousands of tiny streams would be slow. Key, place, row and column are hashed one
+    after the other with splitmix64, so no arithmetic relation makes two positions collide. Not suitable for noise.
     """
     words = np.array([key & MASK64, key >> 64 & MASK64, place], dtype=np.uint64)
     state = np.zeros(1, dtype=np.uint64)
@@ -127,7 +127,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def dropout_key(key: int, step: int, secret: bool) -> int:
-    """63 bits that determine a step's dropout masks; they reveal nothing about a secret key."""
+    """Return the 63-bit key of a step's dropout masks, which reveals nothing about a secret key."""
     if secret:
         return int(SecretStream(key, Purpose.DROPOUT, step).words(1)[0] >> np.uint64(1))
     return int(stream(key, Purpose.DROPOUT, step).integers(2**63))

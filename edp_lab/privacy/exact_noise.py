@@ -1,43 +1,43 @@
 """Exact Gaussian noise on floating-point numbers.
 
-For each number s of a sum, given the standard deviation sigma and a public grid g, a power of two, this releases
+For each number s of a sum, with standard deviation sigma and a public grid spacing g (a power of two), we release
 
-    g * round((s + sigma N) / g),        N an ideal normal: a real number.
+    g * round((s + sigma N) / g),        where N is an ideal normal variable, a real number.
 
-Guarantee: the output is a function of s + sigma N alone, so it has exactly the Gaussian mechanism's guarantee, by
-post-processing and under every accountant, if the cipher's bits are random. It adds a variance of g^2 / 12, at most
-8.2e-5 sigma^2. Values that a float cannot represent (integers beyond 2^24 in float32) are rounded once more, which is
-again post-processing. Float noise added to a float sum guarantees nothing, because the set of reachable sums depends
-on s (Mironov 2012; arXiv 2112.05307).
+Guarantee: if the cipher's bits are random, the output depends only on s + sigma N. By post-processing, it has exactly
+the guarantee of the Gaussian mechanism under every accountant. Rounding adds a variance of g^2 / 12, at most 8.2e-5
+sigma^2. Values that a float cannot represent (integers beyond 2^24 in float32) are rounded once more, which is also
+post-processing. Float noise added to a float sum guarantees nothing, because the set of reachable sums depends on s
+(Mironov 2012; arXiv 2112.05307).
 
-**The ideal pair.** Box and Muller (1958), with half the squared radius, from infinite random bits u, t and two signs:
+**The ideal pair.** Box and Muller (1958), with half the squared radius, from u and t of infinite length and two signs:
 
     N_1 = +-rho (cos t - sin t),  N_2 = +-rho (cos t + sin t),  rho = sqrt(-log u),  u in [0, 1],  |t| <= pi / 4.
 
-The block's stream supplies the first 32 bits k of u and the first 30, j, of t: u is in [k, k + 1] / 2^32 and t in
-[j, j + 1] pi / 2^31. If a pair needs more bits, they come from a reserved position far ahead in the stream: a function
-of (key, step, block, pair).
+The block's stream supplies the first 32 bits of u (the integer k) and the first 30 bits of t (j): u is in
+[k, k + 1] / 2^32 and t is in [j, j + 1] pi / 2^31. If a pair needs more bits, these come from a reserved position far
+ahead in the stream, which depends on (key, step, block, pair).
 
-**Three rounding methods, one result.** Each computes x = (s + sigma N) / g with an error below a bound e, whatever the
-remaining bits. If x is within 1/2 - e of an integer, that is the result, and the other methods would find the same: it
-does not depend on processor, library, threads or ranks. Otherwise (one number in 3,700) the next method is used.
-First, s is fixed: g times the floating-point value of scale / g * number.
+**Three rounding methods, one result.** Each computes x = (s + sigma N) / g with an error below a bound e, for any
+remaining bits. If x is within 1/2 - e of an integer, this integer is the result. All methods find the same integer,
+independently of processor, library, threads and ranks. Otherwise (for one number in 3,700) the next method is used.
+All methods use the same s: g times the floating-point value of scale / g * number.
 
-1. Float32: `edp_lab.compiled.round_pairs`, for pairs with 2e-6 <= rho^2 <= 9; others go to method 2.
-   N is the product of rho, a function of k, and q = cos t -+ sin t, of j. All k and j were compared with float64, at
-   both ends of their intervals: the error of rho is below .4369e-6, that of q below .2031e-6. So N's error is below
-   3 * .2031e-6 + 1.4143 * .4369e-6 + 1e-13 < 1.228e-6, for which we use 1.25e-6, plus four roundings, each 2^-24
-   relative: of N, sigma / g, z = sigma N / g and x = s / g + z. For these we subtract (|x| + |z|) 2^-22. The surplus
-   in that, 7e-7 of x, covers the roundings of the comparison, below 1e-7.
-   (`tests/privacy/test_exact_noise.py` checks the ends and a sample; with EDP_LAB_LONG=1, in ten minutes, all.)
-2. Float64, from 96 bits of u and 94 of t: `round_closely`. Let h = 2^-53. We assume that the C library's log, log1p,
-   sin and cos are correct to 4 units in the last place (glibc: 1), and that roots and single operations are correctly
-   rounded. Then u (1 - u above 1/2) has a relative error below 3h, -log u of 1.45 * 3h + 8h < 13h, rho of 8h; t has an
-   absolute error below 3h, sin and cos of 3h + 8h, q of 24h. As rho < 4.71, N's error is below 4.71 (24h + 1.42 * 10h)
-   < 2.1e-14, plus 1e-17 for the remaining bits. We use 1.1e-13, and subtract 4h |x| for the rounding of x.
-   The first and the last k go to method 3.
-3. Interval arithmetic (mpmath), which encloses every possible value: 64 further bits of u and of t at a time, until
-   both ends round to the same integer. So no tail is cut off: if u is near 0, more of its bits are drawn.
+1. Float32 (`edp_lab.compiled.round_pairs`), for pairs with 2e-6 <= rho^2 <= 9; other pairs need method 2.
+   N is the product of rho, a function of k, and q = cos t -+ sin t, a function of j. We compared all k and j with
+   float64 at both ends of their intervals: the error of rho is below .4369e-6, the error of q below .2031e-6. The
+   error of N is therefore below 3 * .2031e-6 + 1.4143 * .4369e-6 + 1e-13 < 1.228e-6; we use 1.25e-6. Four
+   roundings, of N, sigma / g, z = sigma N / g and x = s / g + z, have a relative error of 2^-24 each. For these we
+   subtract (|x| + |z|) 2^-22. Its surplus of 7e-7 x covers the roundings of the comparison, which are below 1e-7.
+   `tests/privacy/test_exact_noise.py` checks the ends and a sample; with EDP_LAB_LONG=1, all values in ten minutes.
+2. Float64 (`round_closely`), from 96 bits of u and 94 bits of t. Let h = 2^-53. We assume that the C library's log,
+   log1p, sin and cos are correct to 4 units in the last place (glibc: 1), and that roots and single operations are
+   correctly rounded. Relative errors are then below 3h for u (above 1/2: for 1 - u), 1.45 * 3h + 8h < 13h for -log u
+   and 8h for rho. Absolute errors are below 3h for t, 3h + 8h for sin and cos, and 24h for q. Since rho < 4.71, the
+   error of N is below 4.71 (24h + 1.42 * 10h) < 2.1e-14, plus 1e-17 for the remaining bits. We use 1.1e-13, and
+   subtract 4h |x| for the rounding of x. The first and the last k need method 3.
+3. Interval arithmetic (mpmath), which encloses every possible value. It draws 64 further bits of u and of t at a time
+   until both ends round to the same integer. No tail is cut off, because more bits are drawn if u is near 0.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ import numpy as np
 from edp_lab.privacy.csprng import Purpose, SecretStream, own_memory
 
 GRID = 6  # bits of sigma / g
-CERTAIN = np.float32(4.5), np.float32(4.5 - 2.0**-18)  # rho^2 for which method 1 is proven: centre, radius
-FLOAT32_ERROR, FLOAT64_ERROR = 1.25e-6, 2.0**-43  # of N
-FLOAT32_ROUNDING = 2.0**-22  # relative, of z and x
+CERTAIN = np.float32(4.5), np.float32(4.5 - 2.0**-18)  # interval of rho^2 for which method 1 is proven: centre, radius
+FLOAT32_ERROR, FLOAT64_ERROR = 1.25e-6, 2.0**-43  # error bounds of N
+FLOAT32_ROUNDING = 2.0**-22  # relative rounding error of z and x
 SMALLEST_STD = 2.0**-100  # below this, 1 / g is not a float32
 FURTHER = 2**40  # first block of the further bits: one block per pair and turn
 
 
 class Piece(NamedTuple):
-    """Contiguous numbers (n) of a sum, float32 or float64, to be multiplied by `scale`."""
+    """Contiguous numbers (n) of a sum (float32 or float64), their scale factor and the standard deviation of noise."""
 
     numbers: np.ndarray
     scale: float
@@ -69,15 +69,15 @@ class Piece(NamedTuple):
 
 
 def grid(std: float) -> float:
-    """The grid g: the power of two with std / 64 < g <= std / 32."""
+    """Return the grid spacing g, the power of two with std / 64 < g <= std / 32."""
     return math.ldexp(1.0, math.frexp(std)[1] - GRID)
 
 
 def add_exactly(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int) -> None:
-    """Replace the numbers of all pieces by their release; the noise is a function of key, purpose and path.
+    """Scale the numbers of all pieces and add noise, in place; the noise is a function of key, purpose and path.
 
-    No guarantee: numbers with std below `SMALLEST_STD`, which are only scaled, and sums beyond 2^48 g, which are not
-    rounded (a sum of 10^6 clipped gradients never is, if the noise multiplier is at least 2^-20).
+    There is no guarantee for numbers with std below `SMALLEST_STD`, which are only scaled, and for sums beyond 2^48 g,
+    which are not rounded. A sum of 10^6 clipped gradients is never so large if the noise multiplier is at least 2^-20.
     """
     from edp_lab.compiled import round_pairs  # slow to load
 
@@ -99,7 +99,7 @@ def add_exactly(pieces: Sequence[Piece], key: int, purpose: Purpose, *path: int)
 
 
 def _scaled_if_silent(piece: Piece) -> Piece:
-    """The piece; if it gets no noise, scale its numbers and return a dummy piece of the same length instead."""
+    """Return the piece; if it gets no noise, scale it in place and return a dummy piece of the same length."""
     if piece.std >= SMALLEST_STD:
         return piece
     piece.numbers[:] *= piece.numbers.dtype.type(piece.scale)
@@ -107,13 +107,13 @@ def _scaled_if_silent(piece: Piece) -> Piece:
 
 
 def _terms(piece: Piece) -> tuple[float, ...]:
-    """Scale, std, grid and margin, as arguments of `round_pairs`."""
+    """Return scale, std, grid and margin as arguments for `round_pairs`."""
     g = grid(piece.std)
     return piece.scale / g, piece.std / g, g, 0.5 - FLOAT32_ERROR * (piece.std / g)
 
 
 def _pairs(pieces: list[Piece], half: int) -> Iterator[tuple[int, Piece, Piece]]:
-    """Runs of pairs whose first numbers share a piece, as do the second ones: start of the run, and both pieces."""
+    """Yield runs of pairs: the start, the piece of all first numbers and the piece of all second numbers."""
     odd = 2 * half - sum(len(piece.numbers) for piece in pieces)  # the last pair's second number is discarded
     pieces = [*pieces, *(Piece(np.zeros(odd, dtype=piece.numbers.dtype), 1.0, 1.0) for piece in pieces[:1])]
     starts = [0, *accumulate(len(piece.numbers) for piece in pieces)]
@@ -127,7 +127,7 @@ def _pairs(pieces: list[Piece], half: int) -> Iterator[tuple[int, Piece, Piece]]
 
 
 def _finish(piece: Piece, places: np.ndarray, start: int, raw: np.ndarray, bits: SecretStream) -> None:
-    """Round the numbers at these positions of the block, using further bits; the piece starts at position `start`."""
+    """Round the numbers at these positions of the block with further bits; the piece starts at position `start`."""
     from edp_lab.compiled import round_closely
 
     g, half = grid(piece.std), len(raw) // 2
@@ -145,7 +145,7 @@ def _finish(piece: Piece, places: np.ndarray, start: int, raw: np.ndarray, bits:
 
 
 def decide(x: float, std: float, radius: int, angle: int, second: bool, draw: Callable[[int], Sequence[int]]) -> float:
-    """The integer nearest to x + std N, where N is given by its first two words and 64 further bits of each per draw.
+    """Return the integer nearest to x + std N, given the first two words of N and 64 further bits of each per draw.
 
     A non-finite x is returned unchanged.
     """

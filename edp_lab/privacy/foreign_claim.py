@@ -1,6 +1,6 @@
-"""Check an epsilon claimed with another library: does it hold for the sampler that was used?
+"""Check whether an epsilon claimed with another library holds for the sampler that was used.
 
-The most common mistake is to account shuffled batches as Poisson sampling. Decisive settings have no defaults.
+The most common mistake is to account for shuffled batches as Poisson sampling. Required settings have no defaults.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edp_lab.privacy.mechanism import SMALLEST_RATE
 from edp_lab.privacy.pld import PrivacyLossDistribution
 from edp_lab.privacy.schedule import MOST_RELEASES, Schedule
 
-NEIGHBOURS = {"shuffle": "zero-out", "poisson": "add or remove one"}  # by sampler
-DECISIVE = (  # settings by the names of their options; either one of two
+NEIGHBOURS = {"shuffle": "zero-out", "poisson": "add or remove one"}  # neighbouring relation by sampler
+DECISIVE = (  # names of required options; of two alternatives, exactly one is required
     "claimed", "sampler", "n", "batch_size sampling_rate", "steps epochs", "noise_multiplier", "delta",
     "micro_batch_size",
 )  # fmt: skip
@@ -33,16 +33,16 @@ class Verdict(NamedTuple):
     claimed: float
     guaranteed: float | None  # the smallest epsilon proven for the sampler that was used
     measured: float  # lower bound: an attack shows that no smaller epsilon holds
-    method: str  # the accountant behind `guaranteed`, or why there is none
+    method: str  # the accountant that proves `guaranteed`, or the reason why there is none
     neighbours: str
 
 
 def check_claim(settings: Mapping[str, Any]) -> Verdict:
-    """Judge a DP-SGD run from the settings in `DECISIVE`.
+    """Judge the claim for a DP-SGD run from the settings in `DECISIVE`.
 
-    Each step releases the sum of gradients clipped to C plus fresh secret noise of `noise_multiplier` times C, and
-    nothing else. At a micro-batch size above 1, means of that many gradients are clipped, each of which can move by 2C.
-    UsageError if a setting is missing, given in two ways, or out of range.
+    Each step is assumed to release only the sum of gradients clipped to C plus fresh secret noise of `noise_multiplier`
+    times C. At a micro-batch size above 1, means of this many gradients are clipped, and each clipped mean can move by
+    2C. Raises UsageError if a setting is missing, given in two ways, or out of range.
     """
     _check(settings)
     claimed, sampler, z, delta = (settings[name] for name in ("claimed", "sampler", "noise_multiplier", "delta"))
@@ -51,18 +51,18 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
     full, all_used = math.floor(n / batch), math.ceil(n / batch)  # steps per epoch without and with a partial batch
     epochs = settings.get("epochs") or math.ceil(settings["steps"] / full)
     fewest, most = (settings.get("steps") or epochs * steps for steps in (full, all_used))
-    guaranteed, method = None, "with Poisson sampling one example more moves others to other micro-batches"
+    guaranteed, method = None, "with Poisson sampling, an extra example moves others to other micro-batches"
     if sampler == "shuffle":
         method = "Gaussian DP, one release per epoch"
         guaranteed = gdp_epsilon(math.sqrt(epochs) / z * (1 if alone else 2), delta)
-        if alone:  # unknown whether a partial last batch was used or dropped
+        if alone:  # it is unknown whether a partial last batch was used or dropped
             kept = shuffled_at_least(z, all_used, fewest // all_used, delta)
             measured = min(kept, shuffled_at_least(z, full, fewest // full, delta, max(0.0, 1 - full * batch / n)))
     elif alone:
         sampled = Schedule(np.array([z]), np.array([most]), max(batch / n, SMALLEST_RATE))
         guaranteed, method = PrivacyLossDistribution(sampled).bound(delta)
     if n * delta >= 1:
-        guaranteed, method = None, "delta is not below 1/n, so publishing one example outright would meet it"
+        guaranteed, method = None, "delta is not below 1/n, so publishing one whole example would satisfy it"
     if guaranteed is not None and not math.isfinite(guaranteed):
         guaranteed, method = None, "epsilon exceeds the largest float"
     proven = guaranteed is not None and guaranteed <= claimed * (1 + 1e-9)
@@ -73,7 +73,7 @@ def check_claim(settings: Mapping[str, Any]) -> Verdict:
 def _check(settings: Mapping[str, Any]) -> None:
     if unclear := [names for names in DECISIVE if len(settings.keys() & set(names.split())) != 1]:
         options = ", ".join(f"--{names.replace(' ', ' or --').replace('_', '-')}" for names in unclear)
-        raise UsageError(f"not given, or in two ways: {options}; epsilon depends on each, so give it once")
+        raise UsageError(f"not given, or given in two ways: {options}; epsilon depends on these, so give each once")
     for name in settings.keys() & {"n", "steps", "epochs", "micro_batch_size"}:
         check_whole(name, settings[name], 1)
     for name, value in settings.items():
@@ -85,7 +85,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     n, together = settings["n"], settings["micro_batch_size"]
     batch = settings.get("batch_size") or n * settings["sampling_rate"]
     if not together <= batch <= n:
-        raise UsageError(f"batches of {batch:g} do not fit n {n:,} or micro-batches of {together}: correct one of them")
+        raise UsageError(f"batches of {batch:g} do not fit n = {n:,} or micro-batches of {together}: fix these numbers")
 
 
 # ---- A lower bound ---------------------------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ def shuffled_at_least(noise_multiplier: float, batches: int, passes: int, delta:
 
     `dropped`: the share of the corpus that each pass leaves out.
 
-    Consider a corpus in which our utterance's gradient is +C and all others are -C. Subtract from each batch's sum what
-    it would be if all were -C. Then only noise is left, except in our batch: 2C with the utterance, C if it is zeroed
-    out. The largest of these sums exceeds c with probability P with the utterance and Q without, so
-    epsilon >= ln((P - delta) / Q) for every c; we take the best c of a grid.
+    Consider a corpus in which the target utterance has the gradient +C and all others have -C. From each batch's sum,
+    subtract the sum of as many gradients -C. Only noise is left, except in the target's batch: there, 2C is added
+    with the target and C if it is zeroed out. The largest of these differences exceeds c with probability P with the
+    target and Q without it, so epsilon >= ln((P - delta) / Q) for every c. We take the best c on a grid.
     Source: the lower bound of Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang 2024 (arXiv 2403.17673), section
     3, for one pass.
     """

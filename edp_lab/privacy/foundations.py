@@ -1,11 +1,11 @@
 """Textbook mechanisms: randomised response, Laplace, Gaussian, report noisy max, and k-anonymous tables.
 
-Composition of their guarantees: advanced composition and the privacy loss distribution.
+The module also has advanced composition and the privacy loss distribution of a Gaussian release.
 
-Every draw comes from the generator that the caller passes. The guarantees assume real numbers and secret randomness.
-Here noise is a float64: its last bits reveal the value it was added to (Mironov 2012), and it is lost in a value more
-than 2^53 times as large. That is good enough for a course; a real release needs a snapped or discrete mechanism and a
-cryptographic generator.
+All random numbers come from the caller's generator. The guarantees assume real numbers and secret randomness. Here,
+noise is a float64: its last bits reveal the value that it was added to (Mironov 2012), and it is lost in a value more
+than 2^53 times as large. This is good enough for a course, but a real release needs a snapped or discrete mechanism
+and a cryptographic generator.
 
 Inputs that no guarantee covers raise `UsageError` before anything is drawn: an epsilon, sensitivity, sigma or scale
 that is not positive and finite, delta outside (0, 1), answers other than 0 and 1, NaN or infinite values or scores.
@@ -30,23 +30,23 @@ ROUND_UP = 1 + 2.0**-48  # exceeds the rounding error of every formula here
 
 
 class Frequencies(NamedTuple):
-    """Unbiased estimates of the shares of the answers 0 and 1, and their standard errors, both (2)."""
+    """Unbiased estimates of the shares of the answers 0 and 1, and their standard errors; shape (2) each."""
 
     estimate: NDArray[np.float64]
     standard_error: NDArray[np.float64]
 
 
 def truth_probability(epsilon: float) -> float:
-    """Probability p = e^eps / (e^eps + 1) that randomised response reports the truth; with two coins ln 3 and 3/4."""
+    """Probability p = e^eps / (e^eps + 1) that randomised response reports the truth; 3/4 at epsilon = ln 3."""
     lie, gap = _response(epsilon)
     return lie + gap
 
 
 def randomised_response(answers: ArrayLike, epsilon: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Keep each answer, 0 or 1, with `truth_probability`, otherwise replace it by the other; any shape.
+    """Keep each answer (0 or 1) with `truth_probability`, otherwise replace it with the other answer; any shape.
 
-    Guarantee: each answer is epsilon-DP against everyone, including the collector (local DP, replacing one answer by
-    the other); no smaller epsilon holds. One person's m answers cost m epsilon.
+    Guarantee: each answer is epsilon-DP against everyone, including the collector (local DP, replacing one answer with
+    the other), and no smaller epsilon holds. Together, m answers of one person are (m epsilon)-DP.
     Source: Warner 1965.
     """
     lie, _ = _response(epsilon)
@@ -59,9 +59,9 @@ def randomised_response(answers: ArrayLike, epsilon: float, rng: np.random.Gener
 def estimate_frequencies(responses: ArrayLike, epsilon: float) -> Frequencies:
     """Estimate the shares of the true answers from randomised responses: (share of responses - l) / (p - l), l = 1 - p.
 
-    Unbiased, and therefore sometimes below 0 or above 1; the shares sum to 1. The standard error is that of a
-    random sample from a population, so it is slightly too large for the shares among the respondents themselves. It
-    is itself an estimate, and 0 if all responses agree. This is post-processing, so it costs no privacy.
+    The estimates are unbiased, and therefore sometimes below 0 or above 1; they sum to 1. The standard error is for a
+    random sample from a population, so it is slightly too large for the shares among the respondents themselves. It is
+    itself an estimate, and is 0 if all responses agree. Estimation is post-processing and does not increase epsilon.
     """
     lie, gap = _response(epsilon)
     noisy = _check_answers(responses).ravel()
@@ -91,10 +91,10 @@ def laplace_release(
 
 
 def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) -> float:
-    """The smallest standard deviation of Gaussian noise that is (epsilon, delta)-DP, for any epsilon, rounded up.
+    """Return the smallest standard deviation of (epsilon, delta)-DP Gaussian noise, for any epsilon, rounded up.
 
-    Guarantee: gdp_delta(sensitivity / sigma, epsilon) <= delta, for an L2 sensitivity. It exceeds the optimum by at
-    most 1e-9, relative, for epsilon of at least 1e-4 (1e-5 at epsilon 1e-9, where floats run out of digits).
+    Guarantee: gdp_delta(sensitivity / sigma, epsilon) <= delta, for an L2 sensitivity. The relative excess over the
+    optimum is at most 1e-9 for epsilon of at least 1e-4 (1e-5 at epsilon 1e-9, because of the precision of floats).
     Source: Balle and Wang 2018, theorem 8; found by bisection.
     """
     check_positive("sensitivity", sensitivity)
@@ -114,9 +114,9 @@ def analytic_gaussian_sigma(sensitivity: float, epsilon: float, delta: float) ->
 
 
 def gaussian_epsilon(sensitivity: float, sigma: float, delta: float) -> float:
-    """The exact epsilon at `delta` of Gaussian noise with standard deviation `sigma`, rounded up.
+    """Return the exact epsilon at `delta` of Gaussian noise with standard deviation `sigma`, rounded up.
 
-    For an L2 sensitivity. Reference (delta 1e-5, sigma 0.6): sensitivity 1 -> 8.0, 28 -> 1287.
+    The sensitivity is in L2. Reference values (delta 1e-5, sigma 0.6): sensitivity 1 -> 8.0, 28 -> 1287.
     Source: Balle and Wang 2018, theorem 8.
     """
     mu = check_positive("sensitivity", sensitivity) / check_positive("sigma", sigma)
@@ -128,7 +128,7 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
 
     Guarantee: the whole array is (`gaussian_epsilon`(sensitivity, sigma, delta), delta)-DP at every delta, if
     `sensitivity` bounds the L2 distance between the arrays of any two neighbours. Equivalently, it is mu-GDP with
-    mu = sensitivity / sigma (Dong, Roth and Su 2022, theorem 1). For real numbers; see the top of this module.
+    mu = sensitivity / sigma (Dong, Roth and Su 2022, theorem 1). This holds for real numbers (see this module's top).
     """
     exact = _check_finite("values", values)
     return exact + rng.normal(0.0, check_positive("sigma", sigma), exact.shape)
@@ -137,13 +137,13 @@ def gaussian_release(values: ArrayLike, sigma: float, rng: np.random.Generator) 
 def report_noisy_max(
     scores: ArrayLike, sensitivity: float, epsilon: float, rng: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Index of the largest score with Laplace noise of scale 2 sensitivity / epsilon; (..., candidates) -> (...).
+    """Add Laplace noise of scale 2 sensitivity / epsilon; return the index of the maximum: (..., candidates) -> (...).
 
     Guarantee: each choice is epsilon-DP, for any number of candidates, if no score differs by more than `sensitivity`
-    between neighbours; an example is counts under replace-one, where one vote changes from one candidate to another.
-    Only the index is covered, not the noisy maximum. Proof: given the others' noise, the winner needs noise above a
-    threshold, neighbours move that threshold by at most 2 sensitivity, and P[noise > x] falls by at most a factor
-    e^(d / scale) over a distance d.
+    between neighbours. An example is vote counts under replace-one, where one vote moves to another candidate. The
+    guarantee covers only the index, not the noisy maximum. Proof: given all other noise, the winner needs noise above
+    a threshold. Between neighbours, the threshold moves by at most 2 sensitivity, and P[noise > x] falls by at
+    most a factor e^(d / scale) over a distance d.
     Source: Dwork and Roth 2014, claim 3.9.
     """
     scale = 2 * laplace_scale(sensitivity, epsilon)
@@ -152,7 +152,7 @@ def report_noisy_max(
 
 
 def _response(epsilon: float) -> tuple[float, float]:
-    """Probability of a false answer, and the truth's probability minus it, both computed without cancellation."""
+    """Return the probability of a false answer, and the probability of the truth minus it, without cancellation."""
     check_positive("epsilon", epsilon)
     total = 1 + math.exp(-epsilon)
     return math.exp(-epsilon) / total, -math.expm1(-epsilon) / total
@@ -189,7 +189,7 @@ Form = Callable[[str], str]  # generalises a value; a column has increasingly br
 
 
 def generalise_code(length: int) -> tuple[Form, ...]:
-    """Forms of a code such as a postal code: its last 0 ... `length` characters starred; if all are, a single "*"."""
+    """Forms of a code such as a postal code, with its last 0 ... `length` characters starred (all: a single "*")."""
     return (*(partial(_keep, count) for count in range(length, 0, -1)), star)
 
 
@@ -234,10 +234,10 @@ class Release(NamedTuple):
 
 
 def anonymise(rows: Text, forms: Sequence[tuple[Form, ...]], k: int, most_suppressed: float) -> Release:
-    """The least generalised k-anonymous release, after suppressing at most a share `most_suppressed` of the records.
+    """Return the least generalised k-anonymous release that suppresses at most a share `most_suppressed` of records.
 
-    Every column is generalised as a whole. A suppressed record is all "*", and the number of these is 0 or at least k.
-    Least generalised: the smallest sum over columns of level / highest level, then the fewest suppressed records.
+    Every column is generalised as a whole. Suppressed records have only "*"; none or at least k records are suppressed.
+    Least generalised means the smallest sum over columns of level / highest level, then the fewest suppressed records.
     """
     best, least = None, (math.inf, 0.0)
     columns = [[_in_form(form, column) for form in known] for known, column in zip(forms, rows.T, strict=True)]
@@ -245,7 +245,7 @@ def anonymise(rows: Text, forms: Sequence[tuple[Form, ...]], k: int, most_suppre
         shown = np.stack([column[level] for column, level in zip(columns, levels, strict=True)], axis=1)
         sizes = _class_sizes(shown)
         hidden = sizes < k
-        if 0 < hidden.sum() < k and not hidden.all():  # fewer than k suppressed: suppress the smallest class, too
+        if 0 < hidden.sum() < k and not hidden.all():  # fewer than k suppressed: also suppress the smallest class
             hidden |= (shown == shown[~hidden][sizes[~hidden].argmin()]).all(axis=1)
         released = np.where(hidden[:, None], STAR, shown)
         suppressed = float((released != shown).any(axis=1).mean())
@@ -259,14 +259,14 @@ def anonymise(rows: Text, forms: Sequence[tuple[Form, ...]], k: int, most_suppre
 
 
 class Linkage(NamedTuple):
-    """What a list of people with the same columns, such as a voter list, reveals about a release."""
+    """Result of linking a release with a list of people that has the same columns, such as a voter list."""
 
-    rows_per_person: NDArray[np.int64]  # (people,), number of released rows that can belong to each
-    identified: NDArray[np.bool_]  # (records,), True if only one of the people matches: certain if the list is complete
+    rows_per_person: NDArray[np.int64]  # (people,), number of released rows that can belong to each person
+    identified: NDArray[np.bool_]  # (records,), True if only one person matches; certain if the list is complete
 
 
 def link(release: Release, people: Text) -> Linkage:
-    """Linkage attack: match released rows with the people they can belong to."""
+    """Run the linkage attack: match released rows with the people that they can belong to."""
     classes, place, counts = np.unique(release.rows, axis=0, return_inverse=True, return_counts=True)
     fits = np.ones((len(classes), len(people)), dtype=np.bool_)  # which class can contain which person
     for form, cell, value in zip(release.forms, classes.T, people.T, strict=True):
@@ -278,11 +278,11 @@ def link(release: Release, people: Text) -> Linkage:
 
 
 def advanced_composition(epsilon: float, releases: int, slack: float) -> float:
-    """Epsilon of k releases at delta = slack, each epsilon-DP: eps sqrt(2 k ln(1 / slack)) + k eps (e^eps - 1).
+    """Epsilon of k epsilon-DP releases at delta = slack: eps sqrt(2 k ln(1 / slack)) + k eps (e^eps - 1).
 
-    Guarantee: for any releases, even if each is chosen after seeing the earlier answers, and for a slack > 0 chosen
-    beforehand. This is the theorem's formula; for few releases or a large epsilon (always if it is at least ln 2), the
-    plain sum k eps, which holds at delta 0, is smaller.
+    Guarantee: valid for any releases, even if each is chosen after seeing the earlier answers, and for any slack > 0
+    chosen beforehand. For few releases or a large epsilon (always if it is at least ln 2), the plain sum k eps, which
+    holds at delta 0, is smaller.
     Source: Dwork, Rothblum and Vadhan 2010, theorem III.3; Dwork and Roth 2014, theorem 3.20.
     """
     if not epsilon >= 0:
@@ -297,7 +297,7 @@ def advanced_composition(epsilon: float, releases: int, slack: float) -> float:
 def gaussian_loss_density(loss: ArrayLike, mu: float) -> NDArray[np.float64]:
     """Density of the privacy loss ln(p(output) / p'(output)) of one Gaussian release: N(mu^2 / 2, mu^2).
 
-    mu is the L2 sensitivity over the standard deviation; `loss` has any shape.
+    mu is the L2 sensitivity divided by the standard deviation; `loss` has any shape.
     Source: Balle and Wang 2018, lemma 3.
     """
     z = _standardised(loss, mu)
@@ -307,8 +307,8 @@ def gaussian_loss_density(loss: ArrayLike, mu: float) -> NDArray[np.float64]:
 def gaussian_loss_tail(epsilon: ArrayLike, mu: float) -> NDArray[np.float64]:
     """P[loss > epsilon] of one Gaussian release; any shape.
 
-    A valid but loose delta: the tight one is E[(1 - e^(epsilon - loss))+] = gdp_delta(mu, epsilon), which gives little
-    weight to a loss just above epsilon. At variance 2, sensitivity 1 and epsilon ln 3: 0.115 against 0.030.
+    This delta is valid but loose. The tight delta, E[(1 - e^(epsilon - loss))+] = gdp_delta(mu, epsilon), gives little
+    weight to a loss just above epsilon. At variance 2, sensitivity 1 and epsilon ln 3, it is 0.030 instead of 0.115.
     """
     return ndtr(-_standardised(epsilon, mu))
 

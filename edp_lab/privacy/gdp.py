@@ -1,10 +1,10 @@
 """Gaussian differential privacy in closed form, and the common interface of accountants (`Accountant`).
 
-It bounds what an adversary who sees every release learns about one utterance that takes part in all of them: with
-disjoint batches, one Gaussian release per epoch. T epochs with effective noise multipliers z_0 ... z_{T-1} are exactly
-mu-GDP with mu^2 = sum_t 1/z_t^2 (Dong, Roth and Su 2022, corollary 3.3), for any decay. Epsilons reach 1e24 for
-the paper's settings, so everything is computed in logarithms. All accountants raise `UsageError` if delta is outside
-(0, 1), or if an epsilon, mu or rho is negative or NaN.
+It bounds what an adversary who sees every release can learn about one utterance that takes part in all releases. With
+disjoint batches, there is one Gaussian release per epoch. T epochs with effective noise multipliers z_0 ... z_{T-1} are
+exactly mu-GDP with mu^2 = sum_t 1/z_t^2 (Dong, Roth and Su 2022, corollary 3.3), for any decay. Since epsilon reaches
+1e24 for the paper's settings, everything is computed in logarithms. All accountants raise `UsageError` if delta is
+outside (0, 1), or if an epsilon, mu or rho is negative or NaN.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Bound(NamedTuple):
 
 
 class Accountant(ABC):
-    """The guarantee of a schedule of Gaussian releases against an adversary who sees all of them.
+    """Guarantee of a schedule of Gaussian releases against an adversary who sees all releases.
 
-    Formal guarantee: for neighbours under the adjacency whose sensitivity the noise multipliers are relative to, and
-    for secret fresh noise, the composed releases are (epsilon(delta), delta)-DP for every delta, and (epsilon,
-    delta(epsilon))-DP for every epsilon. Both are upper bounds; how tight they are depends on the accountant.
+    Formal guarantee: with fresh secret noise, the composed releases are (epsilon(delta), delta)-DP for every delta, and
+    (epsilon, delta(epsilon))-DP for every epsilon. Noise multipliers are relative to the sensitivity for the same
+    neighbours. Both functions are upper bounds; their tightness depends on the accountant.
     """
 
     method: ClassVar[str]
@@ -47,27 +47,27 @@ class Accountant(ABC):
 
     @abstractmethod
     def log_delta(self, epsilon: float) -> float:
-        """ln of the smallest delta it can prove at `epsilon`, at most 0; -inf for an empty schedule."""
+        """Return ln of the smallest delta that is provable at `epsilon`, at most 0; -inf for an empty schedule."""
 
     def delta(self, epsilon: float) -> float:
-        """The smallest delta it can prove at `epsilon`, in [0, 1]; 0 for an empty schedule, or if below 5e-324."""
+        """Return the smallest delta that is provable at `epsilon`; 0 for an empty schedule, or if below 5e-324."""
         return math.exp(self.log_delta(epsilon))
 
     def bound(self, delta: float) -> Bound:
-        """`epsilon`, and the name of the bound that proves it."""
+        """Return the epsilon at `delta` and the name of the bound that proves it."""
         return Bound(self.epsilon(delta), self.method)
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon it can prove at `delta`; 0 for an empty schedule, inf if there is no bound.
+        """Return the smallest epsilon that is provable at `delta`; 0 for an empty schedule, inf without a bound.
 
-        Found by bisection of `log_delta` and rounded up, unless the accountant has a formula.
+        It is found by bisection of `log_delta` and rounded up, unless the accountant has a formula.
         """
         check_delta(delta)
         target = math.log(delta)
         if self.log_delta(0.0) <= target:
             return 0.0
         low, high = 0.0, 1.0
-        while not self.log_delta(high) <= target:  # larger epsilons then meet it, too; NaN never does
+        while not self.log_delta(high) <= target:  # larger epsilons then also meet the target; NaN never does
             low, high = high, 2 * high
             if high > 1e300:
                 return math.inf
@@ -79,8 +79,8 @@ class Accountant(ABC):
     def best_tpr(self, fpr: np.ndarray) -> np.ndarray:
         """Upper bound on any membership attack's true-positive rate at these false-positive rates: (F) -> (F).
 
-        1 minus the trade-off curve f(fpr) of Dong, Roth and Su 2022, from (epsilon, delta) pairs (proposition 2.5):
-        f(x) >= max(0, 1 - delta - e^epsilon x, e^-epsilon (1 - delta - x)) for each of them.
+        The bound is 1 - f(fpr), with the trade-off curve f of Dong, Roth and Su 2022. By their proposition 2.5, each
+        pair (epsilon, delta) implies f(x) >= max(0, 1 - delta - e^epsilon x, e^-epsilon (1 - delta - x)).
         """
         fpr = check_rates(fpr)
         best = np.ones_like(fpr)
@@ -94,7 +94,7 @@ class Accountant(ABC):
     def best_auc(self) -> float:
         """Upper bound on any membership attack's area under the ROC curve; 0.5 is guessing.
 
-        It is an upper sum over a grid, so never less than the area.
+        It is computed as an upper sum over a grid, which is never less than the area.
         """
         fpr = np.unique(np.concatenate([[0.0], np.logspace(-12, 0, 3000), np.linspace(0, 1, 3000)]))
         return min(1.0, float(np.sum(np.diff(fpr) * self.best_tpr(fpr)[1:])))
@@ -125,7 +125,7 @@ def check_everyone(schedule: Schedule, accountant: str) -> None:
 
 
 class GaussianDP(Accountant):
-    """Exact, rounded up: the composition *is* one Gaussian release with parameter mu. UsageError: Poisson sampling."""
+    """Exact accountant without sampling, rounded up: the composition *is* one Gaussian release with parameter mu."""
 
     method = "Gaussian-DP, closed form"
 
@@ -152,7 +152,7 @@ class GaussianDP(Accountant):
         return float(ndtr(self.mu / math.sqrt(2)))
 
     def group(self, size: int) -> GaussianDP:
-        """Accountant for a person with `size` utterances: size * mu (Dong et al. 2022, theorem 2.14)."""
+        """Return the accountant for a person with `size` utterances: size * mu (Dong et al. 2022, theorem 2.14)."""
         z = self.schedule.noise_multipliers / size
         return GaussianDP(Schedule(z, self.schedule.counts))
 
@@ -180,7 +180,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if mu == 0 or _delta_at(mu, -mu / 2) <= delta:
         return 0.0
-    # In t = eps/mu - mu/2 both terms share the factor exp(-t^2/2), so nothing overflows.
+    # With t = eps/mu - mu/2, both terms have the factor exp(-t^2/2), so nothing overflows.
     low, high = -mu / 2, max(-float(ndtri(delta)), 0.0) + 1e-9
     target = math.log(delta)
     t = brentq(lambda t: math.log(max(_delta_at(mu, t), 5e-324)) - target, low, high, xtol=1e-13, disp=False)
@@ -193,7 +193,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 def _delta_at(mu: float, t: float) -> float:
     """delta at eps = mu (t + mu/2): Phi(-t) - exp(-t^2/2) erfcx((t + mu)/sqrt 2) / 2, rounded up.
 
-    For small mu the two terms cancel, so a bound on their rounding is added: the result is never too small.
+    For small mu, the two terms cancel. A bound on their rounding is added, so the result is never too small.
     """
     root2 = math.sqrt(2)
     bell, beyond = math.exp(-t * t / 2), float(erfcx((t + mu) / root2))

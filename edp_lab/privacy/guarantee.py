@@ -1,4 +1,4 @@
-"""The judge: what a run's mechanism guarantees, beside what the paper's accounting claims for it."""
+"""Judge a run: the epsilon that its mechanism guarantees, and the epsilon that the paper's accounting claims."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edp_lab.privacy.pld import GroupRenyiDP, PrivacyLossDistribution
 from edp_lab.privacy.schedule import releases_by_epoch, schedule_of
 from edp_lab.privacy.zcdp import claim
 
-SMALLEST_NOISE = 2.0**-20  # of the sensitivity: below, adding the noise to a float32 gradient may change nothing
-SMALLEST_STD = 1e-30  # below, float32 noise underflows
-SMALLEST_CLIP = 1e-6  # below, with small layer scales, float32 squares may underflow and a gradient go unclipped
+SMALLEST_NOISE = 2.0**-20  # relative to the sensitivity; smaller noise may not change a float32 gradient
+SMALLEST_STD = 1e-30  # below this, float32 noise underflows
+SMALLEST_CLIP = 1e-6  # below this, squares of float32 may underflow with small layer scales, and clipping may fail
 
 HOLDS, VOID, IDEAL = "holds", "void: seed published", "for real numbers only"  # statuses with an epsilon
-# The condition under which that epsilon holds.
+# The condition under which this epsilon holds.
 CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "in real numbers, with a secret seed"}
 PUBLISHED = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
 FLOATS = (
@@ -33,16 +33,16 @@ class Guarantee:
     """The guarantee of a run, and its limits.
 
     Attributes:
-        status: `HOLDS`; `IDEAL`, where float noise is released; `VOID`, where exact noise can be redrawn; or "none".
-            `reason` says why.
-        scope: accountant, unit, neighbours, sampling, adversary and what is not covered.
-        method: the accountant or bound that proved `conditional_epsilon`, or would have; "none" without noise.
-        adjacency: the neighbours, by dp_accounting's names.
-        epochs: how many were counted, a partial one in full.
-        mu: Gaussian-DP parameter where the account is exact, else None.
+        status: `HOLDS`, `IDEAL` (the released noise is a float), `VOID` (the exact noise can be redrawn) or "none";
+            `reason` explains it.
+        scope: accountant, unit, neighbours, sampling, adversary, assumptions and exclusions.
+        method: the accountant that proves `conditional_epsilon`, or would prove it; "none" without noise.
+        adjacency: the neighbouring relation, named as in dp_accounting.
+        epochs: the number of epochs, including a partial epoch.
+        mu: the Gaussian-DP parameter if the accounting is exact, otherwise None.
         conditional_epsilon: the epsilon at `delta` under the `condition`; None if there is no guarantee.
-        claimed_epsilon: what the paper's accounting says for the same z_t; None if it says nothing.
-        epsilon_if_alpha_public: as `conditional_epsilon`, with a private alpha taken to be public.
+        claimed_epsilon: the epsilon that the paper's accounting claims for the same z_t; None if it claims none.
+        epsilon_if_alpha_public: the `conditional_epsilon` if a private alpha were public.
     """
 
     status: str
@@ -60,12 +60,12 @@ class Guarantee:
 
     @property
     def guaranteed_epsilon(self) -> float | None:
-        """The epsilon that holds for what ran; None if it depends on a condition that is not met."""
+        """The epsilon guaranteed for the run; None if it depends on a condition that is not met."""
         return self.conditional_epsilon if self.status == HOLDS else None
 
     @property
     def condition(self) -> str:
-        """The condition of the guarantee: "with a secret seed", "in real numbers, ...", or empty if it holds."""
+        """The condition of `conditional_epsilon`, such as "with a secret seed"; empty if the guarantee holds."""
         return CONDITIONS.get(self.status, "")
 
 
@@ -77,14 +77,14 @@ def judge(
     adjacency: Adjacency | str | None = None,
     utterances_per_person: int = 1,
 ) -> Guarantee:
-    """Judge what a run released. `mechanism` None is training without noise.
+    """Judge the releases of a run; `mechanism` is None for training without noise.
 
-    The status is `HOLDS` only if the noise is secret and exact: accountants assume real numbers, and floating-point
-    outputs can be distinguished.
+    The status is `HOLDS` only if the noise is secret and exact. Accountants assume real numbers, and floating-point
+    noise lets an attacker distinguish the outputs of neighbours.
 
     Args:
-        releases: whole epochs, or how often an utterance may have taken part by epoch (`releases_by_epoch`,
-            `PrivacyLedger.releases_by_epoch`).
+        releases: number of epochs, or for each epoch the number of releases in which an utterance may have taken part
+            (see `releases_by_epoch` and `PrivacyLedger.releases_by_epoch`).
         utterances_per_person: the guarantee covers anyone with up to this many utterances.
 
     Raises:
@@ -126,9 +126,9 @@ def accountant_for(
     adjacency: Adjacency | str | None = None,
     utterances_per_person: int = 1,
 ) -> Accountant:
-    """The accountant for this mechanism: the closed form, or under Poisson sampling privacy loss distributions.
+    """Return the accountant for this mechanism: the closed form, or privacy loss distributions for Poisson sampling.
 
-    Someone with several sampled utterances is accounted for by group privacy. NoGuarantee: as `schedule_of`.
+    Group privacy covers a person with several sampled utterances. Raises NoGuarantee like `schedule_of`.
     """
     check_whole("utterances per person", utterances_per_person, 1)
     schedule = schedule_of(mechanism, releases, adjacency)
@@ -148,15 +148,15 @@ def _kind(mechanism: Mechanism, utterances_per_person: int) -> type[Accountant]:
 def guaranteed_epsilon(
     mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None
 ) -> float:
-    """The epsilon at `delta` after `epochs` epochs that is guaranteed if the noise is secret and exact; rounded up.
+    """Return the epsilon that is guaranteed after `epochs` epochs if the noise is secret and exact, rounded up.
 
-    `judge` also checks that, and whether floats can represent the noise. NoGuarantee: as `schedule_of`.
+    `judge` also checks this condition, and whether floats can represent the noise. Raises like `schedule_of`.
     """
     return accountant_for(mechanism, releases_by_epoch(mechanism, epochs), adjacency).epsilon(delta)
 
 
 def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: str = "", people: int = 1) -> Guarantee:
-    """The verdict "none", to be filled in."""
+    """Build a guarantee with status "none", for `judge` to complete."""
     method, sampling = "none", ""
     if mechanism is not None:
         method, sampling = _kind(mechanism, people).method, sampling_of(mechanism)
@@ -165,24 +165,24 @@ def _blank(mechanism: Mechanism | None, delta: float, epochs: int, adjacency: st
 
 
 def representable(epsilon: float, mechanism: Mechanism, releases: Mapping[int, int]) -> float:
-    """The epsilon; NoGuarantee if floats cannot represent the noise or the clip."""
+    """Return the epsilon; raise NoGuarantee if floats cannot represent the noise or the clip norm."""
     last = max(releases, default=0)
     if mechanism.clip_norm < SMALLEST_CLIP:
-        raise NoGuarantee("float32 arithmetic may not notice that a gradient exceeds a clip norm this small")
+        raise NoGuarantee("the clip norm is so small that float32 arithmetic may fail to clip a gradient")
     if not math.isfinite(epsilon):
         exact = mechanism.sampling_rate is None
         raise NoGuarantee("epsilon exceeds the largest float" if exact else "no epsilon can be given at this delta")
     if mechanism.noise_multiplier(last) < SMALLEST_NOISE or mechanism.noise_std(last) < SMALLEST_STD:
-        raise NoGuarantee("float32 arithmetic swallows noise this small")
+        raise NoGuarantee("noise this small is lost to rounding in float32 arithmetic")
     return epsilon
 
 
 def upward(bound: float, digits: int = 3) -> str:
-    """Format to `digits` significant digits, rounding up, so that it stays an upper bound. 1e-05 stays as typed."""
+    """Format to `digits` significant digits, rounded up to stay an upper bound; 1e-05 stays as typed."""
     return f"{float(Context(digits, ROUND_CEILING).create_decimal(Decimal(repr(float(bound))))):.{digits}g}"
 
 
-# ---- The scope in words ---------------------------------------------------------------------------------------------
+# ---- Description of the scope ---------------------------------------------------------------------------------------
 
 NEIGHBOURS: dict[str, str] = {
     Adjacency.ZERO_OUT: "zero-out (the utterance's slot stays, its gradient is 0)",
@@ -197,13 +197,13 @@ NOT_COVERED = (
     "losses", "gradient norms", "validation scores", "checksums", "times", "any choice made by looking at them",
 )  # fmt: skip
 EXACT_NOISE = (
-    "an ideal normal, rounded together with the clipped sum, from AES-128 in counter mode; rounding within the clipped "
-    "sum is accounted for: gradients are clipped to C minus 2^-11 of it, in large batches slightly shorter; proven for "
-    "micro-batches whose gradients are formed one by one (one on each rank, or dp-sgd-naive), and where one pass forms "
-    "several or a frozen network has read many utterances at once, under the assumption that floats move two "
-    "neighbours' sums apart by less than C / 2,200; order and sampling: from the same cipher, where the seed is secret"
+    "an ideal normal from AES-128 in counter mode, rounded together with the clipped sum; gradients are clipped to C "
+    "minus 2^-11 C (slightly less in large batches) to account for rounding within the sum; this is proven if the "
+    "gradients of micro-batches are computed one by one (one per rank, or dp-sgd-naive); if one pass computes several, "
+    "or a frozen network has read many utterances at once, it assumes that rounding moves two neighbours' sums apart "
+    "by less than C / 2,200; if the seed is secret, order and sampling come from the same cipher"
 )
-FLOAT_NOISE = "a float of a generator that is not cryptographic: its bits may tell more than epsilon says"
+FLOAT_NOISE = "a float from a generator that is not cryptographic: its bits may reveal more than epsilon allows"
 SCOPE = (
     "accountant: {method}; unit: {who}; neighbours: {neighbours}; batches: {sampling}; the adversary sees every "
     "aggregate and model but not the devices' messages; public by assumption: "
@@ -212,7 +212,7 @@ SCOPE = (
 
 
 def scope_of(mechanism: Mechanism | None, adjacency: str, people: int, method: str) -> str:
-    """The scope of what `method` guarantees for anyone with up to `people` utterances."""
+    """Describe the scope of a guarantee by `method` for anyone with up to `people` utterances."""
     one_utterance = "one utterance (someone with several loses more: see utterances per person)"
     return SCOPE.format(
         method=method,
@@ -224,8 +224,8 @@ def scope_of(mechanism: Mechanism | None, adjacency: str, people: int, method: s
 
 
 def sampling_of(mechanism: Mechanism) -> str:
-    """How utterances get into batches."""
+    """Describe how utterances are sampled into batches."""
     if mechanism.sampling_rate is None:
         return "disjoint, one shuffled pass per epoch"
-    sampled = f"Poisson, each utterance in each step with chance {mechanism.sampling_rate:.4g}"
-    return sampled if mechanism.micro_batch_size == 1 else f"{sampled}, in a micro-batch that a keyed hash of it gives"
+    sampled = f"Poisson, each utterance in each step with probability {mechanism.sampling_rate:.4g}"
+    return sampled if mechanism.micro_batch_size == 1 else f"{sampled}, in a micro-batch chosen by a keyed hash"

@@ -1,24 +1,24 @@
-"""Discretised privacy losses and their composition by Fourier transforms, with every rounding upward.
+"""Discretised privacy losses and their composition by Fourier transforms, with all rounding upward.
 
-Used by `edp_lab.privacy.pld`: the losses of removing and of adding one utterance, composed over all releases.
+`edp_lab.privacy.pld` uses the losses of removing and of adding one utterance, composed over all releases.
 
-One release. If the utterance takes part with probability q, the output is P = (1-q) N(0, z^2) + q N(1, z^2); if it was
-removed, Q = N(0, z^2); and the privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). (P, Q) dominates removal, (Q,
-P) dominates addition, and compositions are dominated by products (Zhu, Dong and Wang 2022, arXiv
-2106.08567, theorems 10 and 11): with the sum L of independent losses, delta(epsilon) = E[max(0, 1 - e^(epsilon - L))].
-The larger delta of the two directions counts.
+One release. With an utterance that takes part with probability q, the output is P = (1-q) N(0, z^2) + q N(1, z^2).
+Without it, the output is Q = N(0, z^2). The privacy loss is l(x) = ln(1 - q + q e^((2x-1)/(2 z^2))). (P, Q) dominates
+removal, (Q, P) dominates addition, and products dominate compositions (Zhu, Dong and Wang 2022, arXiv 2106.08567,
+theorems 10 and 11): with the sum L of independent losses, delta(epsilon) = E[max(0, 1 - e^(epsilon - L))]. The larger
+delta of the two directions is used.
 
-The grid. The masses of P and Q between two edges are moved to these edges so that both are preserved. This replaces
-delta's curve between the edges by a straight line in e^epsilon. The curve is convex there, so delta never decreases
-("connect the dots", Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022, arXiv 2207.04380). The increase in epsilon
-is proportional to the squared width. Edges are denser around the losses that matter. Differences of normal
-probabilities, positions of edges and quotients are rounded so that mass moves up, or grows.
+The grid. The probability masses of P and Q between two edges are moved to these edges so that both are preserved. This
+replaces the curve of delta between the edges with a straight line in e^epsilon. The curve is convex there, so delta
+never decreases ("connect the dots", Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022, arXiv 2207.04380). The
+increase in epsilon is proportional to the squared width. Edges are denser around the losses that matter most. Rounding
+of normal probabilities, of positions of edges and of quotients always moves mass up, or increases it.
 
-Composition. Probabilities are tilted, c_l e^(tilt l) / K, before the Fourier transform, and tilted back afterwards.
-The tilt that moves the mean near epsilon turns the tail that determines delta into the bulk, so that the transform's
-absolute error is a small *relative* error, for any delta. We add to delta: a bound on the transform's error (Higham
-2002, theorem 24.2, for transforms; sums for products), losses beyond the grid as if they were infinite, and losses
-beyond the window by Chernoff's bound. Mass that wraps around the window's ends only increases delta.
+Composition. Probabilities c_l are tilted to c_l e^(tilt l) / K before the Fourier transform, and tilted back
+afterwards. The tilt moves the mean near epsilon, so the tail that determines delta becomes the bulk, and the absolute
+error of the transform is a small *relative* error for any delta. We add three terms to delta: a bound on the
+transform's error (Higham 2002, theorem 24.2, for transforms; sums for products), losses beyond the grid, as if they
+were infinite, and losses beyond the window, by Chernoff's bound. Mass that wraps around only increases delta.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EVEN, MOST_EVEN = 1.5, 300  # extent of evenly spaced edges on either side of 0:
 STEPS = 16  # tilts per power of 2
 TILTS = range(-50 * STEPS, 80 * STEPS)
 LEVELS = range(1, 160)  # shifts of the sum of normal losses by a tilt, in quarters of a standard deviation
-WINDOW = math.log(1e9)  # ln of 1 over the share of delta that may be beyond the window
+WINDOW = math.log(1e9)  # minus ln of the share of delta that may be beyond the window
 NEGLIGIBLE = 1e-5  # share of delta; single losses this rare are treated as infinite
 LONGEST = 2**20  # largest transform
 LOOSE, HARD = 0.01, 0.5  # shares of delta; if the charge for roundings is larger, other curves and bounds are tried
@@ -57,7 +57,7 @@ TRUNCATED = 4.0  # a window that needs a grid coarser by up to this factor is tr
 
 
 class Released(NamedTuple):
-    """Losses of single releases, of K kinds, on a grid of integer multiples of a width."""
+    """Losses of K kinds of single releases, on a grid of integer multiples of a width."""
 
     width: float
     grid: np.ndarray  # (n), integers
@@ -66,7 +66,7 @@ class Released(NamedTuple):
 
 
 class Losses:
-    """Distribution of a schedule's total loss in one direction: an utterance `removed`, or added."""
+    """Distribution of a schedule's total privacy loss when an utterance is `removed`, or when it is added."""
 
     def __init__(self, schedule: Schedule, removed: bool) -> None:
         self.z, self.q, self.removed = schedule.noise_multipliers, schedule.sampling_rate, removed
@@ -79,7 +79,7 @@ class Losses:
         self._curves: dict[int, Curve] = {}
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        """The smallest epsilon with that delta, rounded up, and the share of delta charged for roundings."""
+        """Return the smallest epsilon at this delta, rounded up, and the share of delta charged for rounding."""
         log_delta = math.log(delta)
         level = _level(log_delta)
         epsilon, charged = self._curve(level).epsilon(log_delta)
@@ -102,10 +102,10 @@ class Losses:
         return result
 
     def surely_below(self, epsilon: float, log_delta: float) -> bool:
-        """Whether delta at epsilon is surely no larger, by a moment bound that does not need the distribution.
+        """Whether delta at epsilon is certainly no larger, by a moment bound that does not need the distribution.
 
-        E[max(0, 1 - e^(epsilon - L))] <= E[e^(t (L - epsilon))] t^t / (1 + t)^(1 + t); the last factor is the maximum
-        of max(0, 1 - e^-x) e^(-t x).
+        E[max(0, 1 - e^(epsilon - L))] <= E[e^(t (L - epsilon))] t^t / (1 + t)^(1 + t), where the last factor is the
+        maximum of max(0, 1 - e^-x) e^(-t x).
         """
         if epsilon >= self.most or not math.isfinite(log_delta + epsilon):
             return epsilon >= self.most
@@ -120,16 +120,16 @@ class Losses:
 
     @cached_property
     def width(self) -> float:
-        """Width of the grid, unless a curve needs a finer one."""
+        """Width of the grid, unless a curve needs a finer grid."""
         tilt, reference = self._rough.at(_level(math.log(REFERENCE)))
-        # A grid of width w adds w^2 / 6 to a loss' variance: (1 + tilt) w^2 / 12 to epsilon, which is about the mean.
+        # A grid of width w adds w^2 / 6 to the variance of a loss, and (1 + tilt) w^2 / 12 to epsilon, near the mean.
         spread = min(reference.variance, 2 * max(reference.mean, 0.0) / (1 + tilt))
         width = math.sqrt(6 * FINENESS * spread / self.releases)
         farthest = float(np.abs(self._rough.ends).max())
         return max(width, 15 * math.sqrt(reference.variance) / LONGEST, farthest / 2**50)
 
     def released(self, width: float) -> Released:
-        """Masses of each kind of release on a grid of this width."""
+        """Return the masses of each kind of release on a grid of this width."""
         if width not in self._released:
             _, reference = self._rough.at(_level(math.log(REFERENCE)))
             even = EVEN * math.sqrt(reference.square / self.releases) / width
@@ -148,7 +148,7 @@ class Losses:
             curve = self._composed(level, needed if needed > bearable else self.width)
             coarse = curve.added(-_divergence(level), self.releases) / TOLERATED
             if coarse > 1:  # the width was chosen as if epsilon were the mean
-                finer = 2 ** min(FINEST, 1 + math.ceil(math.log2(coarse) / 2))  # 1: a coarse grid hides some of it
+                finer = 2 ** min(FINEST, 1 + math.ceil(math.log2(coarse) / 2))  # +1: a coarse grid hides some error
                 curve = self._composed(level, max(self.width / finer, needed))
             self._curves[level] = curve
         return self._curves[level]
@@ -158,7 +158,7 @@ class Losses:
         return self._composed(level, times * max(self.width, self._rough.reach(level) / LONGEST))
 
     def _composed(self, level: int, width: float) -> Curve:
-        """Delta's curve, from the distribution composed at this level's tilt."""
+        """Compute the curve of delta from the distribution that is composed with this level's tilt."""
         tilt, _ = self._rough.at(level)
         bottom, top, further = self._rough.window(level)
         released = self.released(width)
@@ -174,9 +174,9 @@ class Losses:
         composed = _convolved(np.exp(logs + tilt * loss - log_k[:, None]), self.counts, grid % size, size)
         exponents = 16 + 2 * float(np.abs(tilt * loss).max() - logs[np.isfinite(logs)].min() + np.abs(log_k).max())
         rounding = UNIT * (self.releases * exponents + 64 * size)
-        lost = (self.releases + 1) * 10 * UNIT * (math.log2(size) + 2)  # of the 2-norm, at most 1
+        lost = (self.releases + 1) * 10 * UNIT * (math.log2(size) + 2)  # relative to the 2-norm, at most 1
         lost *= math.exp(min(LARGEST, lost * math.sqrt(size)))
-        # Losses beyond the window, by Chernoff's bound; its rounding error is that of sums of as many numbers.
+        # Losses beyond the window, by Chernoff's bound, with the rounding error of sums of this many numbers.
         above = self.counts @ log_further - (tilt + further) * width * (first + size)
         above += self.releases * UNIT * (len(grid) + exponents + (tilt + further) * float(np.abs(loss).max()))
         log_beyond = float(np.logaddexp(math.log(float(self.counts @ beyond)), above))
@@ -187,22 +187,22 @@ class Losses:
 
 
 class Curve(NamedTuple):
-    """ln delta, rounded up, at epsilon (first + i) width; between these points it is below the chord in e^epsilon."""
+    """ln delta, rounded up, at epsilon = (first + i) width; between these, delta is below its chord in e^epsilon."""
 
     first: int
     width: float
     log_delta_at: np.ndarray  # (M)
-    log_charged: np.ndarray  # (M), the part of delta that was added for roundings and truncation
+    log_charged: np.ndarray  # (M), ln of the part of delta that was added for rounding and truncation
 
     @classmethod
     def of(
         cls, tilted: np.ndarray, first: int, width: float, tilt: float, log_k: float, rounding: float, lost: float,
         log_beyond: float,
     ) -> Curve:  # fmt: skip
-        """Curve of a distribution (M), to be multiplied by e^(log_k - tilt l), with error at most `lost` in 2-norm."""
+        """Curve of a tilted distribution (M), to be multiplied by e^(log_k - tilt l); `lost`: its error in 2-norm."""
         fall, drop = math.exp(-tilt * width), -math.expm1(-width)
         tilted = np.maximum(tilted, 0.0)
-        # sum_(i>j) fall^(i-j) (1 - e^(-(i-j) width)) x_i, all of whose terms are positive:
+        # sum_(i>j) fall^(i-j) (1 - e^(-(i-j) width)) x_i, a sum of positive terms:
         excess = _later((tilted + _later(tilted, fall * (1 - drop))) * drop, fall)
         root = math.sqrt(min(len(tilted), 1 / -math.expm1(-2 * tilt * width)))
         scale = log_k - tilt * width * (first + np.arange(len(tilted))) + math.log1p(rounding) + 1e-12
@@ -211,7 +211,7 @@ class Curve(NamedTuple):
             return cls(first, width, np.logaddexp(scale + np.log(excess), charged), charged)
 
     def epsilon(self, log_delta: float) -> tuple[float, float]:
-        """The smallest epsilon with this ln delta, rounded up, and the share of delta charged for roundings."""
+        """Return the smallest epsilon at this ln delta, rounded up, and the share of delta charged for rounding."""
         place = self._place(log_delta)
         if place == len(self.log_delta_at):
             return math.inf, 1.0
@@ -223,7 +223,7 @@ class Curve(NamedTuple):
         return max(0.0, epsilon + 1e-13 * abs(epsilon)), charged
 
     def added(self, log_delta: float, releases: float) -> float:
-        """Approximate relative increase of epsilon by the grid: w^2 / 12 (1 + delta'' / |delta'|) per release."""
+        """Estimate the relative increase of epsilon by the grid: w^2 / 12 (1 + delta'' / |delta'|) per release."""
         place = self._place(log_delta)
         if not 0 < place < len(self.log_delta_at) - 1:
             return 0.0
@@ -260,7 +260,7 @@ def _later(x: np.ndarray, share: float) -> np.ndarray:
 
 
 def _convolved(masses: np.ndarray, counts: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
-    """Cyclic distribution (M) of the sum of counts[k] draws from each row k of masses (K, n) at `places`."""
+    """Return the cyclic distribution (M) of the sum of counts[k] draws from each row k of masses (K, n) at `places`."""
     products: dict[int, np.ndarray] = {}  # products of the transforms, by count
     for first in range(0, len(masses), AT_ONCE):
         rows = [np.bincount(places, weights=row, minlength=size) for row in masses[first : first + AT_ONCE]]
@@ -276,7 +276,7 @@ def _convolved(masses: np.ndarray, counts: np.ndarray, places: np.ndarray, size:
 
 
 def _grid(lowest: float, highest: float, even: float) -> np.ndarray:
-    """Integers spanning this range, consecutive up to a distance `even` from 0 and increasingly sparse beyond: (n)."""
+    """Return integers (n) spanning this range: consecutive up to a distance `even` from 0, then increasingly sparse."""
     sides, even = [], max(1.0, math.floor(even))
     for end in (highest, -lowest):
         farther = math.log(max(1.0, (end + 2) / even)) / math.log1p(1 / even)
@@ -286,15 +286,15 @@ def _grid(lowest: float, highest: float, even: float) -> np.ndarray:
 
 
 def _masses(z: np.ndarray, q: float, loss: np.ndarray, removed: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Masses of one release of each z (K) on a grid of losses (n): (K, n), and above the grid: (K); rounded up.
+    """Return the masses, rounded up, of a release of each z (K) on a grid of losses (n) and above it: (K, n), (K).
 
-    `loss` is that of a removed utterance, so that an added one's is -loss. Each edge x is placed at its loss as
-    exactly as floating point allows, but never on the side where a loss in between would exceed the edge to which it
-    is rounded up; `sliver` bounds how far a loss may be below the lower edge.
+    `loss` is the loss of a removed utterance; the loss of an added utterance is -loss. Each edge x is placed at its
+    loss as exactly as floating point allows, but never on the side where a loss between two edges would exceed the edge
+    to which it is rounded up. `sliver` bounds how far a loss may be below the lower edge.
     """
     upward, absent, width = (-1 if removed else 1), math.log1p(-q), np.diff(loss)
     blur = 8 * UNIT * (np.abs(loss) + abs(absent))
-    share = np.maximum(-np.expm1(absent - loss) + upward * blur, 0.0)  # of participants in the density at that point
+    share = np.maximum(-np.expm1(absent - loss) + upward * blur, 0.0)  # of participants in the density there
     with np.errstate(divide="ignore"):
         log_share = np.log(share)
     shift = 8 * UNIT * (1 + np.abs(loss) - math.log(q) + np.where(share > 0, -log_share, 0.0))
@@ -319,7 +319,7 @@ def _masses(z: np.ndarray, q: float, loss: np.ndarray, removed: bool) -> tuple[n
 
 
 def _between(edges: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Normal probabilities below, between and above the edges: (K, n) -> (K, n + 1), and bounds on their errors."""
+    """Return normal probabilities below, between and above the edges, (K, n) -> (K, n + 1), with error bounds."""
     infinite = np.full((len(edges), 1), np.inf)
     edges = np.concatenate([-infinite, edges, infinite], axis=1)
     tail = ndtr(-np.abs(edges))
@@ -330,7 +330,7 @@ def _between(edges: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 class Moments(NamedTuple):
-    """Mean of the tilted total loss, its divergence from the untilted one, sums of squares and of variances."""
+    """Mean of the tilted total loss, its divergence from the untilted loss, sums of squares and of variances."""
 
     mean: float
     divergence: float
@@ -339,7 +339,7 @@ class Moments(NamedTuple):
 
 
 class _Rough:
-    """Losses on a few hundred points, for choosing tilt, grid and window; no choice of these invalidates a bound."""
+    """Losses on a few hundred points, to choose tilt, grid and window; the bounds are valid for every choice."""
 
     def __init__(self, z: np.ndarray, counts: np.ndarray, q: float, removed: bool) -> None:
         groups = np.array_split(np.arange(len(z)), min(len(z), 32))
@@ -357,7 +357,7 @@ class _Rough:
         self._at: dict[int, tuple[float, Moments]] = {}
 
     def at(self, level: int) -> tuple[float, Moments]:
-        """The smallest tilt of a ladder that moves the sum by `level`, and the moments of the tilted sum."""
+        """Return the smallest of the `TILTS` that moves the sum by `level`, and the moments of the tilted sum."""
         if level not in self._at:
             weights, aim = self._weights(level), _divergence(level)
             place = bisect_left(TILTS, True, key=lambda tilt: self._moved(weights, 2 ** (tilt / STEPS)) >= aim)
@@ -366,14 +366,14 @@ class _Rough:
         return self._at[level]
 
     def reach(self, level: int) -> float:
-        """Length of the window."""
+        """Return the length of the window."""
         bottom, top, _ = self.window(level)
         return top - bottom
 
     def window(self, level: int) -> tuple[float, float, float]:
-        """Ends of the window around the tilted sum, and the further tilt that best bounds the mass above its top.
+        """Return both ends of the window around the tilted sum, and the extra tilt that best bounds the mass above it.
 
-        The mass above the top is e^-WINDOW of delta; mass below the bottom, or a full window below it, wraps around.
+        The mass above the window is e^-WINDOW of delta. Mass below it, or a full window further below, wraps around.
         """
         weights, (tilt, here) = self._weights(level), self.at(level)
         deviation = math.sqrt(here.variance) or 1e-300
@@ -386,7 +386,7 @@ class _Rough:
         best = int(np.argmin(tops))
         bottom = float(np.max((log_k - lower - WINDOW) / steps))
         length = min(float(tops[best]) - bottom, max(spare / tilt, float(tops[best]) - here.mean + 4 * deviation))
-        # Tilted single losses may be far out: mass that wraps around from above must stay away from the bulk.
+        # Single losses may be very large when tilted: mass that wraps around from above must stay away from the bulk.
         length = max(length, float(np.min((upper - log_k + WINDOW) / steps)) - here.mean + 5 * deviation)
         return float(tops[best]) - length, float(tops[best]), float(steps[best])
 
@@ -395,7 +395,7 @@ class _Rough:
             return np.log(np.where(self.outer >= NEGLIGIBLE * math.exp(-_divergence(level)), self.chances, 0.0))
 
     def _moved(self, weights: np.ndarray, tilt: float) -> float:
-        """Divergence of the tilted sum from the untilted one."""
+        """Divergence of the tilted sum from the untilted sum."""
         logs = weights + tilt * self.loss
         peak = logs.max(axis=1)
         chances = np.exp(logs - peak[:, None])
@@ -414,13 +414,13 @@ class _Rough:
 
 
 def log_sum(logs: np.ndarray, axis: int = -1) -> np.ndarray:
-    """ln of the sum of e^logs along an axis; scipy's logsumexp takes ten times as long for small arrays."""
+    """Return ln of the sum of e^logs along an axis; scipy's logsumexp takes ten times as long for small arrays."""
     peak = logs.max(axis=axis, keepdims=True)
     return peak.squeeze(axis) + np.log(np.exp(logs - peak).sum(axis=axis))
 
 
 def _level(log_delta: float) -> int:
-    """The level at which delta is about e^-divergence."""
+    """Return the level at which delta is about e^-divergence."""
     return min(LEVELS[-1], max(1, round(4 * math.sqrt(max(0.0, -2 * log_delta)))))
 
 

@@ -1,8 +1,8 @@
-"""The privacy loss distribution: the accountant for Poisson sampling, and the Rényi bound for groups.
+"""Accountants for Poisson sampling: the privacy loss distribution, and the Rényi bound for groups.
 
-It bounds what an adversary who sees every release learns about one utterance that takes part in each release with
-probability q: `PrivacyLossDistribution` composes the losses numerically, rounded up (Zhu, Dong and Wang 2022, arXiv
-2106.08567; Doroshenko et al. 2022, arXiv 2207.04380; `edp_lab.privacy.losses` has the grid and the transforms).
+They bound what an adversary who sees every release can learn about one utterance that takes part in each release with
+probability q. `PrivacyLossDistribution` composes the losses numerically and rounds up (Zhu, Dong and Wang 2022, arXiv
+2106.08567; Doroshenko et al. 2022, arXiv 2207.04380), with the grid and the transforms of `edp_lab.privacy.losses`.
 `GroupRenyiDP` bounds the loss of a person with several utterances, each sampled independently, by Rényi DP (Mironov,
 Talwar and Zhang 2019, arXiv 1908.10530) and group privacy (Vadhan 2017).
 """
@@ -44,11 +44,11 @@ class PrivacyLossDistribution(Accountant):
     errors of discretisation, truncation, transform and floating point. It assumes IEEE 754 float64 arithmetic and that
     scipy's normal probabilities are correct to 13 digits. In ordinary settings it is nearly tight.
 
-    If the rounding charge uses up delta (a tiny rate), or composition is impossible (noise below 0.05, more than 10^9
-    releases), the smallest of all other bounds is used, so that epsilon stays monotone. Each is an upper bound: the
-    output at rate q is a mixture of the output at any larger rate and the output without the utterance, and
-    divergences are jointly convex, so a bound for a larger rate holds at q. `CountedParticipation` and `RenyiDP` hold
-    for every setting, and increase by construction with q, 1/z, the counts and 1/delta.
+    If the charge for rounding uses up delta (a tiny rate), or composition is impossible (noise below 0.05, more than
+    10^9 releases), the smallest of all other bounds is used, so epsilon stays monotone. A bound for a larger rate is
+    valid at rate q, because divergences are jointly convex and the output at rate q is a mixture of the output at the
+    larger rate and the output without the utterance. `CountedParticipation` and `RenyiDP` are valid for every setting,
+    and increase by construction with q, 1/z, the counts and 1/delta.
     """
 
     method = "privacy loss distributions"
@@ -56,7 +56,7 @@ class PrivacyLossDistribution(Accountant):
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(schedule)
         z, counts, q = schedule.noise_multipliers, schedule.counts, schedule.sampling_rate
-        self._everyone = GaussianDP(Schedule(z, counts))  # sampling never costs more
+        self._everyone = GaussianDP(Schedule(z, counts))  # sampling never increases epsilon
         self._possible = q < 1 and len(z) and z[0] >= SMALLEST_Z and counts.sum() <= MOST
 
     def epsilon(self, delta: float) -> float:
@@ -105,7 +105,7 @@ class PrivacyLossDistribution(Accountant):
         return max(log_delta, other), max(charged, charged_too)
 
     def _at_larger_rates(self, delta: float) -> float:
-        """The first computable epsilon on a fixed ladder of rates above q; each of these bounds epsilon at q."""
+        """Return the first computable epsilon on a fixed ladder of rates above q, each of which bounds epsilon at q."""
         z, counts, q = self.schedule.noise_multipliers, self.schedule.counts, self.schedule.sampling_rate
         for power in range(math.floor(RATES_PER_DECADE * math.log10(q)) + 1, 0):
             account = PrivacyLossDistribution(Schedule(z, counts, max(q, 10.0 ** (power / RATES_PER_DECADE))))
@@ -132,15 +132,15 @@ class PrivacyLossDistribution(Accountant):
 
 
 class CountedParticipation(Accountant):
-    """Bound by the number of releases in which an utterance takes part; nearly tight only if noise is very small.
+    """Bound from the number of releases in which an utterance takes part; nearly tight only if noise is very small.
 
-    Formal guarantee: for every schedule under Poisson sampling. With probability 1 - p the utterance takes part in no
-    release, so delta(ln(1 + p (e^x - 1))) <= p delta'(x), where delta' is conditional on taking part (Balle, Barthe and
-    Gaboardi 2018, theorem 8). Divergences are jointly convex, so publishing in which releases it takes part can only
-    raise delta': with S the sum of 1/z^2 over these, p delta'(x) <= P[S > s] + p gdp_delta(sqrt(s), x) for every s.
-    Here s is the maximum of S, or Chernoff's bound for P[S > s] <= delta / 2, minimised over fixed exponents. Both, and
-    so epsilon, increase with q, 1/z, the counts and 1/delta. Epsilon is 0 if delta is at least the total variation,
-    which is at most the sum of q (2 Phi(1/(2z)) - 1).
+    Formal guarantee: an upper bound for every schedule under Poisson sampling. With probability 1 - p, the utterance
+    takes part in no release, so delta(ln(1 + p (e^x - 1))) <= p delta'(x), where delta' is conditional on taking part
+    (Balle, Barthe and Gaboardi 2018, theorem 8). Divergences are jointly convex, so publishing the releases in which it
+    takes part can only increase delta'. With S the sum of 1/z^2 over these releases, p delta'(x) <= P[S > s]
+    + p gdp_delta(sqrt(s), x) for every s. We use the maximum of S, or the s for which Chernoff's bound, minimised over
+    fixed exponents, proves P[S > s] <= delta / 2. Both, and therefore epsilon, increase with q, 1/z, the counts and
+    1/delta. Epsilon is 0 if delta is at least the total variation, at most the sum of q (2 Phi(1/(2z)) - 1).
     """
 
     method = "closed form for the number of releases that sample an utterance"
@@ -158,7 +158,7 @@ class CountedParticipation(Accountant):
         return min(bounds)
 
     def _amplified(self, mu: float, delta: float) -> float:
-        """ln(1 + p (e^x - 1)) for the x at which the delta of a mu-GDP release is delta / p."""
+        """Return ln(1 + p (e^x - 1)) for the x at which the delta of a mu-GDP release is delta / p."""
         counts, q = self.schedule.counts, self.schedule.sampling_rate
         p = min(1.0, -math.expm1(float(counts.sum()) * math.log1p(-q)) * (1 + 1e-12))
         if delta >= p:
@@ -181,30 +181,30 @@ class CountedParticipation(Accountant):
         return np.array([self.epsilon(delta) for delta in TABLE.tolist()])
 
     def log_delta(self, epsilon: float) -> float:
-        """ln of the smallest sufficient delta in a table, rounded up."""
+        """Return ln of the smallest sufficient delta in a table, rounded up."""
         check_loss("epsilon", epsilon)
         covered = TABLE[self._epsilons <= epsilon]
         return math.log(float(covered.min())) if len(covered) else 0.0
 
 
 # ---- Renyi differential privacy --------------------------------------------------------------------------------------
-# With decaying noise, every epoch has a different release, and a library that treats them one by one takes seconds,
-# which is too slow for a slider. Here the moments of all of them are computed in one array product.
+# With decaying noise, every epoch has a different release. A library that treats releases one by one takes seconds,
+# which is too slow for a slider. Here, one array product computes the moments of all releases.
 
 FRACTIONS = np.arange(11, 110) / 10.0  # orders 1.1 to 10.9
 WHOLE = np.array([*range(11, 64), 128, 256, 512, 1024])
 ORDERS = np.concatenate([FRACTIONS, WHOLE])  # dp_accounting's default orders
-TAIL = 10.0  # standard deviations beyond the outermost peak; for orders below 11 the rest is under 1e-19 of the moment
+TAIL = 10.0  # standard deviations beyond the outermost peak; below order 11, the remainder is under 1e-19 of the moment
 SMALLEST_SAMPLED_Z = 1e-6  # below this, sampling is not worth accounting for
 CHUNK = 100_000  # numbers per chunk, which fit into the processor's cache
 RDP_ROUNDING = 5e-14  # bound on the error of a log moment by quadrature and summation
 
 
 class RenyiDP(Accountant):
-    """Sum of the releases' RDP, converted by proposition 12 of Canonne, Kamath and Steinke 2020.
+    """Sum of the releases' RDP, converted to epsilon by proposition 12 of Canonne, Kamath and Steinke 2020.
 
     Formal guarantee: an upper bound for add/remove (and zero-out) neighbours under Poisson sampling; without sampling,
-    for every adjacency. Typically 5 to 30 % above the exact value, more at small epsilon.
+    for every adjacency. It is typically 5 to 30 % above the exact value, more at small epsilon.
     """
 
     method = "Rényi DP"
@@ -232,8 +232,8 @@ class GroupRenyiDP(RenyiDP):
     """Group privacy for a person with `size` utterances, each sampled independently: a valid bound, but not tight.
 
     (epsilon, delta)-DP for one utterance is (k epsilon, delta (1 + e^epsilon + ... + e^((k-1) epsilon)))-DP for k
-    (Vadhan 2017, lemma 2.2). Another bound is that of taking part in every release (divergences are convex, and a
-    release is a mixture over who takes part): `GaussianDP.group`, exact without sampling. We use the smaller one.
+    (Vadhan 2017, lemma 2.2). The other bound, `GaussianDP.group`, is exact if all k take part in every release. It is
+    valid with sampling, because a release is a mixture and divergences are convex. We use the smaller bound.
     """
 
     method = "group privacy of Rényi DP"
@@ -255,7 +255,7 @@ class GroupRenyiDP(RenyiDP):
     def _by_renyi(self, epsilon: float) -> float:
         check_loss("epsilon", epsilon)
         each = epsilon / self.size
-        # The sum of e^(i each) for i < k is e^((k-1) each) times the following one:
+        # The sum of e^(i each) for i < k is e^((k-1) each) times `falling`:
         falling = math.expm1(-epsilon) / math.expm1(-each) if each > 1e-12 else self.size
         return min(0.0, super().log_delta(each) + (self.size - 1) * each + math.log(falling) + 1e-9)
 
@@ -278,8 +278,8 @@ def rdp_epsilon(rdp: np.ndarray, delta: float) -> float:
 def log_moments(z: np.ndarray, q: float) -> np.ndarray:
     """log E[(1 - q + q e^((2x-1)/(2 z^2)))^a] for x ~ N(0, z^2), all orders a and rising z: (K) -> (A, K), rounded up.
 
-    It is (a - 1) times the RDP of one Poisson-sampled Gaussian release (Mironov, Talwar and Zhang 2019, section 3,
-    who show that this direction of the divergence is the larger one).
+    This is (a - 1) times the RDP of one Poisson-sampled Gaussian release (Mironov, Talwar and Zhang 2019, section 3;
+    they show that this direction of the divergence is the larger one).
     """
     with np.errstate(divide="ignore", over="ignore"):
         everyone = ORDERS[:, None] * (ORDERS[:, None] - 1) / (2 * np.square(z))
@@ -290,7 +290,7 @@ def log_moments(z: np.ndarray, q: float) -> np.ndarray:
     for now in np.array_split(usable, math.ceil(len(usable) / 500)) if len(usable) else []:
         parts = _by_quadrature(FRACTIONS, z[now], q), _by_binomials(WHOLE, z[now], q)
         sampled[:, now] = np.concatenate(parts) * (1 + 1e-12) + RDP_ROUNDING
-    return np.minimum(sampled, everyone)  # sampling never costs more
+    return np.minimum(sampled, everyone)  # sampling never increases epsilon
 
 
 def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:

@@ -24,16 +24,16 @@ MOST_RELEASES = 2.0**50
 
 @dataclass(frozen=True)
 class Schedule:
-    """Gaussian releases to be composed adaptively: `counts[k]` releases with noise multiplier `noise_multipliers[k]`.
+    """Gaussian releases for adaptive composition: `counts[k]` releases with noise multiplier `noise_multipliers[k]`.
 
-    Multipliers are relative to the sensitivity under the chosen adjacency. They are sorted, and equal ones merged, so
-    the order of releases does not matter. UsageError if a value is outside the ranges below.
+    Multipliers are relative to the sensitivity under the chosen adjacency. They are sorted and equal multipliers are
+    merged, so the order of releases does not matter. Raises UsageError if a value is outside the ranges below.
 
     Attributes:
-        noise_multipliers: (K) z > 0, increasing.
-        counts: (K) integers, at least 1.
-        sampling_rate: q in (0, 1], the probability that an utterance takes part in a release, independently (Poisson);
-            1 if it takes part in all of them, as with disjoint batches, one release per epoch.
+        noise_multipliers: noise multipliers z > 0 in increasing order (K).
+        counts: numbers of releases, at least 1 each (K).
+        sampling_rate: q in (0, 1], the probability that an utterance independently takes part in a release (Poisson
+            sampling); 1 if it takes part in all releases, as with disjoint batches (one release per epoch).
     """
 
     noise_multipliers: np.ndarray
@@ -44,9 +44,9 @@ class Schedule:
         z, counts = np.atleast_1d(np.asarray(self.noise_multipliers, float)), np.atleast_1d(np.asarray(self.counts))
         check_sampling_rate(self.sampling_rate)
         if z.shape != counts.shape or z.ndim != 1:
-            raise UsageError(f"{z.size} noise multipliers and {counts.size} counts: give one count for each")
+            raise UsageError(f"{z.size} noise multipliers and {counts.size} counts: give one count per multiplier")
         if not (np.isfinite(z) & (z > 0)).all():
-            raise UsageError("a noise multiplier z must be a number above 0: without noise epsilon is infinite")
+            raise UsageError("a noise multiplier z must be a number above 0: without noise, epsilon is infinite")
         whole = np.isfinite(counts) & (counts >= 0) & (counts == np.floor(counts))
         if not whole.all() or counts.astype(float).sum() > MOST_RELEASES:
             raise UsageError(f"the number of releases must be a whole number from 0 to {MOST_RELEASES:.0e}")
@@ -69,7 +69,7 @@ class Schedule:
 def releases_by_epoch(
     mechanism: Mechanism, epochs: int | Mapping[int, int] | None = None, steps: int | None = None
 ) -> dict[int, int]:
-    """Count the releases in which one utterance may take part, by epoch, for full epochs or for Poisson steps.
+    """Count, per epoch, the releases in which one utterance may take part, for full epochs or Poisson steps.
 
     Mappings are returned unchanged.
 
@@ -77,7 +77,7 @@ def releases_by_epoch(
         UsageError: non-integer counts, or a number of steps with disjoint batches.
     """
     if epochs is not None and steps is not None:
-        raise UsageError("both epochs and a number of steps: give one of them")
+        raise UsageError("both epochs and steps are given: give only one of them")
     if isinstance(epochs, Mapping):
         return dict(epochs)
     per_epoch = mechanism.releases_per_epoch
@@ -85,7 +85,7 @@ def releases_by_epoch(
         check_whole("number of epochs", epochs, 0, MOST)
         whole, rest = epochs, 0
     elif mechanism.sampling_rate is None:
-        raise UsageError("a number of steps needs a sampling rate: disjoint batches are counted by epoch")
+        raise UsageError("a number of steps needs a sampling rate: for disjoint batches, give a number of epochs")
     else:
         check_whole("number of steps", -1 if steps is None else steps, 0, MOST * per_epoch)
         whole, rest = divmod(int(steps or 0), per_epoch)
@@ -93,7 +93,7 @@ def releases_by_epoch(
 
 
 def epochs_and_counts(releases: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Epoch numbers and counts: (T), (T); UsageError unless all are integers, 0 or more."""
+    """Return epoch numbers (T) and counts (T); raise UsageError unless all are non-negative integers."""
     for number in (*releases.keys(), *releases.values()):
         if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number <= MOST_RELEASES:
             raise UsageError("releases by epoch must be whole numbers, for epochs counted from 0")
@@ -103,16 +103,16 @@ def epochs_and_counts(releases: Mapping[int, int]) -> tuple[np.ndarray, np.ndarr
 def schedule_of(
     mechanism: Mechanism, releases: Mapping[int, int], adjacency: Adjacency | str | None = None
 ) -> Schedule:
-    """The schedule that an accountant composes for these releases by epoch.
+    """Return the schedule of these releases by epoch, for an accountant to compose.
 
     Raises:
-        NoGuarantee: as for `Mechanism.sensitivity`; alpha from private gradients; no noise, or so little that z
-            underflows.
+        NoGuarantee: for the reasons of `Mechanism.sensitivity`, alpha from private gradients, no noise, or so little
+            noise that z underflows.
     """
     if mechanism.why_no_guarantee():
         raise NoGuarantee(mechanism.why_no_guarantee())
     epochs, counts = epochs_and_counts(releases)
     z = mechanism.noise_multiplier(0, adjacency) * mechanism.decay.factors(epochs, mechanism.tau)
     if len(z) and not z.min() > 0:
-        raise NoGuarantee("the noise has decayed to nothing, so epsilon is infinite")
+        raise NoGuarantee("the noise has decayed to 0, so epsilon is infinite")
     return Schedule(z, counts, 1.0 if mechanism.sampling_rate is None else mechanism.sampling_rate)

@@ -1,8 +1,8 @@
-"""zero-Concentrated differential privacy: the epsilon that the paper *claims*, for comparison, never as a guarantee.
+"""Zero-concentrated differential privacy (zCDP): the epsilon that the paper *claims*, for comparison only.
 
-It bounds the privacy loss of one utterance with a run's noise multipliers z_t taken at face value, as Yu, Liu, Pu,
-Gursoy and Truex (2019, arXiv 1904.02200) do for random reshuffling. The bound is valid if z is noise over the *true*
-sensitivity, but the printed z is not.
+It bounds the privacy loss of one utterance as Yu, Liu, Pu, Gursoy and Truex (2019, arXiv 1904.02200) do for random
+reshuffling, with a run's noise multipliers z_t taken at face value. The bound is valid if z is the noise divided by
+the *true* sensitivity, but the z printed in the paper is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edp_lab.privacy.schedule import Schedule, epochs_and_counts, releases_by_ep
 
 @dataclass(frozen=True)
 class Claim:
-    """The claimed epsilon and rho, or None with the `reason`."""
+    """Claimed epsilon and rho; both are None if there is no claim, and `reason` says why."""
 
     epsilon: float | None
     rho: float | None
@@ -30,8 +30,8 @@ class Claim:
 class ReshufflingZCDP:
     """zCDP accountant for one Gaussian release per epoch: rho = sum 1/(2 z^2), eps = rho + 2 sqrt(rho ln(1/delta)).
 
-    A valid upper bound (Bun and Steinke 2016, propositions 1.3 and 1.6) if z is noise over *true* sensitivity. The
-    paper uses the printed z, which is why its claim fails. UsageError: Poisson sampling.
+    This is a valid upper bound (Bun and Steinke 2016, propositions 1.3 and 1.6) if z is the noise divided by the *true*
+    sensitivity. The paper's claim fails because it uses the printed z. Poisson sampling raises UsageError.
     """
 
     method = "zCDP, random reshuffling (Yu et al. 2019)"
@@ -53,7 +53,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def claimed_accountant(mechanism: Mechanism, releases: Mapping[int, int]) -> ReshufflingZCDP:
-    """The paper's accounting, with z_t taken at face value.
+    """Return the paper's accountant, with z_t taken at face value.
 
     Raises:
         UsageError: Poisson sampling, which the paper does not use, or no noise.
@@ -65,7 +65,7 @@ def claimed_accountant(mechanism: Mechanism, releases: Mapping[int, int]) -> Res
 
 
 def claim(mechanism: Mechanism, releases: Mapping[int, int], delta: float) -> Claim:
-    """The epsilon claimed by `claimed_accountant`, or the reason why there is none."""
+    """Return the epsilon claimed by the paper's accounting, or the reason why there is none."""
     check_delta(delta)
     try:
         accountant = claimed_accountant(mechanism, releases)
@@ -78,5 +78,5 @@ def claim(mechanism: Mechanism, releases: Mapping[int, int], delta: float) -> Cl
 
 
 def claimed_epsilon(mechanism: Mechanism, epochs: int, delta: float) -> float:
-    """The epsilon claimed by the paper's accounting after `epochs` epochs; UsageError as for `claimed_accountant`."""
+    """Return the epsilon that the paper's accounting claims after `epochs` epochs (see `claimed_accountant`)."""
     return claimed_accountant(mechanism, releases_by_epoch(mechanism, epochs)).epsilon(delta)

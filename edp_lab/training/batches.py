@@ -1,4 +1,4 @@
-"""Assignment of utterances to steps, devices and micro-batches: a function of the key alone."""
+"""Assignment of utterances to steps, devices and micro-batches, as a function of the key alone."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Devices = list[list[np.ndarray]]  # the micro-batches of each device
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a run, identical on every rank. With a `secret` key all randomness comes from a stream cipher.
+    """Batches of a run, identical on every rank; with a `secret` key, all randomness comes from a stream cipher.
 
-    With "shuffle", each epoch is one pass in a new order, cut into disjoint batches; micro-batches are slices whose
-    sizes differ by at most one. With "poisson", each utterance is drawn independently with probability
-    `sampling_rate`; its micro-batch is a keyed hash of its index, so adding one utterance moves no other.
+    With "shuffle", each epoch is one pass in a new order, divided into disjoint batches. Micro-batches are slices of a
+    batch with sizes that differ by at most one. With "poisson", each utterance is drawn independently with probability
+    `sampling_rate`, and a keyed hash of its index selects its micro-batch: an extra utterance does not move any others.
     """
 
     key: int
     examples: int  # n, indexed from 0
     batch_size: int  # utterances per step; with Poisson sampling, the expected number
     num_devices: int  # N
-    micro_batches: int  # M per step, at least N; device i holds the i-th shard of them
+    micro_batches: int  # M per step, at least N; device i has the i-th shard
     sampling: str
-    per_example: bool  # one micro-batch per utterance: under Poisson sampling their number varies from step to step
+    per_example: bool  # one micro-batch per utterance; with Poisson sampling, their number varies from step to step
     secret: bool = False
 
     @property
@@ -43,7 +43,7 @@ class Batches:
         return math.ceil(self.examples / self.batch_size)
 
     def devices(self, epoch: int, step_in_epoch: int, step: int) -> Devices:
-        """The micro-batches of every device in one step; `step` is counted from the start of the run."""
+        """Return the micro-batches of every device in one step; `step` counts from the start of the run."""
         if self.sampling == "shuffle":
             start = step_in_epoch * self.batch_size
             batch = _order(self.key, epoch, self.examples, self.secret)[start : start + self.batch_size]
@@ -59,7 +59,7 @@ class Batches:
         return [micro_batches[numbers.start : numbers.stop] for numbers in shards]
 
     def _sampled(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the sampled utterances (r), and an independent number in [0, 1) for each that places it (r)."""
+        """Return the indices of the sampled utterances (r) and an independent number in [0, 1) for each (r)."""
         if not self.secret:
             drawn = np.flatnonzero(stream(self.key, Purpose.SAMPLE, step).random(self.examples) < self.sampling_rate)
             return drawn, uniform_hash(self.key, step, drawn, 1)[:, 0].astype(np.float64)
@@ -69,13 +69,13 @@ class Batches:
 
 
 def shard(count: int, rank: int, world: int) -> range:
-    """The contiguous shard of `range(count)` assigned to `rank` of `world`; shard sizes differ by at most one."""
+    """Return the contiguous shard of `range(count)` for `rank` of `world`; shard sizes differ by at most one."""
     return range(count * rank // world, count * (rank + 1) // world)
 
 
 @lru_cache(maxsize=1)
 def _order(key: int, epoch: int, examples: int, secret: bool) -> np.ndarray:
-    """Random order of the examples for one epoch; with a secret key, made by sorting random 64-bit words."""
+    """Return a random order of the examples for one epoch; with a secret key, sort random 64-bit words."""
     if secret:
         return np.argsort(SecretStream(key, Purpose.SHUFFLE, epoch).words(examples), kind="stable")
     return stream(key, Purpose.SHUFFLE, epoch).permutation(examples)

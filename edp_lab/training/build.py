@@ -1,6 +1,6 @@
-"""Build the model before its first step, and the optimizer.
+"""Build the initial model and the optimizer.
 
-Guarantee: the optimizer sees only released gradients, so choosing one costs no epsilon (post-processing).
+Guarantee: the optimizer sees only released gradients, so the choice of optimizer does not change epsilon.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ EPSILON = 1e-8  # added to the square root, not inside it
 def reads_words(config: TrainConfig, mechanism: Mechanism | None) -> bool:
     """Whether the vocabulary is built from the training set.
 
-    It is only if the run has no guarantee anyway; otherwise words come from public text or stable hash buckets.
+    This is done only if the run has no guarantee anyway; otherwise, words come from public text or stable hash buckets.
     """
     without_guarantee = mechanism is None or mechanism.alpha is Alpha.PRIVATE
     return config.pretrained is None and without_guarantee
 
 
 def model_for(config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None) -> IntentSlotModel:
-    """The model before its first step; UsageError if its public start was trained on the text to be protected."""
+    """Build the initial model; raise UsageError if its starting model was trained on the text to be protected."""
     if mechanism is not None and config.pretrained is not None:
         check_unseen(config.pretrained, (utterance.text for utterance in data.train))
     model = build_model(
@@ -52,15 +52,15 @@ def model_for(config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mecha
 
 
 def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The optimizer with this name, one of `OPTIMIZERS`. All of them are Adam.
+    """Return the optimizer with this name, one of `OPTIMIZERS`; all of them are Adam.
 
-    "dp-adam" is "Differentially Private Adam", Algorithm 7 of the thesis: Adam on the released gradient, so identical
-    to "adam" to the last bit. Its two changes to Adam (the thesis' Algorithm 6), clipping and Gaussian noise, are made
-    before the optimizer. Epsilon is added to the root, as printed. The thesis states no constants, so we use those of
-    Kingma and Ba, whom it cites. We do not follow three misprints: the weights' m in the biases' update, a correction
-    of S_W that is meant for S_b, and the formulas' position after both loops. The thesis corrects the bias with
-    1 - beta^i, where i counts the outer loop, called "training steps". If that meant passes over the data, the
-    correction would stay at its first-step value for a whole pass, so we count updates, as Kingma and Ba do.
+    "dp-adam" is "Differentially Private Adam", Algorithm 7 of the thesis. It is Adam on the released gradient, and so
+    bit-identical to "adam": its two changes to Adam (the thesis' Algorithm 6), clipping and Gaussian noise, come before
+    the optimizer. Epsilon is added to the square root, as printed in the thesis, which states no constants: we use
+    those of Kingma and Ba, which it cites. We correct three misprints: the m of the weights in the update of the
+    biases, a correction of S_W that is meant for S_b, and the position of the formulas after both loops. The thesis
+    corrects the bias with 1 - beta^i, where i counts the outer loop, called "training steps". If these were passes over
+    the data, the correction would not change during the first pass, so we count updates, as Kingma and Ba do.
     """
     if name in OPTIMIZERS:
         return Adam(parameters, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
@@ -68,7 +68,7 @@ def make_optimizer(name: str, parameters: Sequence[nn.Parameter], lr: float) -> 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, done: float) -> None:
-    """Set the learning rate of the next step; `done`: share of all steps taken. See `TrainConfig.lr_schedule`."""
+    """Set the learning rate of the next step by `TrainConfig.lr_schedule`; `done`: share of all steps taken so far."""
     rate = config.learning_rate
     if config.lr_schedule == "linear":
         rate *= 1 - done
@@ -77,9 +77,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, don
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam, identical to the last bit, without loading torch's compiler, which takes a second.
+    """torch's Adam, with bit-identical results, without loading torch's compiler, which takes a second.
 
-    Torch loads it only to mark methods that it must not compile.
+    torch loads the compiler only to mark methods that must not be compiled.
     """
 
     add_param_group = unwrap(torch.optim.Adam.add_param_group)

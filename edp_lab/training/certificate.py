@@ -1,9 +1,9 @@
-"""Privacy certificate: what a private run promises, to whom, under which assumptions, and how to check it.
+"""Privacy certificate: the guarantee of a private run, the protected unit, the assumptions, and how to check it.
 
-DIR/certificate.json    every number; DIR/certificate.html shows the same on one printable page
+DIR/certificate.json    every number; DIR/certificate.html shows the same numbers on one printable page
 
-It is written once, when a run finishes with a guarantee that holds and is meaningful (delta below 1/n).
-`check_certificate` recomputes every number from the run's ledger, record and model, so nothing has to be trusted.
+The certificate is written once, when a run finishes with a guarantee that holds and is meaningful (delta below 1/n).
+`check_certificate` recomputes every number from the run's ledger, record and model, so you need not trust it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from edp_lab.training.run_files import MODEL, go_on, read_record, run_ledger
 CERTIFICATE, PAGE = "certificate.json", "certificate.html"
 OTHER_RUNS = "other runs on the same corpus: their epsilons add up"
 SEVERAL = (
-    "several utterances of one person together (edp-lab account --run DIR --utterances-per-person K says how much)"
+    "several utterances of one person (for their epsilon, run edp-lab account --run DIR --utterances-per-person K)"
 )
 MADE = ("written", "versions")  # every other field is recomputed
 
 
 def certificate(folder: Path) -> dict[str, Any]:
-    """Fields of the certificate for the run in `folder`, computed from its ledger and its record.
+    """Return the fields of the certificate for the run in `folder`, computed from its ledger and its record.
 
-    Epsilon covers every release in the ledger, for one utterance, by the tightest accountant (under Poisson
-    sampling, privacy loss distributions, rounded up).
+    Epsilon is for one utterance and covers every release in the ledger, by the tightest accountant (privacy loss
+    distributions for Poisson sampling), rounded up.
 
-    There is no checksum of the corpus: an attacker who knows all other utterances could test each candidate against it.
+    There is no checksum of the corpus: an attacker who knows all other utterances could test candidates against it.
 
     Raises:
         UsageError: the run has no ledger, the ledger does not match the record, or no meaningful epsilon is guaranteed.
@@ -76,12 +76,12 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 
 def meaningful(delta: float, protected: int) -> bool:
-    """Whether delta is below 1/n; otherwise publishing one utterance outright would satisfy any epsilon."""
+    """Whether delta is below 1/n; otherwise, publishing one whole utterance would satisfy any epsilon."""
     return delta * protected < 1
 
 
 def write_certificate(folder: Path) -> None:
-    """Write both files. UsageError: as for `certificate`, or the disk is full."""
+    """Write both files; raise UsageError like `certificate`, or if the disk is full."""
     made = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "versions": read_record(folder)["versions"]}
     content = {**certificate(folder), **made}
     write_whole(folder / CERTIFICATE, f"{json.dumps(content, indent=2)}\n".encode(), go_on(folder))
@@ -94,7 +94,7 @@ def _page(content: dict[str, Any]) -> bytes:
 
 
 def check_certificate(folder: Path) -> dict[str, Any] | None:
-    """The certificate in `folder`, with every number recomputed; None if the folder has none.
+    """Return the certificate in `folder`, with every number recomputed, or None if there is no certificate.
 
     Raises:
         UsageError: a number differs from the ledger and the record, the HTML page differs from the JSON file, or the
@@ -104,7 +104,7 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     stated, computed = read_json(path), certificate(folder)
-    again = f"if another version made it, remove both files, and edp-lab train --resume {folder} makes them again"
+    again = f"if another version wrote it, remove both files and run edp-lab train --resume {folder} to restore them"
     stated = stated if isinstance(stated, dict) else {}
     for name, value in computed.items():
         if not _same(name, stated.get(name), value):
@@ -119,14 +119,14 @@ def check_certificate(folder: Path) -> dict[str, Any] | None:
 
 
 def _same(name: str, stated: Any, value: Any) -> bool:
-    """Whether two values agree; bounds to 0.1 %, because their rounding grid depends on version and processor."""
+    """Whether two values agree; bounds may differ by 0.1 %, because rounding depends on version and processor."""
     if name in ("guaranteed_epsilon", "copies_epsilon", "best_attack_auc") and type(stated) is type(value) is float:
         return abs(stated - value) <= 1e-3 * abs(value)
     return bool(stated == value)
 
 
 def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
-    """What the guarantee assumes to be public, limited to what this run uses."""
+    """List the information of this run that the guarantee assumes to be public."""
     absent = [] if mechanism.alpha is Alpha.PUBLIC else ["the text behind a public alpha"]
     if any(flag.startswith("label sets") for flag in record["not_private"]):
         absent.append("the label sets")
@@ -136,8 +136,8 @@ def _public(mechanism: Mechanism, record: dict[str, Any]) -> list[str]:
 def _start(record: dict[str, Any]) -> list[str]:
     start, texts = record["config"]["pretrained"], record.get("started_from", [])  # missing in older records
     fits = (
-        [f"that this start has read at most {MOST_SEEN:.0%} of the different utterances, which epsilon does not cover"]
+        [f"that the starting model read at most {MOST_SEEN:.0%} of the different utterances (not covered by epsilon)"]
         if texts
         else []
     )
-    return [f"what the model started from: {start}", *texts, *fits] if start else []
+    return [f"the starting model: {start}", *texts, *fits] if start else []

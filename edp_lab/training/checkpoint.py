@@ -1,6 +1,6 @@
 """Checkpoint of a run, in one file: parameters, the optimizer's moments and the position in the run.
 
-Everything else that the next step's bits depend on is compared by digest (`surroundings`).
+Everything else that affects the bits of the next step is compared by digest (see `surroundings`).
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from edp_lab.models.factory import shapes
 from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.run_files import STATE, go_on, versions
 
-# Environment variables that select the order in which products are summed, and the code used on this processor.
+# Prefixes of environment variables that select the order of summation, or the code used on this processor.
 LIBRARIES = (
     "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "NUMBA_", "KMP_", "GOMP_", "OMP_DYNAMIC", "GLIBC_TUNABLES",
 )  # fmt: skip
-SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # on import; they change no result
+SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # on import; they do not change results
 
 
 @dataclass
 class RunPosition:
-    """Position in a run, and the results so far."""
+    """Position in a run, and its results so far."""
 
     epoch: int = 0
-    step_in_epoch: int = 0  # the next one
+    step_in_epoch: int = 0  # the next step
     step: int = 0  # total number of steps taken
-    loss: float = 0.0  # summed over this epoch so far, as are the next two
+    loss: float = 0.0  # summed over this epoch so far, like the next two fields
     examples: int = 0
     seconds: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)  # one per completed epoch, for the record
     chain: str | None = None  # chain value of the ledger, see `edp_lab.training.ledger`
 
     def count(self, loss: float, examples: int) -> None:
-        """Record a completed step; if its loss is not finite, it is left out of the mean."""
+        """Record a completed step; if its loss is not finite, exclude the step from the mean."""
         if math.isfinite(loss):
             self.loss += loss
             self.examples += examples
@@ -85,7 +85,7 @@ def save_state(
 def load_state(
     folder: Path, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[RunPosition, Tensor | None] | None:
-    """Restore parameters and moments; return position and alpha, or None if no checkpoint was written yet.
+    """Restore parameters and moments; return position and alpha, or None if there is no checkpoint yet.
 
     Args:
         steps: number of steps per epoch.
@@ -120,7 +120,7 @@ def load_state(
 
 
 def _position(fields: Any, steps: int) -> RunPosition:
-    """The position stored in `fields`; ValueError or TypeError if a run with `steps` per epoch cannot reach it."""
+    """Return the stored position; raise ValueError or TypeError if a run with `steps` per epoch cannot reach it."""
     position = RunPosition(**fields)
     if position.step_in_epoch >= steps or position.step != position.epoch * steps + position.step_in_epoch:
         raise ValueError("different number of steps")
@@ -132,7 +132,7 @@ def _position(fields: Any, steps: int) -> RunPosition:
 def _moments(
     tensors: Mapping[str, Tensor], parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
 ) -> dict[int, dict[str, Tensor]]:
-    """The optimizer's tensors by parameter; ValueError or KeyError if names or shapes do not match."""
+    """Return the optimizer's tensors by parameter; raise ValueError or KeyError if names or shapes do not match."""
     moments: dict[int, dict[str, Tensor]] = {}
     named = {f"parameter/{name}": p for name, p in parameters}
     for name in tensors.keys() - named.keys():
@@ -150,7 +150,7 @@ def _moments(
 
 
 def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
-    """Software, hardware and settings on which a step's exact bits may depend; a collective call on all ranks."""
+    """Return the software, hardware and settings that may affect a step's exact bits; all ranks must call this."""
     from llvmlite.binding import get_host_cpu_name  # slow to import
 
     processor = [platform.machine(), get_host_cpu_name(), torch.backends.cpu.get_cpu_capability(), platform.node()]
@@ -169,7 +169,7 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
 
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:
-    """Digest of the code, the settings, the corpus, the initial weights (including frozen ones) and the vocabulary."""
+    """Digest of the code, the settings, the corpus, all initial weights, frozen or not, and the vocabulary."""
     code = [path.read_bytes() for path in sorted(Path(edp_lab.__file__).parent.rglob("*.py"))]
     features = model.features
     words = features.tokenizer.to_str() if isinstance(features, PieceFeatures) else repr(features)
@@ -178,7 +178,7 @@ def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: C
 
 
 def digest(tensors: Mapping[str, Tensor], *more: bytes) -> str:
-    """SHA-256 of named tensors and of any further bytes."""
+    """SHA-256 digest of named tensors and of further bytes."""
     sha256 = hashlib.sha256()
     for part in more:
         sha256.update(part)

@@ -25,8 +25,8 @@ class Bounds(TypedDict):
 
 SEED: Bounds = {"min": 0, "max": 2**63 - 1}
 MOST, MOST_PROCESSES = 1_000_000, 1024
-COUNT: Bounds = {"min": 1, "max": MOST}  # passes, rounds, models, queries: more would never finish
-CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # threads, processes
+COUNT: Bounds = {"min": 1, "max": MOST}  # bounds for counts such as epochs and models: more would never finish
+CORES: Bounds = {"min": 1, "max": MOST_PROCESSES}  # bounds for threads and processes
 METHODS = ("sgd", "edp-sgd", "dp-sgd", "dp-sgd-naive")
 SAMPLINGS = ("shuffle", "poisson")
 NOISES = ("aggregate", "per-device")
@@ -39,7 +39,7 @@ LEARNING_RATES = {
     "medium": {"clc": 5e-3, "bert": 1e-3},
     "small": {"clc": 2e-2, "bert": 2e-3},
 }
-# Differences from the paper's sizes, by model.
+# Layer sizes that differ from the paper's, by model.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "paper": {"clc": {}, "bert": {}},
     "medium": {
@@ -65,86 +65,86 @@ def flag_of(field: str) -> str:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Configuration of one training run; the command line, notebook panels and tests all build this object.
+    """Configuration of one training run, built by the command line, the notebook panels and the tests.
 
-    The annotation of each field describes it and is also the help text of ``edp-lab train``. See also
-    `edp_lab.privacy.Mechanism` (definition of z0), `edp_lab.training.trainer` (sampling) and
-    `edp_lab.training.build`. UsageError if a setting is out of range or incompatible with another.
+    The annotation of each field is also its help text in ``edp-lab train``. See also `edp_lab.privacy.Mechanism` (on
+    z0), `edp_lab.training.trainer` (on sampling) and `edp_lab.training.build`. The constructor raises UsageError if
+    a setting is out of range or incompatible with another setting.
 
-    A device holds several micro-batches if their size is between 1 and ceil(batch / N), the paper's. The intent's
-    weight matters because a clipped gradient points where most of the loss is. Dropout drops the same units for all
-    words of an utterance. The secret key is drawn from the operating system and never published.
+    If the micro-batch size is below the paper's, which is ceil(batch / N), a device processes several micro-batches.
+    The intent weight matters because the largest term of the loss dominates the direction of a clipped gradient.
+    Dropout drops the same units for all words of an utterance. The secret key comes from the operating system.
     """
 
     corpus: str
     model: Annotated[str, "Model: clc (character CNN, bi-LSTM, CRF) or bert."] = "clc"
     method: Annotated[
         str,
-        "Method: sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped individually) or dp-sgd-naive (the same in "
-        "a loop, one backward pass per utterance).",
+        "Method: sgd (no privacy), edp-sgd, dp-sgd (every utterance clipped individually) or dp-sgd-naive (dp-sgd with "
+        "one backward pass per utterance).",
     ] = "edp-sgd"
     clip_norm: Annotated[float, "Clip norm C: maximum norm of a micro-batch's gradient."] = 1.0
     z0: Annotated[
         float,
-        "Noise multiplier of the first epoch (t = 0). Sound: noise divided by sensitivity; as printed: std(y)/C of one "
-        "device, 2 sqrt(N) times less noise at the same number.",
+        "Noise multiplier in the first epoch: std(noise)/sensitivity, or std(y)/C of one device with --as-printed, "
+        "which adds 2 sqrt(N) times less noise for the same z0.",
     ] = 0.03
-    decay: Annotated[str, "Decay of the noise by epoch: none, linear or exponential."] = "none"
-    tau: Annotated[float, "Decay rate: linear 1/(1 + tau t), exponential e^(-tau t)."] = 0.1
-    num_devices: Annotated[int, "Number of devices N, below --batch-size. Missing devices are simulated exactly."] = 8
-    processes: Annotated[int, "Number of real processes that share the devices; Accelerate starts several."] = 1
+    decay: Annotated[str, "Decay of the noise over the epochs t: none, linear or exponential."] = "none"
+    tau: Annotated[float, "Decay rate tau: noise falls as 1/(1 + tau t) (linear) or e^(-tau t) (exponential)."] = 0.1
+    num_devices: Annotated[int, "Number N of devices, below --batch-size. Absent devices are simulated exactly."] = 8
+    processes: Annotated[int, "Number of real processes that share the devices; torchrun starts them."] = 1
     micro_batch_size: Annotated[
-        int | None, "Number of utterances clipped together (default: batch size over devices; 1 for dp-sgd)."
+        int | None, "Number of utterances clipped together (default: batch size / devices; 1 for dp-sgd)."
     ] = None
     sampling: Annotated[
         str | None,
-        "Sampling of batches: shuffle (disjoint batches) or poisson (default: shuffle; poisson for dp-sgd).",
+        "Sampling of batches: shuffle (disjoint batches) or poisson (default: poisson for dp-sgd, otherwise shuffle).",
     ] = None
     optimizer: Annotated[
         str,
-        "adam, or dp-adam (the thesis' name for the same optimizer).",
+        "Optimizer: adam or dp-adam (the thesis' name for the same optimizer).",
     ] = "adam"
     precision: Annotated[str, "Floating-point precision: float32 or float64."] = "float32"
     as_printed: Annotated[
-        bool, "Use the step of Algorithm 1 verbatim instead of the sound one; the schedule and dropout are still ours."
+        bool, "Use the step of Algorithm 1 as printed in the paper, but with our learning rate schedule and dropout."
     ] = False
     alpha: Annotated[
         str | None,
-        "Layer scales alpha: none, or private with --as-printed (its default).",
+        "Source of the layer scales alpha: none or private (default: none; private with --as-printed).",
     ] = None
     delta: Annotated[
         float | None,
-        "Delta of (epsilon, delta): a slack, well below 1/n for n training utterances (default: n^-1.1).",
+        "Delta in (epsilon, delta), well below 1/n for n training utterances (default: n^-1.1).",
     ] = None
-    batch_size: Annotated[int, "Number of utterances per step, over all devices."] = 64
+    batch_size: Annotated[int, "Number of utterances per step, across all devices."] = 64
     lr: Annotated[
         float | None,
-        "Adam's learning rate (default: 0.002 for clc, 0.0005 for bert, larger for smaller sizes).",
+        "Adam's learning rate (default: 0.002 for clc and 0.0005 for bert; higher for smaller models).",
     ] = None
-    lr_schedule: Annotated[str, "Learning rate schedule: linear (falls to 0 over the run) or constant."] = "linear"
+    lr_schedule: Annotated[str, "Learning rate schedule: linear (decreases to 0 over the run) or constant."] = "linear"
     epochs: Annotated[int, "Number of passes over the training set."] = 12
-    seed: Annotated[int, "Seed of the split, initial weights, order and noise.", SEED] = 0
+    seed: Annotated[int, "Seed of the split, initial weights, batches and noise.", SEED] = 0
     private_seed: Annotated[
         bool,
-        "Draw the order, dropout and noise from a secret key; without one, no epsilon is guaranteed.",
+        "Draw the batches, dropout and noise from a secret key; without a secret key, no epsilon is guaranteed.",
     ] = False
-    size: Annotated[str, "Size: paper (its layers and widths), medium (a third as wide) or small (quick)."] = "paper"
-    dropout: Annotated[float, "Fraction of each representation that is dropped."] = 0.3
-    intent_weight: Annotated[float, "Weight of the intent in the loss; slots, if any, have weight 1."] = 1.0
+    size: Annotated[str, "Model size: paper (the paper's layers), medium (a third as wide) or small (quick)."] = "paper"
+    dropout: Annotated[float, "Dropout probability."] = 0.3
+    intent_weight: Annotated[float, "Weight of the intent loss; the slot loss, if any, has weight 1."] = 1.0
     pretrained: Annotated[
         str | None,
-        "A fastText .vec file, a folder from edp-lab pretrain, or the name of a BERT model on the hub.",
+        "Weights: a fastText .vec file, a folder from edp-lab pretrain, or the name of a BERT model on the hub.",
     ] = None
-    frozen: Annotated[bool, "Train only the heads and the CRF of the start given by --pretrained."] = False
+    frozen: Annotated[bool, "Train only the heads and the CRF of the model given by --pretrained."] = False
     noise: Annotated[
         str,
-        "How noise is drawn: aggregate (one draw for all devices) or per-device (N draws, as on real ranks).",
+        "How noise is drawn: aggregate (one draw for all devices) or per-device (N draws, as on N real devices).",
     ] = "aggregate"
     keep_duplicates_together: Annotated[
-        bool, "Keep utterances with the same text on one side of the split, ignoring capitals and Unicode form."
+        bool, "Keep utterances with the same text (ignoring case and Unicode form) in the same part of the split."
     ] = True
     tokens: Annotated[
-        str, "How text is tokenized: words (at white space), or characters for text without spaces, such as Chinese."
+        str, "Tokens: words (split at white space), or characters (for text without spaces, such as Chinese)."
     ] = "words"
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ class TrainConfig:
                 raise UsageError(f"unknown {name} {value!r}: choose {' or '.join(known)}")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
-        for name, number in (("learning rate", self.learning_rate), ("weight of the intent", self.intent_weight)):
+        for name, number in (("learning rate", self.learning_rate), ("intent weight", self.intent_weight)):
             if not 0 < number < math.inf:
                 raise UsageError(f"{name} is {number}: it must be greater than 0")
         for name, count, least, most in (
@@ -186,7 +186,7 @@ class TrainConfig:
         if self.method != "sgd" and self.processes > self.num_devices:
             raise UsageError(
                 f"{self.processes} processes for {self.num_devices} device{'s' if self.num_devices > 1 else ''}: some "
-                "would idle; lower --processes or raise --gpus"
+                "would be idle; lower --processes or raise --gpus"
             )
         if self.per_example and (self.as_printed or (self.micro_batch_size or 1) > 1):
             raise UsageError(
@@ -202,11 +202,11 @@ class TrainConfig:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> TrainConfig:
-        """The configuration of a recorded run; UsageError if another version wrote the record."""
+        """Configuration of a recorded run; raises UsageError if another version of edp_lab wrote the record."""
         try:
             return cls(**record["config"])
         except TypeError as error:
-            raise UsageError(f"the run was made by another version of edp_lab ({error}): start a new one") from None
+            raise UsageError(f"the run was made by another version of edp_lab ({error}): start a new run") from None
 
     @property
     def per_example(self) -> bool:
@@ -224,14 +224,14 @@ class TrainConfig:
 
     @property
     def largest_micro_batch(self) -> int:
-        """Largest number of utterances clipped together; with Poisson sampling, the expected number."""
+        """Maximum number of utterances clipped together (with Poisson sampling, the expected number)."""
         if self.per_example:
             return 1
         return self.micro_batch_size or math.ceil(self.batch_size / self.num_devices)
 
     @property
     def micro_batches(self) -> int:
-        """Number M of micro-batches, by which the sum is divided; with Poisson sampling, the expected number."""
+        """Number M of micro-batches, the divisor of the gradient sum; with Poisson sampling, the expected number."""
         if self.method == "edp-sgd" and self.micro_batch_size is None:
             return self.num_devices
         return math.ceil(self.batch_size / self.largest_micro_batch)
@@ -251,20 +251,20 @@ class TrainConfig:
         return Alpha(self.alpha)
 
     def model_size(self) -> dict[str, float]:
-        """Layer sizes for building the model; a pretrained BERT has its own."""
+        """Layer sizes and dropout for building the model; a pretrained BERT keeps its own layer sizes."""
         brings_own = self.model == "bert" and self.pretrained is not None
         return {**({} if brings_own else SIZES[self.size][self.model]), "dropout": self.dropout}
 
     def mechanism(self, examples: int | None = None) -> Mechanism | None:
-        """Mechanism of one step; None for plain training. `examples`: n, for Poisson sampling."""
+        """Mechanism of one step, None for sgd; Poisson sampling needs the number n of training `examples`."""
         if self.method == "sgd":
             return None
         if self.poisson and not examples:
-            raise UsageError("Poisson sampling needs the number of training utterances: its rate is batch size over n")
+            raise UsageError("Poisson sampling needs the number n of training utterances: the rate is batch size / n")
         return self._mechanism(min(1.0, self.batch_size / examples) if self.poisson and examples else None)
 
     def batches(self, key: int, examples: int) -> Batches:
-        """The batches of a run on n `examples`; plain training only distributes each batch over its processes."""
+        """Batches of a run on n `examples`; sgd only distributes each batch among the processes."""
         from edp_lab.training.batches import Batches
 
         plain, sampling = self.method == "sgd", "poisson" if self.poisson else "shuffle"

@@ -1,20 +1,20 @@
-"""The eDP-SGD step: micro-batch gradients in, one released gradient out. `clip`, then `add_noise`.
+"""The eDP-SGD step, from micro-batch gradients to one released gradient: `clip`, then `add_noise`.
 
     Layout           names and columns of the layers in a flat gradient                 `edp_lab.training.gradients`
-    MicroGradients   the gradients of micro-batches; they promise nothing               `edp_lab.training.gradients`
-    Clipped          the mean of the clipped gradients: one utterance moves it by at most its `sensitivity`
+    MicroGradients   the gradients of micro-batches, without a guarantee                `edp_lab.training.gradients`
+    Clipped          the mean of the clipped gradients, which one utterance moves by at most `sensitivity()`
     NoiseSource      standard normal noise; each step's draw is used only once          `edp_lab.training.noise`
-    Released         its `layers`, mean plus noise, have the guarantee that `edp_lab.privacy.judge` gives
+    Released         the mean plus noise, with the guarantee that `edp_lab.privacy.judge` computes
 
     scale     g_i,k / alpha_k                 over layers k
     clip      min(1, C / ||.||_2)             over the whole scaled gradient
     rescale   alpha_k (.)
     mean      over the devices' fixed number of micro-batches
-    noise     of standard deviation `Mechanism.noise_std` over that number; if sound, alpha_k times that in layer k
+    noise     with standard deviation `Mechanism.noise_std` / that number; if sound, times alpha_k in layer k
 
-Scaling and scaling back cancel but for the clip factor, so a micro-batch contributes its gradient times one number.
+Scaling and rescaling cancel except for the clip factor, so a micro-batch contributes its gradient times one number.
 
-`edp_lab.training.gradients` proves that the sensitivity holds although floats round.
+`edp_lab.training.gradients` proves that the sensitivity bound holds despite floating-point rounding.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from edp_lab.training.gradients import (
 from edp_lab.training.noise import GivenNoise, NoiseSource
 
 SMALLEST_SQUARE = 2.0**-126  # smaller squares may become 0 in float32
-SMALLEST_ALPHA = 2.0**-40  # with a smaller one, a gradient that matters once divided by it may have underflowed
+SMALLEST_ALPHA = 2.0**-40  # with a smaller alpha, gradients that are large after division by it may underflow
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """The mean of a step's clipped gradients, made by `clip`: the only thing that noise can be added to.
+    """Mean of a step's clipped gradients, returned by `clip` and required by `add_noise`.
 
-    Guarantee: one utterance moves it by at most `sensitivity()` (L2), if it is in at most one micro-batch. In the sound
-    variant that is true of the numbers as computed, as far as `edp_lab.training.gradients` proves it, with each layer
-    divided by alpha_k, as the noise is added there.
+    Guarantee: an utterance in at most one micro-batch moves the mean by at most `sensitivity()` (L2). In the sound
+    variant, this is true of the numbers as computed, as far as `edp_lab.training.gradients` proves it, after each layer
+    is divided by alpha_k, because the noise is added there.
     """
 
     mechanism: Mechanism
     layout: Layout
     alpha: Tensor | None  # (K)
     divisor: int  # the fixed number of micro-batches over which the mean is taken
-    layers: Sequence[Tensor]  # K vectors, some sparse: `scale` times them is the mean, or this rank's share of it
-    scale: float  # clip factor over divisor if not yet applied, else 1
+    layers: Sequence[Tensor]  # K vectors, some sparse; times `scale`, they are the mean or this rank's share
+    scale: float  # clip factor / divisor if not yet applied, otherwise 1
     memory: Tensor  # (P), buffer for sparse layers, which noise makes dense
-    ranks: int  # how many such shares make up the mean
+    ranks: int  # number of ranks whose shares make up the mean
 
     def sensitivity(self, adjacency: Adjacency | str | None = None) -> float:
         """Sensitivity of the mean; see `Mechanism.sensitivity`."""
@@ -68,13 +68,13 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Released:
-    """A step's output, the noisy mean gradient. It lasts until the next step."""
+    """A step's output, the noisy mean gradient, which is valid until the next step."""
 
     layers: Sequence[Tensor]  # K flat tensors
 
     @property
     def gradient(self) -> Tensor:
-        """All layers end to end: (P)."""
+        """All layers, concatenated: (P)."""
         return torch.cat(list(self.layers))
 
 
@@ -87,24 +87,24 @@ def clip(
     out: Tensor,
     ranks: int = 1,
 ) -> Clipped:
-    """Scale, clip, rescale and average the gradients of all micro-batches: the step up to its noise.
+    """Scale, clip, rescale and average the gradients of all micro-batches: the step without its noise.
 
     Args:
         alpha: (K) layer scales with maximum 1, or None for all 1.
         divisor: the fixed number of micro-batches in a step over which the mean is taken.
         out: (P) memory for the result.
-        ranks: how many processes' sums are added up.
+        ranks: number of processes whose sums are added.
 
-    Guarantee: that of `Clipped`, whatever the gradients. Depending on the norm of g / alpha:
+    Guarantee: that of `Clipped`, for any gradients. Depending on the norm of g / alpha, a micro-batch
 
-        no micro-batch, or an empty one   contributes 0; the divisor stays
-        0 to C                            is unchanged (sound: up to C minus `headroom`, which absorbs rounding)
-        beyond C                          shortened to C
-        NaN or infinite                   contributes 0: a refusal would reveal its presence (as printed: refused)
+        that is missing or empty   contributes 0, with the same divisor
+        with norm 0 to C           is unchanged (sound: up to C minus `headroom`, which absorbs rounding)
+        with a larger norm         is clipped to C
+        with NaN or infinity       contributes 0, because a refusal would reveal it (as printed: is refused)
 
     Raises:
         UsageError: a layer scale is too small for float32, exceeds `Mechanism.alpha_max`, or is given although alpha
-            is "none"; far too many micro-batches; as printed, a gradient is not finite.
+            is "none"; there are far too many micro-batches; or, as printed, a gradient is not finite.
     """
     if alpha is not None and (mechanism.alpha is Alpha.NONE or alpha.shape != (len(layout.names),)):
         raise UsageError(
@@ -113,18 +113,18 @@ def clip(
         )
     sound = mechanism.variant is Variant.SOUND
     room, most = (headroom(divisor, ranks), most_micro_batches(divisor)) if sound else (0.0, math.inf)
-    # One group of micro-batches is summed in place. In float32 the rounding error of a sum of sums would grow faster
-    # than the batch, so several are summed in float64.
+    # One group of micro-batches is summed in place. In float32, the rounding error of a sum of sums would grow faster
+    # than the batch, so several groups are summed in float64.
     total = out if len(gradients) == 1 else torch.zeros_like(out, dtype=torch.float64)
     layers, scale, count = [out[columns] for columns in layout.columns], 1.0, 0
     for group in gradients:
         norms = group.norms()
         count += len(norms)
         if count > most:
-            raise UsageError(f"a step of {divisor:,} micro-batches got {count:,} or more: it may have {most:,} at most")
+            raise UsageError(f"a step of {divisor:,} micro-batches got {count:,} or more: it may have at most {most:,}")
         factors = clip_factors(mechanism, norms, layout, alpha, room)
         if ranks == len(gradients) == 1 and isinstance(group, SingleMicroBatch) and factors[0]:
-            # A single micro-batch stays where autograd left it, and is scaled with the noise, which saves one pass.
+            # The gradient of a single micro-batch stays in place and is scaled with the noise, which saves one pass.
             layers, scale = group.layers(), float(factors / divisor)
         else:
             group.add_weighted_sum(factors / divisor, total.zero_() if total is out else total)
@@ -134,14 +134,14 @@ def clip(
 
 
 def add_noise(clipped: Clipped, epoch: int, step: int, noise: NoiseSource) -> Released:
-    """The Gaussian mechanism: what was clipped, in place, plus the noise that its mechanism prescribes for this epoch.
+    """Apply the Gaussian mechanism: add, in place, the noise that the mechanism prescribes for this epoch.
 
     Guarantee: as judged by `edp_lab.privacy.judge` for this mechanism, if the noise is fresh, independent of the data
-    and secret. With `ExactNoise` it covers the sum as computed; with float noise only real numbers, because the last
-    bits of floats may reveal the sum.
+    and secret. With `ExactNoise`, the guarantee covers the sum as computed. With float noise, it covers only real
+    numbers, because the last bits of floats may reveal the sum.
     """
     if not isinstance(clipped, Clipped):
-        raise TypeError(f"noise hides only what was clipped, not a {type(clipped).__name__}: call clip(...) first")
+        raise TypeError(f"noise can be added only to Clipped, not to {type(clipped).__name__}: call clip(...) first")
     stds = noise_stds(clipped.mechanism, epoch, clipped.alpha, clipped.divisor, len(clipped.layers))
     dense = [
         clipped.memory[columns] if layer.is_sparse else layer
@@ -160,7 +160,7 @@ def release(
     noise: Tensor,
     divisor: int | None = None,
 ) -> Released:
-    """One eDP-SGD step as a function of given standard normal draws (P): `clip`, then `add_noise`; see both.
+    """Take one eDP-SGD step with given standard normal draws (P): see `clip` and `add_noise`.
 
     `divisor`: None for one micro-batch per device.
     """
@@ -169,7 +169,7 @@ def release(
 
 
 def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: int, layers: int) -> list[float]:
-    """Standard deviation of the noise on the released mean in each of K layers; if sound, scaled back by alpha."""
+    """Return the standard deviation of the noise on the released mean per layer (K); if sound, scaled by alpha."""
     std = mechanism.noise_std(epoch) / divisor
     scaled_back = mechanism.variant is Variant.SOUND and alpha is not None
     return [std * scale for scale in alpha.tolist()] if scaled_back else [std] * layers  # type: ignore[union-attr]
@@ -178,20 +178,20 @@ def noise_stds(mechanism: Mechanism, epoch: int, alpha: Tensor | None, divisor: 
 def clip_factors(
     mechanism: Mechanism, norms: Tensor, layout: Layout, alpha: Tensor | None, room: float = HEADROOM
 ) -> Tensor:
-    """min(1, C / ||g_m / alpha||) for each micro-batch, 0 to leave it out: norms (M, K) -> (M), float64.
+    """Return min(1, C / ||g_m / alpha||) for each micro-batch, or 0 to exclude it: norms (M, K) -> (M), float64.
 
-    `room`: the sound step's `headroom`. Raises as `clip`.
+    `room`: the `headroom` of the sound step. Raises the same errors as `clip`.
     """
     if alpha is not None and not float(alpha.min()) >= SMALLEST_ALPHA:
         raise UsageError(f"a layer scale alpha is {float(alpha.min())}: it must be at least {SMALLEST_ALPHA:.1e}")
     if alpha is not None and not float(alpha.max()) <= mechanism.alpha_max * (1 + 1e-6):
         raise UsageError(
-            f"a layer scale alpha is {float(alpha.max())}, above the {mechanism.alpha_max} by which the mechanism is "
-            "judged: normalise the scales"
+            f"a layer scale alpha is {float(alpha.max())}, above the mechanism's maximum of {mechanism.alpha_max}: "
+            "normalise the scales"
         )
     if mechanism.variant is Variant.AS_PRINTED:
         check_finite(norms, layout)
-    # What underflow may have lost of a norm is added to it.
+    # Add the most that a norm may have lost to underflow.
     lost = [math.sqrt(SMALLEST_SQUARE * (columns.stop - columns.start)) for columns in layout.columns]
     norms = norms + norms.new_tensor(lost)
     total = torch.linalg.vector_norm(norms if alpha is None else norms / alpha, dim=1)

@@ -1,6 +1,6 @@
-"""Evaluation: a model's scores on annotated utterances, and a finished run's predictions for new sentences.
+"""Score a model on annotated utterances, and predict new sentences with the model of a run.
 
-UsageError if the run does not exist, or if its model, corpus or ledger is damaged or has changed since.
+The functions raise UsageError if the run does not exist, or if its model, corpus or record is damaged or has changed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def evaluate_model(
     accelerator: Accelerator | None = None,
     read: dict[int, Dataset] | None = None,
 ) -> Scores:
-    """SER, intent accuracy, slot F1 and exact match on annotated utterances; the processes share the work.
+    """Compute SER, intent accuracy, slot F1 and exact match on annotated utterances; the processes share the work.
 
-    Scores `AT_ONCE` utterances at a time, so that memory does not grow with their number. `read`: a dict that caches
-    the encoded utterances for the next call with the same ones.
+    To limit memory, `AT_ONCE` utterances are scored at a time. `read`: a dict that caches the encoded utterances for
+    the next call with the same utterances.
     """
     model.eval()
     world, rank = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
@@ -55,7 +55,7 @@ def evaluate_model(
 
 
 def evaluate_run(run: str | Path) -> dict[str, float | None]:
-    """SER, intent accuracy, slot F1 and exact match on the run's own test split."""
+    """Compute SER, intent accuracy, slot F1 and exact match on the run's test split."""
     record = read_record(run)
     config = TrainConfig.from_record(record)
     corpus = load_corpus(config.corpus, config.tokens)
@@ -67,7 +67,7 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
 
 
 def predict_texts(run: str | Path, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Predictions, one dict per sentence: intent, its probability, and slots with their values and probabilities."""
+    """Predict one dict per sentence: the intent, its probability, and slots with their values and probabilities."""
     characters = read_record(run)["config"].get("tokens") == "characters"  # missing in older records
     model = load_model(Path(run) / MODEL)
     utterances = []

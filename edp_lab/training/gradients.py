@@ -1,42 +1,42 @@
 """Gradients of a step's micro-batches, computed in the fastest available way.
 
     GhostGradients      our models: one pass for many micro-batches, by ghost clipping
-    LoopGradient        any module: one pass per micro-batch, as the paper timed DP-SGD
+    LoopGradient        any module: one pass per micro-batch, like the DP-SGD timed in the paper
     SingleMicroBatch    our models, one micro-batch: the gradient stays in ``.grad``, without a copy
     StackedGradients    gradients given as rows, for panels and audits
 
-Each class computes norms, and then any weighted sum: `edp_lab.training.dp_step.clip` chooses the weights. A step has
-a list of these objects and adds them up in a `FlatGradient`. Training without clipping uses `plain_gradient`.
+Each class computes norms, and then a weighted sum with weights from `edp_lab.training.dp_step.clip`. A step has a list
+of these objects and adds their sums up in a `FlatGradient`. Training without clipping uses `plain_gradient`.
 
 **The sensitivity bound holds despite floating-point rounding.** The sound step clips to B = (1 - h) C, where h is
 `headroom`: 2^-11, or more if many micro-batches are summed. With u = 2^-24, all to first order:
 
-1. A computed norm is too small by at most 513u, relative: at most 1,024 squares are summed in float32, in any order,
-   before the root (`row_norms`; float64 beyond), and a bound on squares lost to underflow is added (`clip_factors`).
-2. So a clipped gradient v_m, the computed gradient times a rounded factor, with the product rounded too, has a norm
-   of at most B (1 + 515u).
-3. The sum of M of them has an error of at most D u M C, if each entry passes through D roundings. Each of these
+1. A computed norm is too small by at most 513u (relative). Before the root is taken, at most 1,024 squares are summed
+   in float32, in any order (`row_norms`; more in float64), and a bound on underflow is added (`clip_factors`).
+2. A clipped gradient v_m, the rounded product of a computed gradient and a rounded factor, therefore has a norm of at
+   most B (1 + 515u).
+3. The sum of M clipped gradients has an error of at most D u M C, if each entry is rounded D times. Each rounding error
    is at most u times the sum of the absolute values, in any order (Higham 2002, 4.2), and the norm of
-   sum_m |v_m| is at most M C. The difference of two neighbours' sums has at most twice that error.
+   sum_m |v_m| is at most M C. The difference of two neighbours' sums has at most twice this error.
 
-Together: if one utterance moves the exact sum by at most s C (s is 1 or 2), it moves the computed one by at most
+Together: if one utterance moves the exact sum by at most s C (s is 1 or 2), it moves the computed sum by at most
 
     s B (1 + 515u) + 2 D u M C  <=  s C,    if h >= (515 + 2 D M) u
 
 (the second-order terms are smaller than the gain from using v_m's norm, C (1 - h + 515u), instead of C in point 3).
-2^-11 is 8,192u, enough for D M <= 3,838. M is at most 2 b + 100, where b is the fixed number by which the sum is
-divided: a Poisson sample is larger with probability below 10^-54 (Chernoff), and is refused.
+2^-11 is 8,192u, which is enough for D M <= 3,838. M is at most 2 b + 100, where b is the fixed divisor of the sum: a
+Poisson sample is larger with probability below 10^-54 (Chernoff), and is then refused.
 
-This proves the bound, with no further assumption, for steps that form each micro-batch's gradient separately, whatever
-its values: with float64 accumulators (`LoopGradient`, `StackedGradients`) D is 1. With R ranks D is R, because each
-rank's sum is rounded once and the all-reduce rounds R - 1 times; with one micro-batch per rank, M = D = R.
+This proves the bound without further assumptions, and for any values, if a step computes the gradient of each
+micro-batch separately. With float64 accumulators (`LoopGradient`, `StackedGradients`), D is 1. With R ranks, D is R,
+because each rank's sum is rounded once and the all-reduce rounds R - 1 times; with one micro-batch per rank, M = D = R.
 
-If one pass forms the sum for many micro-batches (`GhostGradients`), no bound in terms of C alone is true: the terms
+If one pass computes the sum for many micro-batches (`GhostGradients`), no bound in terms of C alone holds: the terms
 of one gradient can cancel within a matrix product, and the presence of one utterance may change how a library rounds
-the results for another. Here we *assume* that all this changes the difference of two neighbours' sums by less than
-C / 2,200, about 7,600u C, or by less than h leaves, if that is more. We measured 66u C for 64 single-utterance
-micro-batches, 458u C for 512 (`tests/training/test_dp_step.py`) and 1,051u C for 8,192, sixteen passes summed in
-float64. `--precision float64` makes u 2^-53, and the same headroom 5 * 10^8 times as large relative to rounding.
+the results for another. Here we *assume* that these effects change the difference of two neighbours' sums by less than
+C / 2,200, about 7,600u C, or by less than h allows, if that is more. We measured 66u C for 64 single-utterance
+micro-batches, 458u C for 512 (`tests/training/test_dp_step.py`) and 1,051u C for 8,192 (sixteen passes summed in
+float64). With `--precision float64`, u is 2^-53, and relative to it the same headroom is 5 * 10^8 times as large.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from edp_lab.models.ghost_clipping.ops import PLAIN, SPARSE, MicroBatchOps, Plai
 from edp_lab.models.intent_slot import IntentSlotModel
 
 U = 2.0**-24  # largest relative rounding error of a float32 operation
-HEADROOM = 2.0**-11  # smallest share of C by which the sound step clips shorter (see above),
-MOST_ROOM = 2.0**-3  # and the largest
-MOST_EXAMPLES = 512  # per pass: more would cost memory and save no time
+HEADROOM = 2.0**-11  # minimum share of C that the sound step reserves for rounding (see above)
+MOST_ROOM = 2.0**-3  # maximum share
+MOST_EXAMPLES = 512  # per pass; more would need memory without saving time
 
 
 class MicroGradients(Protocol):
     """Gradients of M micro-batches, in any form.
 
     Attributes:
-        loss: sum over their utterances, available once the norms are computed.
+        loss: sum of the losses of all utterances, available once the norms are computed.
     """
 
     loss: Tensor
@@ -77,7 +77,7 @@ class MicroGradients(Protocol):
         ...
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """total (P) += sum_m factors_m gradient_m; factors (M). Factor 0 excludes a gradient, even one with NaN."""
+        """Add sum_m factors_m gradient_m to total (P); factors (M). A factor of 0 excludes even a gradient with NaN."""
         ...
 
 
@@ -104,17 +104,17 @@ def layer_norms(gradients: Tensor, layout: Layout) -> Tensor:
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Names and trainable parameters, in a fixed order."""
+    """Return the names and the trainable parameters of a model, in a fixed order."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 class FlatGradient:
-    """One flat gradient (P) and a few further numbers, which ranks sum in one all-reduce.
+    """One flat gradient (P) and a few more numbers, which the ranks sum in one all-reduce.
 
     Args:
         parameters: names and parameters to be trained, the same in every process.
         accelerator: None for a single process.
-        more: number of further numbers.
+        more: how many more numbers.
 
     Raises:
         UsageError: parameters are neither float32 nor float64, the only types with exact noise.
@@ -146,12 +146,12 @@ class FlatGradient:
         return self._more.tolist()  # type: ignore[no-any-return]
 
     def use(self, layers: Sequence[Tensor]) -> None:
-        """Set every ``.grad`` to the given layer's gradient, even if ``optimizer.zero_grad()`` set it to None."""
+        """Set every ``.grad`` to the gradient of its layer, even if ``optimizer.zero_grad()`` set it to None."""
         for p, layer in zip(self.parameters, layers, strict=True):
             p.grad = layer.view_as(p)
 
     def take(self) -> None:
-        """With several ranks, copy every ``.grad`` into `gradient`, then make it a view of its columns there."""
+        """With several ranks, copy every ``.grad`` into `gradient` and replace it with a view of the copy."""
         if self.world > 1:
             for p, columns in zip(self.parameters, self.layout.columns, strict=True):
                 layer = self.gradient[columns].view_as(p)
@@ -160,11 +160,11 @@ class FlatGradient:
 
 @dataclass
 class GhostGradients:
-    """Ghost clipping: one forward and one backward pass for all micro-batches; most gradients are never formed."""
+    """Ghost clipping: one forward and one backward pass for all micro-batches, without forming most gradients."""
 
     model: IntentSlotModel
     data: Dataset
-    parts: Sequence[np.ndarray]  # micro-batches, as indices of examples in `data`; an empty one has gradient zero
+    parts: Sequence[np.ndarray]  # micro-batches, as indices of examples in `data`; if empty, the gradient is zero
     dropout_key: int | None  # None for no dropout
     layout: Layout
     memory: Memory | None = None  # buffers reused from earlier steps
@@ -183,7 +183,7 @@ class GhostGradients:
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         filled = [m for m, part in enumerate(self.parts) if len(part)]
         kept = [m for m in filled if factors[m]]
-        if len(kept) < len(filled):  # a new pass without the others, because NaN times 0 is NaN
+        if len(kept) < len(filled):  # a new pass without excluded micro-batches, because NaN times 0 is NaN
             self.loss = self.loss.new_zeros(())
             if kept:
                 self._pass(kept)
@@ -221,7 +221,7 @@ def ghost_gradients(
     layout: Layout,
     memory: Memory | None = None,
 ) -> list[GhostGradients]:
-    """Group micro-batches into passes of at most `MOST_EXAMPLES`; one micro-batch with more gets its own pass."""
+    """Group micro-batches into passes of at most `MOST_EXAMPLES`; a larger micro-batch gets its own pass."""
     passes: list[list[np.ndarray]] = [[]]
     total = 0
     for part in parts:
@@ -280,7 +280,7 @@ class SingleMicroBatch:
         return torch.stack(norms, dim=1)
 
     def layers(self) -> list[Tensor]:
-        """The flat gradient of each layer (n), dense or sparse as in ``.grad``; call `norms` first."""
+        """Return the flat gradient of each layer (n), dense or sparse as in ``.grad``; call `norms` first."""
         return [_flat(p.grad) if p.grad is not None else p.new_zeros(p.numel()) for _, p in trainable(self.model)]
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
@@ -291,7 +291,7 @@ class SingleMicroBatch:
 
 
 def _flat(gradient: Tensor) -> Tensor:
-    """Flatten a gradient; a coalesced sparse one (V, D) becomes a sparse vector (V D)."""
+    """Flatten a gradient; a coalesced sparse gradient (V, D) becomes a sparse vector (V D)."""
     if not gradient.is_sparse:
         return gradient.view(-1)
     rows, width = gradient.indices()[0], gradient.shape[1]
@@ -329,7 +329,7 @@ def model_gradients(
     naive: bool = False,
     memory: Memory | None = None,
 ) -> Sequence[MicroGradients]:
-    """Gradients of one of our models on these micro-batches. `naive`: use the slow loop over micro-batches."""
+    """Return the gradients of one of our models on these micro-batches; `naive`: loop over micro-batches (slow)."""
     if len(parts) == 1 and not naive:
         return [SingleMicroBatch(model, data, parts[0], dropout_key, layout)]
     if not naive:
@@ -365,7 +365,7 @@ def plain_gradient(
 def stacked_gradients(
     model: IntentSlotModel, data: Dataset, parts: Sequence[np.ndarray], dropout_key: int | None, layout: Layout
 ) -> StackedGradients:
-    """The gradient of each micro-batch, as one row of a matrix."""
+    """Return the gradients of micro-batches as the rows of a matrix."""
     rows = next(model.parameters()).new_zeros(len(parts), layout.size)
     for row, part in zip(rows, parts, strict=True):
         gradient = SingleMicroBatch(model, data, part, dropout_key, layout)
@@ -378,7 +378,7 @@ def stacked_gradients(
 
 
 def headroom(micro_batches: int, ranks: int = 1) -> float:
-    """Headroom h, the share of C reserved for rounding (see above); `micro_batches`: per step, over all ranks."""
+    """Return the share h of C reserved for rounding (see above); `micro_batches`: number per step on all ranks."""
     room = max(HEADROOM, (515 + 2 * ranks * most_micro_batches(micro_batches)) * U)
     if room > MOST_ROOM:
         raise UsageError(
@@ -389,12 +389,12 @@ def headroom(micro_batches: int, ranks: int = 1) -> float:
 
 
 def most_micro_batches(divisor: int) -> int:
-    """Maximum number of micro-batches in a step whose sum is divided by `divisor` (see above)."""
+    """Return the maximum number of micro-batches in a step with this divisor of the sum (see above)."""
     return 2 * divisor + 100
 
 
 def check_finite(norms: Tensor, layout: Layout) -> None:
-    """Raise a UsageError naming the layer if a gradient or its square is NaN or infinite; norms (M, K)."""
+    """Raise a UsageError that names the layer if a gradient or its square is NaN or infinite; norms (M, K)."""
     if not torch.isfinite(norms).all():
         layer = layout.names[int((~torch.isfinite(norms)).any(0).nonzero()[0])]
         raise UsageError(

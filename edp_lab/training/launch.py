@@ -1,12 +1,12 @@
 """Start the ranks of a run with torchrun, relay rank 0's reports, and leave no process behind.
 
-    edp-lab train, or a kernel   holds the write end of a pipe; reads the events that rank 0 prints
+    edp-lab train, or a kernel   has the write end of a pipe; reads the events that rank 0 prints
       torchrun                   passes the read end on to the ranks as standard input
         rank 0, rank 1, ...      "stop" on the pipe requests an orderly end; end of file means the parent is gone
 
-torchrun ends its ranks if one of them fails or if it gets SIGTERM, but not if it is killed by SIGKILL. So every rank
-watches the pipe and its parent process itself (`watch_launcher`) and exits within seconds. A rank is a new Python
-process, never a fork, because a fork deadlocks under the threads of a notebook's kernel.
+torchrun ends its ranks if one of them fails or if torchrun receives SIGTERM, but not if SIGKILL kills torchrun. Every
+rank therefore watches the pipe and its parent process (`watch_launcher`), and exits within seconds if either ends. A
+rank is a new Python process, never a fork, because a fork deadlocks with the threads of a notebook's kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edp_lab.jobs import usable_cores
 
 LOOK_AGAIN = 0.1  # seconds between checks of a stop event or a process
 WATCH = 1.0  # seconds between a rank's checks of its parent
-LINGER = 3.0  # seconds a cut-off rank waits for torchrun to end it, which it does if the dead rank is its child, too
+LINGER = 3.0  # seconds a cut-off rank waits for torchrun to end it (which happens if the dead rank is a sibling)
 GRACE = 4.0  # seconds from SIGTERM to SIGKILL
 TAIL = 65_536  # bytes at the end of standard error that are searched for an error sentence
 LAUNCHER = os.getppid()  # the launcher's process id, if this process is a rank
@@ -40,17 +40,17 @@ PATIENCE = 600.0  # seconds that ranks wait for one another
 CUT_OFF = re.compile(r"connection .*(closed|reset|refused)|(closed|reset) by peer|remote process exited", re.IGNORECASE)
 IN_VAIN = re.compile(r"timed ?out", re.IGNORECASE)
 REFUSAL = re.compile(r"^error: (.+)$", re.MULTILINE)  # a rank's error sentence about bad input or the machine
-FAILURE = re.compile(r"^failed: (.+)$", re.MULTILINE)  # and about any other error
+FAILURE = re.compile(r"^failed: (.+)$", re.MULTILINE)  # a rank's sentence about any other error
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)  # torchrun's report
 
 
 class Ranks(AbstractContextManager["Ranks"]):
-    """The ranks of one run on this machine; leaving the context ends any that are still running.
+    """Ranks of one run on this machine; leaving the context ends all ranks that are still running.
 
     Args:
         function: "module:name"; each rank calls it with `argument` and an event that is set when the run should end
             early. Rank 0 must flush each line it prints; output of other ranks is discarded.
-        threads: OMP_NUM_THREADS of a rank (default: its share of the cores available to this process).
+        threads: OMP_NUM_THREADS of each rank (default: an equal share of the cores available to this process).
     """
 
     def __init__(self, processes: int, function: str, argument: str, threads: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # so that a terminal's Ctrl-C reaches only the parent
+            start_new_session=True,  # a terminal's Ctrl-C then reaches only the parent
         )
 
     def __exit__(self, *_: object) -> None:
@@ -74,10 +74,10 @@ class Ranks(AbstractContextManager["Ranks"]):
     def lines(self, hint: str | None = None, stop: threading.Event | None = None) -> Iterator[str]:
         """Yield the lines that rank 0 prints until all ranks have ended.
 
-        After a KeyboardInterrupt, call it again to relay the rest. `hint` is appended to the error about a dead rank.
+        After a KeyboardInterrupt, call this again for the remaining lines. `hint` ends the error about a dead rank.
 
         Raises:
-            UsageError: a rank or torchrun failed; by then no rank is left, and all of rank 0's lines were relayed.
+            UsageError: a rank or torchrun failed; by then, all ranks have ended and all lines of rank 0 were relayed.
         """
         while self._torchrun.poll() is None:
             if stop is not None and stop.is_set():
@@ -90,10 +90,10 @@ class Ranks(AbstractContextManager["Ranks"]):
             raise UsageError(self._sentence(hint))
 
     def stop(self) -> None:
-        """Ask the ranks, once, to finish their step and end. One rank reads the request and informs the others."""
+        """Ask the ranks once to finish their step and end; one rank reads the request and informs the others."""
         assert self._torchrun.stdin
         if not self._stopping:
-            with suppress(BrokenPipeError, ValueError):  # they have ended, or the pipe is closed
+            with suppress(BrokenPipeError, ValueError):  # the ranks have ended, or the pipe is closed
                 self._torchrun.stdin.write(b"stop\n")
                 self._torchrun.stdin.flush()
         self._stopping = True
@@ -106,7 +106,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         self._errors.close()
 
     def _read(self, seconds: float) -> list[str] | None:
-        """Complete lines received so far; None if nothing arrives within `seconds` or the pipe is closed."""
+        """Return the complete lines received; None if nothing arrives within `seconds` or the pipe is closed."""
         assert self._torchrun.stdout
         pipe = self._torchrun.stdout.fileno()
         if not select.select([pipe], [], [], seconds)[0] or not (content := os.read(pipe, 2**20)):
@@ -128,12 +128,12 @@ class Ranks(AbstractContextManager["Ranks"]):
             _signal(alive, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._torchrun.wait(GRACE)
-        finally:  # also if a second Ctrl-C cuts the wait short
+        finally:  # also if a second Ctrl-C interrupts the wait
             _signal(alive, signal.SIGKILL)
             self._torchrun.wait()
 
     def _sentence(self, hint: str | None) -> str:
-        """Error message: a rank's own report of its failure, or torchrun's if the rank could not write one."""
+        """Return the error message: a rank's report of its failure, or torchrun's report if there is none."""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - TAIL))
         text = self._errors.read().decode(errors="replace")
         if refusal := REFUSAL.search(text):
@@ -208,12 +208,12 @@ def watch_launcher(stop: threading.Event | None = None) -> None:
 
 
 def lost(error: BaseException) -> str | None:
-    """Describe what happened to the other ranks, if this error means that one does not respond; else None."""
+    """Describe what happened to another rank if this error means that it does not respond; otherwise return None."""
     if not isinstance(error, (RuntimeError, ConnectionError)):
         return None
     if isinstance(error, ConnectionError) or CUT_OFF.search(str(error)):
         return "another process is gone"
-    return f"no word from another process for {PATIENCE:.0f} seconds" if IN_VAIN.search(str(error)) else None
+    return f"no response from another process for {PATIENCE:.0f} seconds" if IN_VAIN.search(str(error)) else None
 
 
 def end_rank(status: int) -> NoReturn:
@@ -233,7 +233,7 @@ def leave_group() -> None:
 
 
 def launched() -> tuple[int, int]:
-    """This process's rank, as set by a launcher, and the number of ranks; UsageError if they are inconsistent."""
+    """Return this process's rank, as set by a launcher, and the number of ranks; raise UsageError if inconsistent."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     given = {name: os.environ[name] for name in names if name in os.environ}
     if not given:
@@ -250,7 +250,7 @@ def launched() -> tuple[int, int]:
 
 
 def rank() -> int:
-    """The rank of this process; rank 0 writes files and reports for all."""
+    """Return the rank of this process; rank 0 writes files and reports for all ranks."""
     return launched()[0]
 
 

@@ -1,8 +1,8 @@
-"""The ledger of a private run: every release is recorded before its noise is drawn, and no entry is ever removed.
+"""Ledger of a private run: every release is recorded before its noise is drawn, and no entry is ever removed.
 
-One JSON object per line: first the mechanism, then one entry per step. Each line carries a chain value, a digest of
-itself and of all lines before it, so that damage and careless edits are detected. (It is not a signature: anyone
-who rewrites the whole file can forge it.)
+Each line is a JSON object: the first line describes the mechanism, and each later line is the entry of one step. A
+line includes a chain value, a digest of this line and all lines before it, which reveals damage and careless edits.
+The chain is not a signature: anyone who rewrites the whole file can forge it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LEDGER = "ledger.jsonl"
 
 
 class PrivacyLedger:
-    """Append-only ledger. An entry is on the disk once `write` returns; only then may the step draw its noise.
+    """Append-only ledger. An entry is on disk when `write` returns; only then may the step draw its noise.
 
-    The file is reopened for every entry, so removing it or appending to it elsewhere is detected.
+    The file is reopened for every entry, which reveals that it was removed or that another process appended to it.
 
     Attributes:
         mechanism: the mechanism of every release of this run.
-        releases: maps (step, fingerprint of its key) to its epoch.
-        chain: digest of everything written so far; the run record repeats it, so that truncation is detected.
+        releases: the epoch of each release, by (step, fingerprint of its key).
+        chain: digest of everything written so far; the run record repeats this digest to detect truncation.
         size: bytes up to the end of the last entry, excluding its line break.
     """
 
@@ -54,15 +54,15 @@ class PrivacyLedger:
 
     @classmethod
     def open(cls, path: Path, *remembered: str | None) -> PrivacyLedger:
-        """Read an existing ledger, to judge it or to resume the run. `remembered`: chains in the record and the state.
+        """Read a ledger, to judge it or to resume the run; `remembered`: chain values in the record and the state.
 
-        An incomplete last line (its step drew no noise) does not count; the next `write` removes it.
-        Until then nothing on the disk is changed, so a run that is still in progress can be judged.
+        An incomplete last line, for which no noise was drawn, does not count, and the next `write` removes it. Until
+        then, nothing on disk is changed, so a run that is still in progress can be judged.
 
         Raises:
             UsageError: the ledger is missing, damaged, edited, or lacks an entry with a remembered chain.
         """
-        hint = "its releases cannot be counted any more, so restore it from a copy"
+        hint = "its releases can no longer be counted, so restore it from a copy"
         try:
             lines = regular(path).read_bytes().split(b"\n")
         except OSError as error:
@@ -91,34 +91,34 @@ class PrivacyLedger:
     def write(self, epoch: int, step: int, key: int) -> None:
         """Record the release of `step` in `epoch`, whose randomness comes from `key`.
 
-        A release repeated with the same key is counted once, because it must be the same release, bit for bit:
-        same parameters, data, threads and machine. If it may differ, draw a fresh key; the step then counts as
-        another release.
+        A release repeated with the same key is counted once, because it must be bit-identical: it requires the same
+        parameters, data, threads and machine. If it may differ, draw a fresh key; the step then counts as another
+        release.
 
         Raises:
             UsageError: this key's noise for `step` was already used in another epoch, the disk is full, or the ledger
-                was removed or continued elsewhere. The step must not be taken.
+                was removed or continued by another process. The step must not be taken.
         """
         place = step, fingerprint(key)
         earlier = self.releases.get(place, epoch)
         if min(epoch, step) < 0 or earlier != epoch:
             raise UsageError(
-                f"ledger {self.path}: step {step} of epoch {epoch} would use the noise of epoch {earlier} again, which "
-                "could be subtracted; number the steps of a run through, from 0"
+                f"ledger {self.path}: step {step} of epoch {epoch} would reuse the noise of epoch {earlier}, which "
+                "could then be subtracted; number the steps of a run consecutively, from 0"
             )
         if place not in self.releases:
             self._append({"epoch": epoch, "step": step, "key": place[1]})
 
     def begin(self, epoch: int, step: int, key: int) -> Future[None]:
-        """`write` in the background while the gradients are computed; `releases_by_epoch` already counts the entry."""
+        """Run `write` in the background while gradients are computed; `releases_by_epoch` already counts the entry."""
         self._begun = self._writer.submit(self.write, epoch, step, key)
         return self._begun
 
     def releases_by_epoch(self) -> dict[int, int]:
-        """How often one utterance may have taken part, by epoch, as `edp_lab.privacy.judge` expects.
+        """Count, for each epoch, the releases in which one utterance may have taken part, for `edp_lab.privacy.judge`.
 
-        With disjoint batches, once per epoch and key: each pass under one key contains every utterance at most once,
-        and a pass that was begun counts as a whole. Under Poisson sampling, once per step and key.
+        With disjoint batches, this is one release per epoch and key: a pass with one key contains every utterance at
+        most once, and an unfinished pass counts in full. With Poisson sampling, it is one release per step and key.
         """
         wait([self._begun] if self._begun else [])
         epochs = list(self.releases.values())
@@ -133,7 +133,7 @@ class PrivacyLedger:
         with writing(f"ledger {self.path}", f"fix the disk, {hint}"), self.path.open("r+b") as file:
             file.seek(self.size)
             if b"}" in file.read(4096):
-                raise UsageError(f"ledger {self.path} has entries of another process: let only one continue it")
+                raise UsageError(f"ledger {self.path} has entries of another process: let only one process continue it")
             file.seek(self.size)
             file.truncate()  # drop an incomplete line
             file.write(text + b"\n")
@@ -161,7 +161,7 @@ def fingerprint(key: int) -> str:
 
 
 def _sealed(entry: dict[str, Any], chain: str) -> bytes:
-    """The line for an entry that follows `chain`, in one canonical form, so that every changed byte is detected."""
+    """Return the line for an entry that follows `chain`, in a canonical form that reveals every changed byte."""
     text = json.dumps(entry, sort_keys=True)
     value = hashlib.sha256((chain + text).encode()).hexdigest()[:16]
     return json.dumps({**entry, "chain": value}, sort_keys=True).encode()

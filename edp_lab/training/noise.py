@@ -1,17 +1,17 @@
 """Gaussian noise of a step: exact in private runs, floating-point in as-printed runs and for teaching.
 
-Every rank adds it to its own copy of the sum, once the sum over devices and ranks is complete. All ranks have the same
-key, so they release identical numbers. `edp_lab.training.dp_step.add_noise` sets its standard deviation.
+Every rank adds the noise to its own copy of the sum over devices and ranks. All ranks have the same key, so they
+release identical numbers. `edp_lab.training.dp_step.add_noise` sets the standard deviation.
 
-    ExactNoise   rounds sum and noise together, so that the released bits are those of an ideal normal and reveal
-                 nothing else (`edp_lab.privacy.exact_noise`)
+    ExactNoise   rounds the sum and ideal normal noise together, so the released bits reveal nothing else (see
+                 `edp_lab.privacy.exact_noise`)
     FloatNoise   numpy's normals from streams keyed by (key, step, device): one draw for the sum over all devices, or
                  one draw per device, as on real devices
     GivenNoise   precomputed draws, for panels, audits and tests
 
-Guarantee: a source adds a fresh standard normal vector at each step and refuses to use a step twice. Only exact noise
-keeps this promise to the last bit: float noise comes from a non-cryptographic generator, and its last bits reveal
-what it was added to.
+Guarantee: a source adds a fresh standard normal vector at each step, and never uses the noise of a step twice. Only
+exact noise has this guarantee to the last bit: float noise comes from a non-cryptographic generator, and its last bits
+reveal the value that it was added to.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class NoiseSource(ABC):
     def add(
         self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
     ) -> None:
-        """Set each of `out` (n) to scale * layer + std * noise; the K layers together hold P numbers.
+        """Set each tensor of `out` (n) to scale * layer + std * noise; the K layers have P numbers in total.
 
-        For a dense layer, `out` is the layer itself; for a sparse one, the prior content of `out` is ignored.
+        For a dense layer, `out` is the layer itself; for a sparse layer, the previous content of `out` is ignored.
 
         Raises:
-            UsageError: `step` is not above the last one (noise used on two gradients could be subtracted), or a
+            UsageError: `step` is not above the last step (noise used on two gradients could be subtracted), or a
                 standard deviation is negative or NaN.
         """
         if not all(std >= 0 for std in stds):
@@ -97,7 +97,7 @@ class FloatNoise(NoiseSource):
 
 
 def float_noise(key: int, step: int, size: int, devices: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal draws for a step (size); with `devices`, the sum of one draw per device over sqrt(devices)."""
+    """Return standard normal draws for a step (size); with `devices`, draws per device, summed / sqrt(devices)."""
     kind = np.dtype(str(dtype).removeprefix("torch."))
     if not devices:
         return torch.from_numpy(stream(key, Purpose.NOISE, step).standard_normal(size, dtype=kind))
@@ -152,7 +152,7 @@ def _openmp() -> ctypes.CDLL | None:
 def release_cores() -> None:
     """End OpenMP's idle threads, which spin for milliseconds and would delay the noise threads.
 
-    The next parallel operation starts new ones within a tenth of a millisecond.
+    The next parallel operation starts new threads within a tenth of a millisecond.
     """
     if (library := _openmp()) is not None:
         library.omp_pause_resource_all(1)  # omp_pause_soft
@@ -161,7 +161,7 @@ def release_cores() -> None:
 def _pieces(
     layers: Sequence[Tensor], sparse: Sequence[Tensor | None], scale: float, stds: Sequence[float], block: range
 ) -> Iterator[Piece]:
-    """The parts of all layers within the columns `block`; sparse layers are made dense block by block, in cache."""
+    """Yield the parts of all layers within the columns `block`; make sparse layers dense block by block, in cache."""
     starts = accumulate(map(len, layers), initial=0)
     for start, layer, few, std in zip(starts, layers, sparse, stds, strict=False):
         columns = range(max(block.start - start, 0), min(block.stop - start, len(layer)))

@@ -1,11 +1,11 @@
 """Pretraining on a *separate* set of utterances: BERT as a masked language model, fastText word vectors, and the CLC
 from which a private run starts (`edp_lab.models.public_start`).
 
-Use this if no published weights are available. A private run may start from the result because its text comes from
-other people or is synthetic. Nothing here is private: pretraining on the text that a run is to protect voids that
-run's guarantee.
+Use this if no published weights are available. A private run may start from the result, because the text comes from
+other people or is synthetic. Pretraining is not private: if it uses the text that a run should protect, the run has no
+guarantee.
 
-UsageError: no sentences, fewer than one epoch, a sentence too long for the model, or a folder that is not empty.
+The functions raise UsageError if sentences or epochs are missing, a sentence is too long, or the folder is not empty.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from edp_lab.models.public_start import UNKNOWN_WORDS, rounded, save_start, whit
 from edp_lab.models.vectors import DIMENSIONS, WordVectors, train_vectors
 from edp_lab.privacy.csprng import Purpose, key_from_seed, stream
 
-VOCABULARY = 8000  # word pieces at most
-BATCH = 64  # sentences
-LEARNING_RATE = 5e-4  # peak; rises over the first tenth of the steps, then falls linearly to zero
-MASKED = 0.15  # share of pieces to be predicted; of these 80 % are hidden, 10 % replaced, 10 % unchanged
+VOCABULARY = 8000  # maximum number of word pieces
+BATCH = 64  # sentences per batch
+LEARNING_RATE = 5e-4  # peak; the rate rises over the first tenth of the steps, then falls linearly to zero
+MASKED = 0.15  # share of pieces to predict; 80 % of these are hidden, 10 % replaced, 10 % unchanged
 START_SIZE = CLCSize(hidden=128, layers=1, dropout=0.2)  # the medium size, because each parameter gets noise
-START_RATE = 3e-3  # initial; falls linearly to zero
-GUESSED = 1500  # most common words, predicted in unlabelled text
+START_RATE = 3e-3  # initial learning rate, which falls linearly to zero
+GUESSED = 1500  # number of most common words, which are predicted in unlabelled text
 UNKNOWN = 0.1  # share of words replaced by the unknown word
-WHITENED_BY = 8000  # utterances from which the whitening covariance is estimated
-ORDERS = 10  # random orders of each line of related words, for training the vectors
+WHITENED_BY = 8000  # number of utterances for estimating the whitening covariance
+ORDERS = 10  # number of random orders of each line of related words, for training the vectors
 POOL = 50  # batches per pool within which sentences of similar length are grouped
 
 
@@ -67,22 +67,22 @@ def pretrain_bert(
     size: BertSize | None = None,
     progress: Callable[[PretrainingEpoch], None] = lambda _: None,
 ) -> list[float]:
-    """Learn word pieces from the sentences, then train BERT to predict masked ones (Devlin et al. 2019, 3.1).
+    """Learn word pieces from the sentences, then train BERT to predict masked pieces (Devlin et al. 2019, 3.1).
 
-    Deterministic: all randomness comes from the seed. Returns the mean loss of each epoch.
+    Training is deterministic: all randomness comes from the seed. Returns the mean loss of each epoch.
 
     Args:
         sentences: tokens of each sentence; they are lower-cased.
         folder: receives ``config.json``, ``model.safetensors`` and ``tokenizer.json``, which `load_bert` and
             transformers' ``from_pretrained`` read; it is created only when training is complete.
-        size: the paper's by default; its dropout is not used.
+        size: model size (default: the paper's); its dropout is not used.
     """
     _check(sentences)
     size = size or BertSize()
     with new_folder(Path(folder)) as inside, seeded(seed):
         tokenizer = train_wordpieces(sentences, VOCABULARY)
         if tokenizer.get_vocab_size() <= len(SPECIAL):
-            raise UsageError("the text for pretraining holds no letter or digit: give sentences of words")
+            raise UsageError("the text for pretraining has no letter or digit: give sentences of words")
         pieces = PieceFeatures(tokenizer, size.positions).rows(sentences)["pieces"]
         model = BertForMaskedLM(bert_config(size.architecture(tokenizer.get_vocab_size())))
         losses = _train(model, pieces, epochs, key_from_seed(seed), progress)
@@ -106,11 +106,11 @@ def pretrain_vectors(
 def shorten_bert(name: str, layers: int, folder: Path | str) -> None:
     """Save the first `layers` layers of a published encoder to a folder that `load_bert` reads.
 
-    This reduces a published BERT to the paper's four layers (section 4.2). Deterministic.
+    This reduces a published BERT to the paper's four layers (section 4.2), deterministically.
     """
     bert, tokenizer = load_bert(name)
     if not 1 <= layers <= len(bert.encoder.layer):
-        raise UsageError(f"{name!r} has {len(bert.encoder.layer)} layers: choose between 1 and that many, not {layers}")
+        raise UsageError(f"{name!r} has {len(bert.encoder.layer)} layers: choose from 1 to that many, not {layers}")
     bert.encoder.layer = bert.encoder.layer[:layers]
     bert.config.num_hidden_layers = layers
     with new_folder(Path(folder)) as inside, quiet():
@@ -129,18 +129,18 @@ def pretrain_start(
     size: CLCSize | None = None,
     progress: Callable[[PretrainingEpoch], None] = lambda _: None,
 ) -> list[float]:
-    """Train the CLC that private runs start from, on several labelled corpora at once; each keeps its own labels.
+    """Train the public starting model of private runs, a CLC, on several corpora that keep their own labels.
 
-    Words get frozen fastText vectors, trained on the same text and on lines of `related` words. A tenth of the words is
-    replaced by the unknown word, so that the model learns to rely on spelling and context. Each tag is predicted on its
-    own: a CRF over all corpora's tags would take most of the time. Deterministic. Returns each epoch's mean loss.
+    Words have frozen fastText vectors, trained on the same text and on lines of `related` words. A tenth of the words
+    are replaced with the unknown word, so the model learns to rely on spelling and context. Tags are predicted
+    independently, because a CRF over all corpora's tags would take most of the time. Training is deterministic.
+    Returns the mean loss of each epoch.
 
     Args:
-        corpora: by name; all must have slots.
+        corpora: labelled corpora by name; all must have slots.
         folder: see `edp_lab.models.public_start`; it is created only when training is complete.
         unlabelled: further corpora, of which only the words are used (see `Neighbours`).
-        generated: number of synthetic everyday requests to add, which also train the vectors; they are nobody's data,
-            so any run may use them.
+        generated: number of synthetic everyday requests to add, which any run may use; they also train the vectors.
     """
     labelled = {**corpora, **({"everyday": everyday(generated, seed)} if generated else {})}
     utterances = [_prefixed(utterance, name) for name, corpus in labelled.items() for utterance in corpus.utterances]
@@ -183,7 +183,7 @@ def _described(corpora: Mapping[str, Corpus], how: str = "") -> list[str]:
 
 
 def _bare(utterance: Utterance, intent: str) -> Utterance:
-    """The utterance's tokens with placeholder labels, which are not used."""
+    """Return the utterance's tokens with placeholder labels, which are not used."""
     return Utterance(utterance.tokens, ("O",) * len(utterance.tokens), intent)
 
 
@@ -195,8 +195,8 @@ def _prefixed(utterance: Utterance, corpus: str) -> Utterance:
 
 
 class Neighbours(nn.Module):
-    """Bidirectional language-model head for unlabelled text: it predicts the next and the previous word from the
-    CLC's LSTM states, among the common words. It is discarded after pretraining.
+    """Bidirectional language-model head for unlabelled text: it predicts the next and the previous word, if these are
+    common words, from the CLC's LSTM states. The head is discarded after pretraining.
     """
 
     def __init__(self, model: CLC) -> None:
@@ -205,7 +205,7 @@ class Neighbours(nn.Module):
         self.common = model.words.weight[:GUESSED].detach()  # words are sorted by frequency
 
     def forward(self, read: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
-        """Summed loss in nats; `read`: states (R, 2 hidden) of `words` (R, indices) in sentences of these lengths."""
+        """Return the summed loss in nats; `read`: states (R, 2 hidden) of `words` (R) in sentences of these lengths."""
         follows = torch.ones(len(words), dtype=torch.bool)
         follows[lengths.cumsum(0) - 1] = False  # the last word of each sentence
         here = follows.nonzero()[:, 0]
@@ -226,7 +226,7 @@ def _train_start(
     key: int,
     progress: Callable[[PretrainingEpoch], None],
 ) -> list[float]:
-    """Train the start; return each epoch's mean loss. `unknown`: index of the unknown word; `more`: unlabelled text."""
+    """Train the model; return each epoch's mean loss. `unknown`: index of the unknown word; `more`: unlabelled text."""
     neighbours, text = Neighbours(model), [model.dataset(group) for group in (labelled, more) if group]
     learnt = [*(p for p in model.parameters() if p.requires_grad), *neighbours.parameters()]
     optimizer = torch.optim.Adam(learnt)
@@ -293,7 +293,7 @@ def _train(
 
 
 def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """BERT's masked input (P), and which positions it must predict (P, booleans), never [CLS] or [SEP]."""
+    """Return BERT's masked input (P) and a mask (P) of the positions to predict, which are never [CLS] or [SEP]."""
     ordinary = (truth != SPECIAL.index("[CLS]")) & (truth != SPECIAL.index("[SEP]"))
     chosen = ordinary & torch.from_numpy(random.random(len(truth)) < MASKED)
     fate = torch.from_numpy(random.random(len(truth)))
@@ -303,7 +303,7 @@ def mask_pieces(truth: Tensor, vocabulary: int, random: np.random.Generator) -> 
 
 
 def _batches(lengths: np.ndarray, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """Batches of one shuffled pass; within each pool, sentences of similar length are batched together, for speed."""
+    """Yield batches of one shuffled pass; within each pool, batch sentences of similar length, for speed."""
     order = random.permutation(len(lengths))
     pools = [order[start : start + POOL * BATCH] for start in range(0, len(order), POOL * BATCH)]
     grouped = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])

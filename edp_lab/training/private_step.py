@@ -1,15 +1,15 @@
-"""eDP-SGD's step under Accelerate, for any module: the step of `edp_lab.training.dp_step` on this rank's micro-batches.
+"""The eDP-SGD step for any module under Accelerate: `edp_lab.training.dp_step` on this rank's micro-batches.
 
 Use `PrivateStep` in your own training loop. It refuses modules that store information about the examples in a buffer,
 such as BatchNorm's running statistics.
 
 **Layer scales** alpha_k, by which eDP-SGD divides each layer before clipping, come from
 
-    public    gradients on public text, in your own training loop: they cost no epsilon
-    private   the first private gradient, as in the paper (`mean_scales`): the run has no guarantee
+    public    gradients on public text, in your own training loop; they do not change epsilon
+    private   the first private gradient, as in the paper (`mean_scales`); the run then has no guarantee
 
-The paper only says "proportional to the norm of gradient calculated on the first iteration". The constant is not a
-further parameter, because step(s alpha, C, z) = step(alpha, s C, z / s). So we set the largest scale to 1.
+The paper says only "proportional to the norm of gradient calculated on the first iteration". The constant is not an
+additional parameter, because step(s alpha, C, z) = step(alpha, s C, z / s), so we set the largest scale to 1.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from edp_lab.training.gradients import (
 from edp_lab.training.ledger import fingerprint
 from edp_lab.training.noise import ExactNoise, FloatNoise, NoiseSource
 
-THREADS = 4  # for exact noise: with more, each would have too little work
+THREADS = 4  # for exact noise; with more threads, each would have too little work
 T = TypeVar("T")
 
 
 class PrivateStep(FlatGradient):
-    """eDP-SGD's step: clip, average, add noise, and leave the result in every ``.grad``.
+    """The eDP-SGD step: clip, average, add noise, and store the result in every ``.grad``.
 
     Args:
-        model: its parameters with ``requires_grad`` are trained.
+        model: the module; its parameters with ``requires_grad`` are trained.
         epochs: number of epochs accounted for; steps of later epochs are refused.
-        key: 128 secret bits, the same in every process, see `edp_lab.privacy.csprng`.
-        noise: "per-device" makes one float noise draw per device, "aggregate" a single draw.
-        micro_batches: fixed number by which the sum is divided, over all processes; None: one per device.
+        key: 128 secret bits, the same in every process (see `edp_lab.privacy.csprng`).
+        noise: "per-device" for one draw of float noise per device, "aggregate" for a single draw.
+        micro_batches: fixed number of all processes' micro-batches, the divisor of the sum; None for one per device.
 
     Attributes:
-        alpha: (K) layer scales, see the top of this file, or None for all 1. Private scales are set by the first
-            step; you must set public ones before it.
+        alpha: (K) layer scales (see the top of this file), or None if all are 1. The first step sets private scales;
+            you must set public scales before the first step.
 
-    Guarantee: the mechanism's, for the releases of all processes together, if each utterance is in one micro-batch of
-    one process (with disjoint batches: once per epoch), and `step` numbers never repeat under one key.
+    Guarantee: that of the mechanism, for the releases of all processes together, if each utterance is in one
+    micro-batch of one process (with disjoint batches: once per epoch), and no `step` number is reused with a key.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PrivateStep(FlatGradient):
         self.devices = shard(mechanism.num_devices, self.rank, self.world)
         if mechanism.exact_noise and noise == "per-device":
             raise UsageError(
-                "per-device noise is floating-point, but this mechanism promises exact noise: drop one of them"
+                "per-device noise is floating-point, but this mechanism requires exact noise: drop one of them"
             )
         self.noise: NoiseSource
         if mechanism.exact_noise:
@@ -103,19 +103,19 @@ class PrivateStep(FlatGradient):
             self.noise = FloatNoise(key, mechanism.num_devices if noise == "per-device" else 0)
 
     def clip(self, gradients: Sequence[MicroGradients]) -> Clipped:
-        """Clip and average this process's gradients; in a run's first step, set private layer scales beforehand.
+        """Clip and average this process's gradients; in the first step of a run, first set private layer scales.
 
-        Every ``.grad`` is set to None: it would be a view of the memory in which the sum forms, still without noise.
+        Every ``.grad`` is set to None, because it would be a view of the sum, which does not have noise yet.
         """
         if tuple(name for name, _ in trainable(self.model)) != self.layout.names:
             raise UsageError(
-                "parameters were frozen or unfrozen after the step was built, so some get no noise: build a new step, "
-                "with a new key"
+                "parameters were frozen or unfrozen after the step was built, so some would get no noise: build a new "
+                "step with a new key"
             )
         for p in self.parameters:
             p.grad = None
             if p.dtype != (built := self.gradient.dtype):
-                raise UsageError(f"the step was built for {built}, but the model is now {p.dtype}: convert it before")
+                raise UsageError(f"the step was built for {built}, but the model is now {p.dtype}: convert it first")
         if self.mechanism.alpha is Alpha.PRIVATE and self.alpha is None:
             self.alpha = mean_scales(self, self.divisor, gradients)
         self._clipped = clip(
@@ -126,11 +126,11 @@ class PrivateStep(FlatGradient):
     def release(self, clipped: Clipped, epoch: int, step: int) -> Released:
         """Sum over processes, add noise, and store the result in every ``.grad``, valid until the next step.
 
-        UsageError if `clipped` is not what `clip` returned last, because then it is not what the processes sum.
+        Raises UsageError if `clipped` is not the last result of `clip`, because the processes would not sum it.
         """
         if clipped is not self._clipped:
             raise UsageError(
-                "these gradients were not clipped by this step's last clip(...): hand over what that returned"
+                "these gradients were not clipped by this step's last clip(...): pass the result of that call"
             )
         self._clipped = None
         self.sum_over_ranks()
@@ -139,13 +139,13 @@ class PrivateStep(FlatGradient):
         return released
 
     def __call__(self, epoch: int, step: int, losses: Sequence[Callable[[], Tensor]]) -> Released:
-        """Take one full step for any module, looping over this process's micro-batches; then call the optimizer.
+        """Take one full step for any module, looping over this process's micro-batches. Call the optimizer afterwards.
 
         `losses`: for each micro-batch, a function that returns its examples' losses, one number per example.
 
         Raises:
-            UsageError: more micro-batches, or more examples in one of them, than the mechanism declares; micro-batches
-                of several examples under Poisson sampling; a buffer has changed; or as for `clip`.
+            UsageError: there are more micro-batches, or more examples in one, than the mechanism declares; with Poisson
+                sampling, a micro-batch has several examples; a buffer has changed; or `clip` raises it.
         """
         self._count(epoch)
         declared, most = self.mechanism, math.ceil(self.divisor / self.mechanism.num_devices) * len(self.devices)
@@ -155,11 +155,11 @@ class PrivateStep(FlatGradient):
                     f"Poisson sampling with micro_batch_size={declared.micro_batch_size}: one more example would move "
                     "others to other micro-batches, which no epsilon covers; declare micro_batch_size=1"
                 )
-            most = most_micro_batches(most)  # the number drawn varies
+            most = most_micro_batches(most)  # the number of examples drawn varies
         if len(losses) > most:
             raise UsageError(
-                f"this process got {len(losses)} micro-batches: of {self.divisor} in a step on {declared.num_devices} "
-                f"devices it may have {most}; give each process its own ones, as step.own(...) does"
+                f"this process got {len(losses)} micro-batches, but of {self.divisor} in a step on "
+                f"{declared.num_devices} devices it may have only {most}: pass only its own, as from step.own(...)"
             )
         checked = [partial(self._losses, compute) for compute in losses]
         trained = copies(dict(trainable(self.model)))
@@ -168,32 +168,32 @@ class PrivateStep(FlatGradient):
         return self.release(clipped, epoch, step)
 
     def _count(self, epoch: int) -> None:
-        """Count a step of `epoch`; UsageError if it is not accounted for."""
+        """Count a step of `epoch`; raise UsageError if it is not accounted for."""
         check_whole("epoch", epoch, max(self._steps, default=0))
         self._steps[epoch] += 1
         if epoch >= self.epochs:
             raise UsageError(
-                f"a step of epoch {epoch}, but {self.epochs} epochs are accounted for, from 0: account for more"
+                f"a step of epoch {epoch}, but only {self.epochs} epochs are accounted for (from 0): account for more"
             )
         if self.mechanism.sampling_rate and self._steps[epoch] > (most := self.mechanism.releases_per_epoch):
-            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: {most} steps of an epoch are accounted for")
+            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: only {most} steps are accounted for")
 
     def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
-        """The losses of a micro-batch, one per example; UsageError if there are more than the mechanism declares."""
+        """Return the losses of a micro-batch, one per example; raise UsageError if the mechanism declares fewer."""
         if not callable(compute):
             raise UsageError("losses of a micro-batch are given as numbers: give a function, such as lambda: loss(...)")
         losses, most = compute(), self.mechanism.micro_batch_size
         if losses.ndim != 1:
             raise UsageError(
                 f"the losses of a micro-batch have the shape {tuple(losses.shape)}: give one number for each example, "
-                'such as those of reduction="none"; with fewer, nobody can tell how many examples share a clip'
+                'such as with reduction="none"; otherwise, the number of examples clipped together is unknown'
             )
         if not losses.requires_grad:
             raise UsageError("the losses do not depend on the model: compute them from it, without detach or no_grad")
         if len(losses) > most:
             raise UsageError(
-                f"a micro-batch has {len(losses)} losses, and the mechanism declares micro_batch_size={most}: the "
-                "noise would be too small for it; declare the larger size, or hand over smaller micro-batches"
+                f"a micro-batch has {len(losses)} losses, but the mechanism declares micro_batch_size={most}: the "
+                "noise would be too small; declare the larger size, or pass smaller micro-batches"
             )
         return losses
 
@@ -203,16 +203,16 @@ class PrivateStep(FlatGradient):
             kept = before.get(name)
             if kept is None or kept.shape != tensor.shape or not torch.equal(kept.nan_to_num(), tensor.nan_to_num()):
                 raise UsageError(
-                    f"the losses change {name!r}: no noise covers what a layer stores about the examples; put the "
-                    "layer into eval mode, or use one that stores nothing, such as GroupNorm or LayerNorm"
+                    f"the losses change {name!r}: no noise covers data that a layer stores about the examples; put the "
+                    "layer into eval mode, or use a layer that stores nothing, such as GroupNorm or LayerNorm"
                 )
 
     def noise_stds(self, epoch: int) -> list[float]:
-        """Standard deviation of the noise on the released gradient, per parameter tensor."""
+        """Return the standard deviation of the noise on the released gradient for each parameter tensor."""
         return noise_stds(self.mechanism, epoch, self.alpha, self.divisor, len(self.parameters))
 
     def own(self, micro_batches: Sequence[T]) -> Sequence[T]:
-        """This process's share of a step's micro-batches, which are spread evenly over the devices."""
+        """Return this process's share of a step's micro-batches, which are spread evenly over the devices."""
         devices, count = self.devices, len(micro_batches)
         start, stop = (place * count // self.mechanism.num_devices for place in (devices.start, devices.stop))
         return micro_batches[start:stop]
@@ -224,7 +224,7 @@ class PrivateStep(FlatGradient):
 
 
 def not_trained(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of a model that no noise covers: buffers, frozen parameters and tensors in attributes, by name."""
+    """Return, by name, tensors of a model that no noise covers: buffers, frozen parameters, tensors in attributes."""
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     return {
         name: tensor.detach()
@@ -242,7 +242,7 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
-    """alpha_k (K): norm of the devices' mean gradient (P) per layer, scaled to maximum 1; zero gradients get 1."""
+    """Return alpha_k (K): the norm of the mean gradient (P) per layer, scaled to maximum 1; zero gradients get 1."""
     norms = layer_norms(gradient[None], layout)
     check_finite(norms, layout)
     if norms.max() == 0:
@@ -252,9 +252,9 @@ def layer_scales(gradient: Tensor, layout: Layout) -> Tensor:
 
 
 def mean_scales(flat: FlatGradient, divisor: int, gradients: Sequence[MicroGradients]) -> Tensor:
-    """alpha (K) from the mean of all ranks' gradients, without clipping or noise.
+    """Return alpha (K) from the mean of all ranks' gradients, without clipping or noise.
 
-    `divisor`: the fixed number of micro-batches by which the sum is divided.
+    `divisor`: the fixed number of micro-batches, the divisor of the sum.
     """
     flat.gradient.zero_()
     for some in gradients:

@@ -1,4 +1,4 @@
-"""The recipe: settings that train a usable model at a given epsilon. Each line is one setting with its reason.
+"""Recipe for training a usable model at a given epsilon: each line is one setting with its reason.
 
 `plan` turns a corpus and an epsilon into the settings of a run, and explains them before training starts.
 """
@@ -36,8 +36,8 @@ class Plan:
         config: configuration of the run; its noise guarantees `epsilon` at `delta`.
         protected: number of protected utterances.
         steps: number of steps that the run will take.
-        public: public data that the model starts from, one line per source.
-        lines: the recipe.
+        public: data that the starting model was trained on, one line per source.
+        lines: the settings of the recipe.
         copies: number of occurrences of the most frequent text in the training set.
         copies_epsilon: epsilon of all these copies together, at `delta`; None if no such epsilon is guaranteed.
         warnings: warnings about the corpus.
@@ -56,9 +56,9 @@ class Plan:
 
 
 def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
-    """Settings for n utterances; `start` is a public start that was not trained on them.
+    """Return the settings for n utterances; `start` is a public starting model that was not trained on them.
 
-    Some depend on "model", "frozen" or "batch_size", which may be `given` instead. Epsilon determines only the noise.
+    Some settings depend on "model", "frozen" or "batch_size", which may be `given`. Epsilon determines only the noise.
     docs/results.md has the measurements behind each line.
     """
     model = given.get("model", "clc")
@@ -67,29 +67,29 @@ def recipe(n: int, start: str | None, **given: Any) -> tuple[Line, ...]:
     steps = STEPS // 2 if frozen else STEPS
     epochs = max(1, round(steps * given.get("batch_size", batch.value) / n))
     if frozen:
-        knows = "it knows other people's commands, and looks for the words in a label's name"
-        learns = f"only the heads and the CRF learn (below {HEADS_ALONE:,} utterances): fewer parameters get noise"
-        clip = Line("clip_norm", 1.0, "well-predicted utterances have shorter gradients, so they count less")
+        knows = "this model was trained on other people's commands, and uses the words in label names"
+        learns = f"only heads and CRF are trained (below {HEADS_ALONE:,} utterances): fewer parameters get noise"
+        clip = Line("clip_norm", 1.0, "well-predicted utterances have smaller gradients, so they count less")
         rates = [
-            Line("lr", 0.01, "Adam's"),
-            Line("lr_schedule", "constant", "of rates with the same sum, equal ones add up to the least noise"),
+            Line("lr", 0.01, "Adam's learning rate"),
+            Line("lr_schedule", "constant", "for the same sum of rates, constant rates accumulate the least noise"),
         ]
     else:
-        knows, learns = "it knows other people's commands", "all weights learn"
-        clip = Line("clip_norm", 0.1, "most gradients are longer, so all utterances count about equally")
-        rates = [Line("lr", 0.001 if model == "bert" else 0.015, "Adam's at first, then falling to zero")]
+        knows, learns = "this model was trained on other people's commands", "all weights are trained"
+        clip = Line("clip_norm", 0.1, "most gradients have a larger norm, so all utterances count about equally")
+        rates = [Line("lr", 0.001 if model == "bert" else 0.015, "Adam's initial learning rate, falling to zero")]
     return (
-        Line("method", "dp-sgd", "each utterance is clipped alone, which halves what one can change"),
-        Line("sampling", "poisson", "chance hides who takes part, so less noise will do"),
+        Line("method", "dp-sgd", "each utterance is clipped individually, which halves the sensitivity"),
+        Line("sampling", "poisson", "chance hides which utterances take part, so less noise is needed"),
         Line("pretrained", start, knows),
         Line("frozen", frozen, learns),
-        Line("size", "medium", "a third of the paper's width: each weight that learns gets noise"),
+        Line("size", "medium", "a third of the paper's width, because each trained weight gets noise"),
         batch,
-        Line("epochs", epochs, "more passes bring no more" if frozen else "as many as time allows"),
+        Line("epochs", epochs, "more passes do not help" if frozen else "as many passes as time allows"),
         clip,
         *rates,
         Line("intent_weight", 1.0, "the intent counts as much as the slots"),
-        Line("dropout", 0.0, "the noise is regularisation enough"),
+        Line("dropout", 0.0, "the noise regularises enough"),
     )
 
 
@@ -97,43 +97,43 @@ def _batch_size(n: int, model: str, frozen: bool) -> Line:
     if LARGE <= n < HEADS_ALONE and frozen:
         return Line("batch_size", 1_400, "keeps the run short enough for a lesson")
     if n >= LARGE:
-        return Line("batch_size", round(12.5 * math.sqrt(n)), "grows with the root of the corpus: larger is too slow")
+        return Line("batch_size", round(12.5 * math.sqrt(n)), "grows with the square root of n: larger is too slow")
     rounds = 8 if model == "bert" else 2 if frozen else 4
-    return Line("batch_size", math.ceil(n / rounds), "a larger step has less noise relative to its signal")
+    return Line("batch_size", math.ceil(n / rounds), "a larger batch has less noise relative to its signal")
 
 
 STEPS, LARGE, HEADS_ALONE = 320, 20_000, 100_000
 
 
 def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
-    """A run that guarantees `epsilon`, by the recipe; `given`: fields of `TrainConfig` that override its lines.
+    """Plan a run that guarantees `epsilon` by the recipe; `given`: fields of `TrainConfig` that override its lines.
 
-    The noise is the smallest that suffices, by privacy loss distributions under Poisson sampling, in nine digits.
+    The noise is the smallest that suffices, to nine digits, by privacy loss distributions with Poisson sampling.
 
     Raises:
-        UsageError: as for `TrainConfig`; the corpus is too small for epsilon; no noise makes the settings private.
+        UsageError: a setting is invalid, the corpus is too small for epsilon, or no noise makes the settings private.
     """
     asked = TrainConfig(corpus, **{"method": "dp-sgd", "private_seed": True, **given})
     whole = load_corpus(corpus, asked.tokens)
     if asked.method == "sgd":
         raise UsageError("sgd adds no noise: drop --epsilon, or choose another --method")
     if not asked.private_seed:
-        raise UsageError("with a published seed no epsilon is guaranteed: drop --no-private-seed or --epsilon")
+        raise UsageError("with a published seed, no epsilon is guaranteed: drop --no-private-seed or --epsilon")
     if asked.noise == "per-device":
-        raise UsageError("per-device noise is floating-point, and its last bits may leak: drop --noise per-device")
+        raise UsageError("per-device noise is floating-point, and its last bits may leak data: drop --noise per-device")
     data = split(whole, asked.seed, **asked.split)
     n = len(data.train)
     delta = max(n, 2) ** -1.1 if asked.delta is None else asked.delta
     budget = Budget(epsilon, delta)
     if delta > 1 / n:
-        raise UsageError(f"delta {delta:g} would permit publishing one of {n}: give less than {1 / n:.2g}")
+        raise UsageError(f"delta {delta:g} would permit publishing one of {n} utterances: give less than {1 / n:.2g}")
     if epsilon > MOST_EPSILON:
-        raise UsageError(f"epsilon {epsilon:g} promises nothing: give at most {MOST_EPSILON:g}")
+        raise UsageError(f"epsilon {epsilon:g} is too large to be meaningful: give at most {MOST_EPSILON:g}")
     if n * epsilon < LEAST_SIGNAL:
-        units = f"{n} training utterances (of {len(whole.utterances):,} utterances in all)"
+        units = f"{n} training utterances (of {len(whole.utterances):,} utterances in total)"
         raise UsageError(
-            f"{units} are too few for epsilon {epsilon:g}: the noise would drown the signal; train on about "
-            f"{math.ceil(LEAST_SIGNAL / epsilon):,}, or allow an epsilon of {upward(LEAST_SIGNAL / n, 2)}"
+            f"{units} are too few for epsilon {epsilon:g}: the noise would hide the signal; train on about "
+            f"{math.ceil(LEAST_SIGNAL / epsilon):,} utterances, or allow epsilon {upward(LEAST_SIGNAL / n, 2)}"
         )
     start = asked.pretrained
     if start is None and asked.model == "clc":  # for BERT the user names the weights
@@ -160,4 +160,4 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
 
 
 MOST_EPSILON = 1000.0
-LEAST_SIGNAL = 500.0  # n epsilon; below it, models are hardly better than guessing (at 580 SER is .96, at 2,160 .61)
+LEAST_SIGNAL = 500.0  # minimum n * epsilon; below it, models barely beat guessing (SER .96 at 580, .61 at 2,160)

@@ -1,14 +1,14 @@
-"""Files in a run's folder: the record, a JSON file from which every figure can be traced, and the others.
+"""Files in a run's folder. The most important file is the record, from which every figure can be traced.
 
-DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256": digest of the rest
+DIR/record.json     configuration, versions, corpus, epochs, final scores, guarantee; "sha256": digest of these fields
 DIR/ledger.jsonl    every private release (see `edp_lab.training.ledger`)
 DIR/secret.key      the key of a run with a private seed; deleted when the run finishes
 DIR/state.safetensors   the checkpoint from which to resume; deleted when the run finishes
 DIR/certificate.json, .html   the privacy certificate (see `edp_lab.training.certificate`), if there is a guarantee
 DIR/model/          the model (see `edp_lab.models.factory`)
 
-A run reports `StepDone` and `EpochDone` events to a listener. Files are replaced atomically: a reader sees an old
-version or a new one, never part of one. UsageError if a file is damaged or cannot be written.
+A run reports `StepDone` and `EpochDone` events to a listener. Files are replaced atomically: a reader sees the old or
+the new version, never a part of it. The functions raise UsageError if a file is damaged or cannot be written.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """Event after each epoch: its row of the run record, and the status of the guarantee so far."""
+    """Event after each epoch: the epoch's row of the run record, and the status of the guarantee so far."""
 
     epoch: int
     epochs: int
@@ -85,7 +85,7 @@ Listener = Callable[[Event], None]
 
 
 def new_run_folder(out: str | Path) -> Path:
-    """Path of the folder for a new run, not yet created; UsageError if the folder cannot be used."""
+    """Return the path of a new run's folder without creating it; raise UsageError if the folder cannot be used."""
     folder = Path(out)
     parent = next(p for p in (*folder.absolute().parents, folder.absolute()) if p.exists())  # / has no parents
     if not parent.is_dir() or not os.access(parent, os.W_OK):
@@ -100,14 +100,14 @@ def new_run_folder(out: str | Path) -> Path:
 
 
 def may_begin(folder: Path) -> bool:
-    """Whether the folder has nothing but the files of a run killed before its record, and so before its first step."""
+    """Whether the folder has only files of a run that was killed before its record, and so before its first step."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(PARTIAL)}
     entries = (folder / LEDGER).read_bytes().count(b"\n") if LEDGER in names else 0  # the first line is the mechanism
     return not names or (LOCK in names and names <= BEFORE_A_RECORD and entries <= 1)
 
 
 def go_on(folder: Path) -> str:
-    """Hint for a run that has a record, if one of its files cannot be written."""
+    """Hint for an error message: a file of a run that has a record cannot be written."""
     return f"make room, then run edp-lab train --resume {folder}"
 
 
@@ -115,8 +115,8 @@ def go_on(folder: Path) -> str:
 def open_folder(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
     """Lock a run's folder; if a new run fails before its first checkpoint, empty the folder.
 
-    The files stay if the ledger counts a release before the step that failed, because the failure reveals something
-    about it. They also stay if a run with a record lost a rank or filled the disk, because it can be resumed.
+    The files are kept if the ledger has a release before the failed step, because the failure reveals something about
+    this release. They are also kept if a run with a record lost a rank or filled the disk: it can be resumed.
     """
     with locked(folder):
         if not resuming:
@@ -135,7 +135,7 @@ def open_folder(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
 
 
 def _has_released(folder: Path) -> bool:
-    """Whether a step under a secret key was completed; each step enters the ledger before it begins."""
+    """Whether a step with a secret key was completed; the ledger records each step before it begins."""
     with suppress(UsageError):
         return (folder / SECRET).exists() and len(PrivacyLedger.open(folder / LEDGER).releases) > 1
     return False
@@ -151,7 +151,7 @@ def locked(folder: Path) -> Iterator[None]:
             lock.acquire(timeout=0)
         except Timeout:
             raise UsageError(
-                f"another process is training in {folder}: wait until it has ended; a new run needs another --out"
+                f"another process is training in {folder}: wait until it ends, or choose another --out for a new run"
             ) from None
     try:
         yield
@@ -163,7 +163,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def tidy(folder: Path, *more: str) -> None:
-    """Remove files that a finished run no longer needs, and half-written files."""
+    """Remove files that a finished run no longer needs, and partially written files."""
     half = [path for path in folder.rglob(f"{PARTIAL}*") if not path.is_dir()]
     for path in (*(folder / name for name in (SECRET, STATE, *more)), *half):
         path.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def versions() -> dict[str, str]:
 
 
 def settled(config: TrainConfig, delta: float) -> dict[str, Any]:
-    """The configuration as recorded: with defaults filled in and absolute paths."""
+    """Return the configuration for the record, with defaults filled in and absolute paths."""
     settings = {**asdict(config), "delta": delta, "lr": config.learning_rate}
     return settings | {"corpus": _absolute(config.corpus), "pretrained": _absolute(config.pretrained)}
 
@@ -193,7 +193,7 @@ def _absolute(given: str | None) -> str | None:
 def initial_record(
     config: TrainConfig, settings: dict[str, Any], corpus: Corpus, data: Split, world: int
 ) -> dict[str, Any]:
-    """Initial record fields, except those that only the trainer knows; `world`: number of ranks."""
+    """Return the initial fields of the record, except those that only the trainer knows; `world`: number of ranks."""
     devices = config.num_devices
     shared = f"{world} process" + ("es" if world > 1 else "")  # "8 devices: 2 processes, 6 simulated"
     if config.method != "sgd":
@@ -221,7 +221,7 @@ def check_same_split(folder: str | Path, record: Mapping[str, Any], data: Split)
     """Raise UsageError if the run was split differently: its training utterances could be in the test set of `data`."""
     kept = record["corpus"]
     if kept["splits"] != data.counts or kept.get("train_sha256", digest_of(data)) != digest_of(data):
-        raise UsageError(f"the run in {folder} was split by another version of edp_lab: use that one, or train again")
+        raise UsageError(f"the run in {folder} was split by another version of edp_lab: use this version, or retrain")
 
 
 def digest_of(data: Split) -> str:
@@ -232,7 +232,7 @@ def digest_of(data: Split) -> str:
 def not_private(
     config: TrainConfig, corpus: Corpus, data: Split, mechanism: Mechanism | None, delta: float
 ) -> list[str]:
-    """Parts of the record and the model that reveal information about the corpus without noise."""
+    """List the parts of the record and the model that reveal information about the corpus without noise."""
     flags = [*NOT_PRIVATE]
     if not corpus.labels_declared:
         flags.append("label sets (taken from the corpus; public if listed in intents.txt and slots.txt)")
@@ -265,13 +265,13 @@ def read_record(folder: str | Path) -> dict[str, Any]:
 
 
 def run_ledger(run: str | Path) -> PrivacyLedger:
-    """The ledger of a run, checked against its record and, if the run is unfinished, its checkpoint."""
+    """Return the ledger of a run, checked against its record and, if the run is unfinished, its checkpoint."""
     record, state = read_record(run), Path(run) / STATE
     if record.get("ledger") is None:
-        raise UsageError(f"{run} has no ledger, as it was trained without noise: train with --epsilon, say, 8")
+        raise UsageError(f"{run} has no ledger, because it was trained without noise: train with --epsilon, such as 8")
     position: dict[str, Any] = {}
     with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError), safe_open(state, framework="np") as file:
-        position = json.loads(file.metadata()["progress"])  # a damaged one is refused on resuming
+        position = json.loads(file.metadata()["progress"])  # resuming refuses a damaged checkpoint
     return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), position.get("chain"))
 
 
@@ -281,9 +281,9 @@ def record_guarantee(
     ledger: PrivacyLedger | None,
     epochs: int,
 ) -> dict[str, float | None]:
-    """Judge the releases in the ledger, or without one those of `epochs` epochs, and record the guarantee.
+    """Judge the releases in the ledger, or, without a ledger, those of `epochs` epochs; record the guarantee.
 
-    Returns the epsilons, and the noise of the last of `epochs` epochs.
+    Returns the epsilons and the noise of the last of these epochs.
     """
     config, releases = record["config"], epochs if ledger is None else ledger.releases_by_epoch()
     published = config["private_seed"] is not True
@@ -305,7 +305,7 @@ def write_secret(folder: Path, key: int, hint: str) -> None:
 
 
 def read_secret(folder: Path) -> int | None:
-    """The noise key of a resumable run; None if the file is missing. UsageError if it contains no key."""
+    """Return the noise key of a resumable run, or None if the file is missing; raise UsageError if it has no key."""
     path = folder / SECRET
     if not os.path.lexists(path):
         return None

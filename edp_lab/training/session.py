@@ -45,13 +45,13 @@ def train(
     """Train one model and return its run record, which is also saved as ``out/record.json``.
 
     With ``config.processes`` above 1, torchrun starts the ranks, unless a launcher has already started this process as
-    one of them. Setting `stop`, or a KeyboardInterrupt, ends the run early with a usable model and record, status
-    "interrupted"; `resume` continues it.
+    a rank. Setting `stop`, or a KeyboardInterrupt, ends the run early with a usable model, a record, and the status
+    "interrupted"; `resume` continues the run.
 
     Raises:
-        UsageError: bad configuration or corpus, `out` already contains a run (then nothing is written), non-finite
-            parameters (or gradients, if the run has no guarantee), a full disk, or a process that died (progress so
-            far is saved).
+        UsageError: the configuration or corpus is bad, `out` already contains a run (nothing is written), parameters
+            (or, in a run without a guarantee, gradients) are not finite, the disk is full, or a process died (progress
+            so far is saved).
     """
     folder = run_files.new_run_folder(out) if rank() == 0 else Path(out)
     return _start(config, folder, listener, stop or threading.Event(), resuming=False)
@@ -62,15 +62,15 @@ def resume(
 ) -> dict[str, Any]:
     """Resume a run that was killed, interrupted or failed, and return its record.
 
-    On the same machine and number of processes the result is, bit for bit, that of an uninterrupted run.
+    On the same machine and number of processes, the result is bit-identical to that of an uninterrupted run.
 
     Raises:
-        UsageError: no run in `folder`, its corpus or files have changed, in use by another process, or as for `train`.
+        UsageError: `folder` has no run, its corpus or files have changed, another process uses it, or `train` fails.
     """
     record, folder = run_files.read_record(folder), Path(folder)
     if record["status"] == "finished":
         if "guaranteed_epsilon" not in record["final"]:
-            raise UsageError(f"{folder} was trained by another version of edp_lab, and has finished: train again")
+            raise UsageError(f"{folder} is a finished run of another version of edp_lab: train again")
         load_model(folder / run_files.MODEL)  # a UsageError if it is damaged
         _complete(folder, record)
         run_files.tidy(folder, run_files.LOCK)
@@ -81,7 +81,7 @@ def resume(
 def train_here(
     config: TrainConfig, folder: Path, listener: Listener, stop: threading.Event, resuming: bool
 ) -> dict[str, Any]:
-    """Run this process's part of the training; UsageError as for `train`, or if the number of processes is wrong."""
+    """Run this process's part of the training; raises like `train`, or if the number of processes is wrong."""
     accelerator = start_accelerator(config.processes)
     with run_files.open_folder(folder, resuming, config.processes) if accelerator.is_main_process else nullcontext():
         corpus = load_corpus(config.corpus, config.tokens)
@@ -96,13 +96,13 @@ def train_here(
             _resume_from_state(trainer, folder)
         if config.processes > 1:
             state = [asdict(trainer.progress), checkpoint.digest(dict(trainer.parameters))]
-            _agree(accelerator, state, "states: resume with one folder")
+            _agree(accelerator, state, "states: resume all from one folder")
         if trainer.main:
             if trainer.mechanism is not None:
                 trainer.ledger = _ledger(folder, trainer.mechanism, trainer.progress.chain, earlier)
             if config.private_seed and trainer.key != run_files.read_secret(folder):
                 # All checks have passed, and the record does not mention the key yet.
-                hint = "remove what is there, and resume again" if resuming else "choose another --out"
+                hint = "remove this file, and resume again" if resuming else "choose another --out"
                 run_files.write_secret(folder, trainer.key, hint)
             trainer.record_guarantee()
             run_files.write_record(folder, trainer.record)
@@ -141,12 +141,12 @@ def _complete(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict[str, Any] | None) -> PrivacyLedger:
-    """A new ledger, or the earlier one; UsageError if that lacks entries or belongs to another mechanism."""
+    """Create or open the ledger; raise UsageError if it lacks entries or has a different mechanism."""
     if earlier is None:
         return PrivacyLedger(folder / LEDGER, mechanism)
     ledger = PrivacyLedger.open(folder / LEDGER, earlier["ledger"], chain)
     if ledger.mechanism != mechanism:
-        raise UsageError(f"the ledger in {folder} has another mechanism than its record: restore both from a copy")
+        raise UsageError(f"the ledger and the record in {folder} have different mechanisms: restore both from a copy")
     return ledger
 
 
@@ -166,7 +166,7 @@ def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.E
             raise
         trainer.record_guarantee()
         trainer.record["status"] = "interrupted"
-        # The last checkpoint stays, so that a resumed run continues from a complete step.
+        # The last checkpoint stays, and a resumed run continues from this complete step.
         run_files.write_record(folder, trainer.record)
         _finish(trainer)
         trainer.save_model(folder, "interrupted")
@@ -178,7 +178,7 @@ def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.E
 
 def _write_failed(folder: Path, record: dict[str, Any], epsilons: dict[str, float | None], error: UsageError) -> None:
     unknown = dict.fromkeys(("loss", "seconds", *(field.name for field in fields(Scores))))
-    with suppress(UsageError):  # on a full disk the earlier record stays; the first error is the one to report
+    with suppress(UsageError):  # on a full disk, the earlier record stays, and the first error is reported
         run_files.write_record(
             folder, {**record, "final": {**unknown, **epsilons}, "status": "failed", "error": str(error)}
         )
@@ -225,7 +225,7 @@ def _start_ranks(
     except UsageError as error:
         if not record.exists():
             raise UsageError(str(error).removesuffix(f": {hint}")) from None  # there is nothing to resume
-        if record.stat().st_mtime_ns != before:  # otherwise the ranks stopped before they began
+        if record.stat().st_mtime_ns != before:  # otherwise the ranks stopped before training began
             _record_failed(folder, error)
         raise
     return run_files.read_record(folder)
@@ -243,7 +243,7 @@ def _record_failed(folder: Path, error: UsageError) -> None:
 
 
 def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
-    """Start an Accelerator, on the CPU if there is no GPU; UsageError if the number of processes is not `processes`."""
+    """Start an Accelerator, on the CPU if there is no GPU; raise UsageError if the number of processes is wrong."""
 
     def check(started: int) -> None:
         if started != processes:
@@ -271,14 +271,14 @@ def start_accelerator(processes: int, device: str | None = None) -> Accelerator:
 def _key(
     config: TrainConfig, folder: Path, earlier: dict[str, Any] | None, accelerator: Accelerator, inputs: str
 ) -> tuple[int, int]:
-    """The key for order, dropout and noise, the same on all ranks, and the number of keys the run used before it.
+    """Return the key for order, dropout and noise, the same on all ranks, and the number of keys used before it.
 
-    A run resumed on another machine may repeat steps with different last bits; the same noise on both could be
-    subtracted. So it gets a fresh key, and the ledger counts repeated steps as further releases. The same applies if
-    the key is lost, and on a GPU, where sums have no fixed order.
+    A run resumed on another machine may repeat steps with different last bits, and the same noise in both could be
+    subtracted. The run therefore gets a fresh key, and the ledger counts repeated steps as further releases. The same
+    applies if the key is lost, and on a GPU, where sums have no fixed order.
     """
     here = checkpoint.surroundings(accelerator, inputs)
-    _agree(accelerator, here, "options, files, versions or numbers of threads: start them all alike")
+    _agree(accelerator, here, "options, files, versions or numbers of threads: make these the same")
     key, keys = None, 0
     if accelerator.is_main_process:
         keys = 0 if earlier is None else earlier.get("keys", 0)

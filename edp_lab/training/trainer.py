@@ -3,13 +3,13 @@
     batches.devices       which utterances, in which micro-batches    `edp_lab.training.batches`
     ledger.begin          starts recording the release                `edp_lab.training.ledger`
     gradients             of this rank's micro-batches                `edp_lab.training.gradients`
-    clip                  each to norm C, and average them            `edp_lab.training.dp_step`
+    clip                  clips each to norm C and averages them      `edp_lab.training.dp_step`
     sum over ranks, once the release is recorded                      `edp_lab.training.gradients`
     add_noise             drawn by `edp_lab.training.noise`           `edp_lab.training.dp_step`
-    optimizer.step        sees nothing but what was released          `edp_lab.training.build`
+    optimizer.step        sees only the released gradient             `edp_lab.training.build`
 
-The loop knows nothing of terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener.
-`edp_lab.training.session` starts it, on several processes by `edp_lab.training.launch`.
+The loop does not depend on terminals or notebooks; it reports `StepDone` and `EpochDone` events to a listener.
+`edp_lab.training.session` starts it, with `edp_lab.training.launch` for several processes.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from edp_lab.training.ledger import PrivacyLedger
 from edp_lab.training.private_step import PrivateStep, mean_scales
 from edp_lab.training.run_files import EpochDone, Listener, StepDone
 
-SAVE_EVERY = 60.0  # seconds between two states within an epoch
+SAVE_EVERY = 60.0  # seconds between checkpoints within an epoch
 
 
 class StepSums(NamedTuple):
-    """Sums over all ranks: the loss of a step's utterances, their number, and the ranks that were asked to stop."""
+    """Sums over all ranks: loss of a step's utterances, number of utterances, number of ranks asked to stop."""
 
     loss: float
     examples: float
@@ -70,11 +70,11 @@ Key = int | Callable[[str], tuple[int, int]] | None
 
 
 class Trainer:
-    """The state of one training run in one of its processes: model, optimizer, noise key, record.
+    """State of one training run in one of its processes: model, optimizer, noise key and record.
 
     Args:
-        key: for order, dropout and noise; or a function from the digest of the run's inputs to the key and the
-            number of keys that the run has had before; None: derived from the seed.
+        key: key for order, dropout and noise; or a function from the digest of the run's inputs to this key and the
+            number of keys that the run used before; or None to derive the key from the seed.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Trainer:
         }
 
     def train(self, folder: Path, listener: Listener, stop: threading.Event) -> str:
-        """Train to the end, or to the end of the step in which `stop` was set: "finished" or "interrupted"."""
+        """Train to the end ("finished"), or to the end of the step in which `stop` was set ("interrupted")."""
         while self.progress.epoch < self.config.epochs:
             go_on = self.epoch(listener, stop, folder)
-            self.save_state(folder)  # first, so that no model is saved before its epochs are charged
+            self.save_state(folder)  # saved first, because no model may exist before its epochs are counted
             if not go_on:
                 return "interrupted"
             self.save_model(folder, "running")
@@ -137,9 +137,9 @@ class Trainer:
     def epoch(
         self, listener: Listener = lambda event: None, stop: threading.Event | None = None, folder: Path | None = None
     ) -> bool:
-        """The rest of the current epoch, scored on the validation set; False once a stop was asked for.
+        """Train the rest of the current epoch, and score the validation set; return False if a stop was requested.
 
-        With a `folder`, a state is saved there once a minute.
+        If a `folder` is given, a checkpoint is saved there once a minute.
         """
         now, steps, before = self.progress, self.batches.steps_per_epoch, self.progress.seconds
         saved = start = time.perf_counter()
@@ -160,14 +160,14 @@ class Trainer:
         return not stopped or now.epoch == self.config.epochs
 
     def step(self, stopped: Callable[[], bool] = lambda: False) -> StepSums:
-        """One step of any method.
+        """Take one step of any method.
 
-        Guarantee: a private step is recorded in the ledger before its noise is drawn. Nothing is released without the
-        first rank, so it is enough that this one has recorded it.
+        Guarantee: a private step is recorded in the ledger before its noise is drawn. It is enough that the first rank
+        records the step, because nothing is released without this rank.
 
         Raises:
-            UsageError: the ledger cannot be written; or a loss is not finite, unless the mechanism is sound, as no
-                epsilon covers an end that depends on the loss.
+            UsageError: the ledger cannot be written; or a loss is not finite, except with the sound mechanism, because
+                no epsilon covers a stop that depends on the loss.
         """
         now, private = self.progress, self.private
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
@@ -184,13 +184,13 @@ class Trainer:
                 private.alpha = mean_scales(private, private.divisor, self._gradients(micro_batches, dropout_key))
             # Recorded in the background while the gradients are computed; awaited below, before the sum.
             entry = None if self.ledger is None else self.ledger.begin(now.epoch, now.step, self.key)
-            gradients = self._gradients(micro_batches, dropout_key)  # computed by `clip`, as it asks for norms
+            gradients = self._gradients(micro_batches, dropout_key)  # computed when `clip` asks for norms
             mechanism, alpha, divisor = private.mechanism, private.alpha, private.divisor
             clipped = clip(gradients, mechanism, self.layout, alpha, divisor, private.gradient, private.world)
             local_loss = sum((group.loss for group in gradients), torch.zeros(()))
             if entry is not None:
                 entry.result()
-            # In place, in the memory that `clipped` is made of.
+            # In place, in the memory of `clipped`.
             sums = StepSums(*private.sum_over_ranks(local_loss, examples, stopped()))
             private.use(add_noise(clipped, now.epoch, now.step, private.noise).layers)
         if not math.isfinite(sums.loss) and not (self.mechanism and self.mechanism.variant is Variant.SOUND):
@@ -202,9 +202,9 @@ class Trainer:
         return sums
 
     def _end_epoch(self, listener: Listener) -> None:
-        """Score the model, judge what was released, and add the epoch's row to the record."""
+        """Score the model, judge the releases so far, and add the epoch's row to the record."""
         now = self.progress
-        # A sound run may end early only because of what was released, so the parameters are checked, not gradients.
+        # A sound run may end early only because of released values, so we check the parameters, not the gradients.
         norms = torch.stack([row_norms(p.detach().view(1, -1)) for _, p in self.parameters], dim=1)
         check_finite(norms, self.layout)
         scores = evaluate_model(self.model, self.validation, self.accelerator, self.validation_cache)
@@ -215,12 +215,12 @@ class Trainer:
             listener(EpochDone(now.epoch - 1, self.config.epochs, row, self.record["guarantee"]["status"]))
 
     def _shard(self, devices: Devices) -> list[np.ndarray]:
-        """The micro-batches of this rank's devices."""
+        """Return the micro-batches of this rank's devices."""
         local = shard(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
         return [micro_batch for device in devices[local.start : local.stop] for micro_batch in device]
 
     def _gradients(self, parts: Sequence[np.ndarray], dropout_key: int | None) -> Sequence[MicroGradients]:
-        """Lazy gradients of this rank's micro-batches."""
+        """Return lazy gradients of this rank's micro-batches."""
         naive = self.config.method == "dp-sgd-naive"
         return model_gradients(self.model, self.train_data, parts, dropout_key, self.layout, naive, self.memory)
 
@@ -233,7 +233,7 @@ class Trainer:
             checkpoint.save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
 
     def save_model(self, folder: Path, status: str) -> None:
-        """Write the record, then the model beside it."""
+        """Write the record, then the model."""
         self.record["status"] = status
         if self.main:
             self.record["model_sha256"] = model_checksum(self.model)
@@ -241,6 +241,6 @@ class Trainer:
             save_model(self.model, folder / run_files.MODEL, run_files.go_on(folder))
 
     def record_guarantee(self) -> dict[str, float | None]:
-        """Judge every epoch begun so far, an interrupted one as a whole, and put the verdict into the record."""
+        """Judge all epochs begun so far, an interrupted epoch in full, and add the verdict to the record."""
         begun = self.progress.epoch + (self.progress.step_in_epoch > 0)
         return run_files.record_guarantee(self.record, self.mechanism, self.ledger, max(begun, 1))

@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 07_train_privately.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 07_train_privately.ipynb; each begins at a line ``# EXERCISE name``."""
 
 # EXERCISE smaller
 prediction = {  # "A" or "B"
@@ -10,14 +10,14 @@ prediction = {  # "A" or "B"
 
 # EXERCISE noise
 def noise_on_mean(z, clip_norm, micro_batch, batch):
-    """Standard deviation per weight; `micro_batch` divides `batch`."""
+    """Standard deviation of the noise per weight; `batch` is a multiple of `micro_batch`."""
     sensitivity = clip_norm if micro_batch == 1 else 2 * clip_norm
     return z * sensitivity / (batch / micro_batch)
 
 
 # EXERCISE report
 def report(trials, delta):
-    """The error of the best of several private runs, and the ε of having tried them all."""
+    """The error of the best of several private runs, and the ε of all trials."""
     best = min(trials, key=lambda trial: trial["validation_ser"])
     mu = sum(trial["mu"] ** 2 for trial in trials) ** 0.5
     return best["test_ser"], gdp_epsilon(mu, delta)

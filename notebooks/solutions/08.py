@@ -1,9 +1,9 @@
-"""Solutions of the exercises in 08_data_and_models.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 08_data_and_models.ipynb; each begins at a line ``# EXERCISE name``."""
 
 
 # EXERCISE ser
 def ser(references, predictions):
-    """The semantic error rate of all utterances together."""
+    """Semantic error rate over all utterances."""
     errors = items = 0
     for (intent, slots), (said, found) in zip(references, predictions, strict=True):
         errors += (intent != said) + edit_distance(slots, found)
@@ -17,6 +17,6 @@ prediction = "above 0.7"
 
 # EXERCISE pool
 def pool(tokens, lengths):
-    """The maximum over the words of each utterance, (B, D)."""
+    """Maximum over the words of each utterance, shape (B, D)."""
     padded, mask = to_padded(tokens, lengths)
     return padded.masked_fill(~mask[..., None], -torch.inf).amax(1)

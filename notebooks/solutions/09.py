@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 09_many_gpus.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 09_many_gpus.ipynb; each begins at a line ``# EXERCISE name``."""
 
 
 # EXERCISE aggregate
@@ -9,7 +9,7 @@ def mean_deviation(stds):
 
 # EXERCISE ranks
 def rank_noise(key, step, rank, ranks, size, std):
-    """What one rank adds: the same for the same key, step and rank; another key, other numbers."""
+    """Noise of one rank, determined by key, step and rank, and independent for any other combination."""
     rng = np.random.default_rng([key, step, rank])
     return rng.normal(0, std / math.sqrt(ranks), size)
 
@@ -17,7 +17,7 @@ def rank_noise(key, step, rank, ranks, size, std):
 # EXERCISE processes
 prediction = {  # "rises", "falls" or "stays"
     "numbers drawn by one process": "falls",
-    "numbers drawn by all together": "stays",
-    "the released gradient's length": "stays",
-    "the ε that holds": "stays",
+    "numbers drawn by all processes": "stays",
+    "the released gradient's norm": "stays",
+    "the guaranteed ε": "stays",
 }

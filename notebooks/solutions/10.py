@@ -1,23 +1,23 @@
-"""Solutions of the exercises in 10_three_phases.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 10_three_phases.ipynb; each begins at a line ``# EXERCISE name``."""
 
 
 # EXERCISE gnmax
 def gnmax(counts, sigma, rng):
-    """The label that wins under noise; counts is an array (labels), rng a numpy generator."""
+    """Label with the highest noisy count; counts: array of shape (labels), rng: NumPy generator."""
     return (counts + rng.normal(0, sigma, len(counts))).argmax()
 
 
 # EXERCISE parts
 prediction = {  # "rises", "falls" or "stays"
-    "a tenth of the images, batches as before": "rises",
-    "a tenth of the images, batches of a tenth": "stays",
-    "all ten instructors together, not one of them alone": "stays",
+    "a tenth of the images, the same batch size": "rises",
+    "a tenth of the images, a tenth of the batch size": "stays",
+    "all ten instructors instead of one of them": "stays",
 }
 
 
 # EXERCISE budget
 def budget(total, labels):
-    """The scale of the Laplace noise on each count."""
-    each = total / labels  # every label costs
-    moved = 2  # a vote that leaves one count arrives at another
+    """Scale of the Laplace noise on each count."""
+    each = total / labels  # the ε of all labels add up
+    moved = 2  # one count falls by 1, another count rises by 1
     return moved / each

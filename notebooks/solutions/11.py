@@ -1,4 +1,4 @@
-"""Solutions of the exercises in 11_claims.ipynb, each from its line ``# EXERCISE name`` to the next."""
+"""Solutions to the exercises of 11_claims.ipynb; each begins at a line ``# EXERCISE name``."""
 
 
 # EXERCISE verdict

@@ -1,4 +1,4 @@
-"""Canaries: their ranks are fair until a model has stored them, and the guarantee is that of all copies together."""
+"""Canaries: their ranks are uniform until a model has memorised them, and the guarantee covers all copies together."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ EPOCHS, Z0 = 3, 8.0
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> TrainConfig:
-    """A tiny corpus and model; the noise drowns everything."""
+    """Settings of a run with a tiny corpus and model, and overwhelming noise."""
     path = tmp_path_factory.mktemp("corpus") / "tiny.jsonl"
     smart_home.write_jsonl(smart_home.generate(450, 5), path)
     return TrainConfig(str(path), size="small", batch_size=16, epochs=EPOCHS, z0=Z0)
@@ -44,7 +44,7 @@ def config(tmp_path_factory) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def measured(config):
-    """Rows by method and repetition count."""
+    """Results by method and number of repetitions."""
     events = []
     rows = measure_memorisation(
         config, ["sgd", "edp-sgd"], (0, 1, 16), 6, REFERENCES, lambda *told: events.append(told)
@@ -62,7 +62,7 @@ def text(config):
 
 @pytest.fixture(scope="module")
 def trained(config, text):
-    """A model trained with SGD on canaries that were inserted 16 times, and these."""
+    """A model trained with SGD on canaries that were inserted 16 times, and the canaries."""
     corpus, data = text[0], split(text[0], 0)
     drawn = draw_canaries(corpus, data.train, (16,), 6, REFERENCES, seed=0)
     run = Trainer(replace(config, method="sgd"), corpus, replace(data, train=(*data.train, *drawn.inserted)))
@@ -73,7 +73,7 @@ def trained(config, text):
 
 @pytest.fixture(scope="module")
 def untrained(config, text):
-    """A model with words of its training set and one with hash buckets, both as they begin."""
+    """Two untrained models, one with the words of its training set and one with hash buckets."""
     labels, size = Labels.of(text[0]), config.model_size()
     return [
         build_model("clc", labels, seed=1, training=text[1], private=private, size=size) for private in (False, True)
@@ -86,7 +86,7 @@ def never_inserted(text, seed: int, each: int = 300):
 
 
 def test_rank_is_the_mean_over_all_orders_of_equal_losses(monkeypatch):
-    """So a model that says the same of all fillings extracts nothing."""
+    """A model that assigns the same loss to all fillings therefore extracts nothing."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         losses = generator.integers(0, 4, 6).astype(float)
@@ -106,7 +106,7 @@ def test_losses_are_those_of_training(untrained, text):
 
 @pytest.mark.parametrize(("model", "seed"), [("words", 0), ("buckets", 1), ("trained", 7)])
 def test_numbers_that_were_never_inserted_have_every_rank_alike(untrained, trained, text, model, seed):
-    """Of a model as it begins, and of one that remembers others: mean exposure within 3.5 standard errors."""
+    """For an untrained and a trained model, the mean exposure is within 3.5 standard errors."""
     asked = {"words": untrained[0], "buckets": untrained[1], "trained": trained[0]}[model]
     rank, fillings = canary_ranks(asked, *never_inserted(text, seed)), REFERENCES + 1
     every = math.log2(fillings) - np.log2(np.arange(1, fillings + 1))
@@ -139,7 +139,7 @@ def test_canaries_bring_no_unknown_digit_and_their_labels_are_arbitrary_and_know
     assert {word for text in drawn.references for word in text[len(AROUND) :]} <= set(before)
     canaries, _ = never_inserted(text, 0)
     assert all(u.intent in corpus.intents and set(u.tags) <= set(corpus.tags) for u in canaries)
-    assert len({(u.intent, u.tags) for u in canaries}) > 200  # of 300
+    assert len({(u.intent, u.tags) for u in canaries}) > 200  # of 300 canaries
     for u in canaries:
         assert [tag[0] for tag in u.tags] == ["O"] * len(AROUND) + ["B"] + ["I"] * 6
 
@@ -200,7 +200,7 @@ def test_interval_of_the_mean_is_student_s_cut_to_what_is_possible_and_of_equal_
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(config, told, message):
-    """What the command line can be given wrongly is in the table of its refusals."""
+    """Invalid command-line input is covered by test_refusals.py."""
     with pytest.raises(UsageError, match=f"^[^\n]*{message}[^\n]*$"):
         measure_memorisation(config, **told)
 

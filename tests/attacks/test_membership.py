@@ -1,5 +1,5 @@
-"""Membership inference on whole runs: the target, the paper's attack, LiRA, the command line. LiRA also on
-numbers with a known likelihood ratio, on a model that knows nothing, and on one that knows by heart."""
+"""Membership inference on whole runs: the target, the paper's attack, LiRA and the command line. LiRA is also tested on
+numbers with a known likelihood ratio, on an untrained model and on an overfitted model."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ Trains = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def trains(tmp_path_factory: pytest.TempPathFactory) -> Trains:
-    """Trains a run of that name on 400 utterances, or on another corpus, and gives its folder."""
+    """Function that trains a run of this name on 400 utterances or another corpus, and returns its folder."""
     folder = tmp_path_factory.mktemp("runs")
     write_jsonl(generate(400, 5), folder / "own.jsonl")
 
@@ -46,7 +46,7 @@ def trains(tmp_path_factory: pytest.TempPathFactory) -> Trains:
 
 @pytest.fixture(scope="module")
 def overfitted(trains: Trains) -> Path:
-    """Trained on few utterances until it knows them by heart."""
+    """A model that was trained on few utterances until it overfitted."""
     return trains("plain", method="sgd", epochs=25)
 
 
@@ -71,19 +71,19 @@ def test_sides_are_those_of_the_split_and_one_that_leaks_makes_an_attack_worthle
 
 
 def test_a_guarantee_counts_for_utterances_that_change_places(private, trains):
-    """Replace-one costs 2C where a micro-batch is one utterance: twice what zero-out does."""
+    """If each micro-batch is one utterance, replace-one has sensitivity 2C, twice that of zero-out."""
     mu = 2**0.5 / run_ledger(private).mechanism.noise_multiplier(0)  # two epochs
     assert load_target(private).guarantee.conditional_epsilon == pytest.approx(gdp_epsilon(mu, 1e-4), rel=1e-6)
     alone = load_target(trains("alone", method="edp-sgd", z0=8.0, micro_batch_size=1)).guarantee
     assert alone.conditional_epsilon == pytest.approx(gdp_epsilon(2 / 8.0, 1e-4), rel=1e-6)
-    sampled = trains("sampled", method="dp-sgd", z0=2.0)  # under Poisson sampling it costs more than going
+    sampled = trains("sampled", method="dp-sgd", z0=2.0)  # replacing costs more than removing
     assert (
         load_target(sampled).guarantee.conditional_epsilon > 1.5 * read_record(sampled)["final"]["conditional_epsilon"]
     )
 
 
 def test_copies_of_a_text_are_protected_together(trains, tmp_path):
-    """All copies are on one side of the split, so who has k of them is a group of k."""
+    """All copies are on one side of the split, so k copies of a text are protected as a group of k."""
     corpus = generate(150, 9)
     write_jsonl(replace(corpus, utterances=corpus.utterances * 4), tmp_path / "copies.jsonl")
     attacked = attack_loss(trains("copies", tmp_path / "copies.jsonl", method="edp-sgd", z0=60.0))
@@ -99,7 +99,7 @@ def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
         equal_sides(split(generate(100, 1), 0), 0)
     own = load_target(overfitted).config.corpus
     labels = trains("labels", "smart-home-health", method="sgd")
-    members = trains("members", own, method="sgd", seed=1)  # with the same labels and size
+    members = trains("members", own, method="sgd", seed=1)  # with the same labels and the same size
     for run in (labels, members):
         shutil.copy(overfitted / "record.json", run / "record.json")
         with pytest.raises(UsageError, match="does not match the run's record"):
@@ -158,7 +158,7 @@ def test_the_shadow_is_another_corpus_with_the_targets_settings(monkeypatch):
 
 
 def test_a_plain_shadow_is_the_same_for_every_method(overfitted, private, monkeypatch, tmp_path):
-    """SGD by the target's other settings: one shadow model serves all targets of a table."""
+    """Shadow models use SGD and the target's other settings, so one shadow model serves all targets of a table."""
     trained: list[TrainConfig] = []
 
     def shadow_model(config: TrainConfig, *rest: Any) -> Any:
@@ -198,7 +198,7 @@ def test_the_command_reports_the_attack(overfitted, private, cli):
 def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they_have_its_size(
     overfitted, tmp_path, monkeypatch, size, rate
 ):
-    """The rate of one size lets another one diverge; shadows of other settings are as sure only once aligned."""
+    """A rate for one size makes another size diverge; other settings are equally confident only after alignment."""
     asked = []
 
     def drawn_logits(config, corpus, pool, shadows, *rest):
@@ -213,7 +213,7 @@ def test_lira_aligns_the_target_with_shadows_that_keep_its_learning_rate_if_they
     monkeypatch.setattr(lira_module, "shadow_logits", drawn_logits)
     found = attack_lira(overfitted, 8, size=size, cache=tmp_path)
     assert asked[0].lr == rate
-    assert np.abs(found.scores).max() < 300  # unaligned, every logit lies hundreds of deviations below the shadows'
+    assert np.abs(found.scores).max() < 300  # without alignment, logits are hundreds of standard deviations below
 
 
 IN, OUT = (3.0, 1.0), (1.0, -1.0)  # mean intent and tags logit with and without the utterance
@@ -221,9 +221,9 @@ SPREAD_IN, SPREAD_OUT = (0.5, 1.0), (1.0, 2.0)
 
 
 def synthetic(models: int, utterances: int, seed: int = 0) -> tuple[Floats, ShadowLogits]:
-    """Shadow models with logits of those means, the difficulty of each utterance added; a target to score them by.
+    """Shadow models with these mean logits plus each utterance's difficulty, and a target to score.
 
-    Of the target, the first half of the utterances are members.
+    The first half of the utterances are members of the target.
     """
     draw = np.random.default_rng(seed)
     inside = draw.random((models, utterances)).argsort(0) < models // 2

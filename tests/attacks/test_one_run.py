@@ -1,4 +1,4 @@
-"""The audit by one run: its bounds hold and match published numbers, its canaries are as far apart as one may be."""
+"""The audit in one run: its bounds hold and match published numbers, and canaries are as far apart as possible."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import release
 
 DELTA = 1e-5
-FAST = {"num_devices": 40, "batch_size": 80}  # many canaries in a step, so few steps
+FAST = {"num_devices": 40, "batch_size": 80}  # many canaries per step, so few steps are enough
 
 
 def config(corpus: str = "none", **changes: object) -> TrainConfig:
@@ -34,7 +34,7 @@ def config(corpus: str = "none", **changes: object) -> TrainConfig:
 
 
 def guaranteeing(epsilon: float, settings: TrainConfig, canaries: int = 1000) -> TrainConfig:
-    """With the noise for which this epsilon holds in a run of so many canaries and nothing else."""
+    """The settings with the noise that guarantees this epsilon for a run on that many canaries alone."""
     mechanism = settings.mechanism(canaries)
     assert mechanism is not None
     return replace(settings, z0=calibrate_z0(mechanism, settings.epochs, Budget(epsilon, DELTA)))
@@ -62,7 +62,7 @@ def test_published_numbers_of_the_one_run_bound(m, r, v, delta, epsilon):
 
 
 def chance(m: int, r: int, v: int, delta: float, epsilon: float) -> float:
-    """p(epsilon) of the theorem, by scipy's binomial distribution."""
+    """p(epsilon) of the theorem, computed with scipy's binomial distribution."""
     counts = stats.binom(r, 1 / (1 + math.exp(-epsilon)))
     below = np.cumsum(counts.pmf(np.arange(v - 1, -1, -1))) / np.arange(1, v + 1)
     return float(counts.sf(v - 1) + 2 * m * delta * below.max())
@@ -77,7 +77,7 @@ def test_epsilon_is_the_largest_that_is_refuted_rounded_down(seed):
     epsilon = one_run_epsilon(m, r, v, delta, beta)
     if epsilon > 0:
         assert max(chance(m, r, v, delta, e) for e in np.linspace(0, epsilon, 5)) < beta
-    if 2 * m * delta <= 1 and v > 0:  # above, the bound asks a little more than the theorem
+    if 2 * m * delta <= 1 and v > 0:  # otherwise the bound requires slightly more than the theorem
         assert chance(m, r, v, delta, epsilon + 1e-4) >= beta
 
 
@@ -91,7 +91,7 @@ def test_bound_stays_stable_for_very_many_guesses_and_proves_nothing_by_none():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 5.0])
 def test_randomized_response_is_refuted_exactly_as_often_as_promised_or_less(epsilon):
-    """The tight case of the theorem, without sampling error."""
+    """The theorem's tight case, without sampling error."""
     r, number = 600, np.arange(601)
     refuted = [one_run_epsilon(r, r, int(v), 0.0, 0.05) > epsilon for v in number]
     wrongly = stats.binom.pmf(number, r, 1 / (1 + math.exp(-epsilon))) @ refuted
@@ -99,7 +99,7 @@ def test_randomized_response_is_refuted_exactly_as_often_as_promised_or_less(eps
 
 
 def least_total(m: int, r: int, v: int, beta: float, mu: float) -> float:
-    """The recursion in the paper's words, with 40 digits: wrong guesses h and right ones r, from v downwards."""
+    """The paper's recursion with 40 digits, for wrong guesses h and right guesses r, from v downwards."""
     with mpmath.workdps(40):
         h, right = mpmath.mpf(beta) * (r - v) / m, mpmath.mpf(beta) * v / m
         for i in range(v - 1, -1, -1):
@@ -122,7 +122,7 @@ epsilon_of, mu_of = lru_cache(None)(one_run_epsilon), lru_cache(None)(one_run_mu
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("share", SHARES)
 def test_a_gaussian_mechanism_is_refuted_no_more_often_than_allowed(mu, share):
-    """Pure Gaussian releases; with a share of the guesses, their places depend on what was released."""
+    """Pure Gaussian releases; if only some examples are guessed, the releases determine which."""
     random, audits, m = np.random.default_rng(0), 400, 200
     included = random.random((audits, m)) < 0.5
     scores = mu * included + random.standard_normal((audits, m))
@@ -203,7 +203,7 @@ def test_few_canaries_have_no_power_and_the_seed_decides_everything():
     assert "cannot test" in audit.explanation
     first, again, other = (audit_one_run(config(seed=seed, **FAST), 200, linear=True) for seed in (1, 1, 2))
     assert first == again != other
-    assert Plan.draw(config(), 10, 0).key != key_from_seed(0)  # which is that of the noise
+    assert Plan.draw(config(), 10, 0).key != key_from_seed(0)  # the key of the noise
 
 
 @pytest.mark.parametrize(("size", "reserved"), [(1, 1), (2, 2), (8, 2), (8, 1)])
@@ -237,7 +237,7 @@ def test_directions_are_orthonormal():
 
 
 class Silent:
-    """Watches what a trainee is given, and releases it without noise."""
+    """Record what a trainee receives, and release it without noise."""
 
     def __init__(self, trainee, mechanism, divisor):
         self.trainee, self.mechanism, self.divisor = trainee, mechanism, divisor
@@ -289,11 +289,11 @@ def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(c
     told = []
     chosen = config(corpus, z0=0.001, batch_size=16, num_devices=4)
     audit = audit_one_run(chosen, 60, progress=lambda done, steps: told.append((done, steps)))
-    too_many = abs(audit.included - 30)  # of one kind, as half of the guesses are "in"
+    too_many = abs(audit.included - 30)  # surplus of one kind, because half of the guesses are "in"
     assert audit.tallies == (Tally(6, 6), Tally(18, 18), Tally(60, 60 - too_many))
     assert audit.verdict is Finding.NO_POWER
     assert told[-1] == (audit.steps, audit.steps) == (len(told), len(told))
-    assert audit.last_model.tally.correct > 0.9 * audit.last_model.tally.guesses  # of an Adam step, not of the gradient
+    assert audit.last_model.tally.correct > 0.9 * audit.last_model.tally.guesses  # from Adam, not a gradient
 
 
 @pytest.mark.parametrize(
@@ -310,6 +310,6 @@ def test_gradient_canaries_of_a_real_run_are_told_apart_once_the_noise_is_gone(c
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(call, culprit):
-    """What the command line can be given wrongly is in the table of its refusals."""
+    """Invalid command-line input is covered by test_refusals.py."""
     with pytest.raises(UsageError, match=culprit):
         call()

@@ -1,5 +1,5 @@
-"""Signals against the model's own losses, against all tag sequences one by one, and where p is as good as 0 or 1.
-Shadow models by real workers: what is kept, and what is trained again."""
+"""Signals, compared with the model's own losses and with all tag sequences, also if p is almost 0 or 1. Shadow models
+trained by real workers: which results are stored, and which are recomputed."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ SENTENCES = (
 
 
 def model(labels: Labels, seed: int = 0, spread: float = 1.0) -> CLC:
-    """With weights large enough for its scores to differ."""
+    """A model with weights large enough for its scores to differ."""
     torch.manual_seed(seed)
     made = CLC(labels, WordFeatures(buckets=16), SIZE).double()
     with torch.no_grad():
@@ -51,7 +51,7 @@ def model(labels: Labels, seed: int = 0, spread: float = 1.0) -> CLC:
 
 
 def constant(intent: list[float], slots: list[float]) -> CLC:
-    """A model whose scores are these biases, whatever the words, and whose CRF has none."""
+    """A model whose scores are these biases for any words, and whose CRF has no scores."""
     made = model(TINY, spread=0.0).float()
     with torch.no_grad():
         made.intent.bias.copy_(torch.tensor(intent))
@@ -64,7 +64,7 @@ def logit(p: float) -> float:
 
 
 def paths(made: CLC, utterance: Utterance) -> dict[tuple[int, ...], float]:
-    """p of every tag sequence, all of them scored."""
+    """The probability of every tag sequence, by enumeration."""
     _, emissions, _ = made.scores(made.dataset([utterance]).batch([0]))
     found, scores = enumerate_paths(made.crf, emissions[0])
     return dict(zip(map(tuple, found.tolist()), scores.softmax(0).tolist(), strict=True))
@@ -107,7 +107,7 @@ def test_rows_keep_the_order_of_the_utterances_whatever_the_batches(monkeypatch:
     + [("tags", 10.0, 1e-6), ("tags", 22.0, 1e-4), ("tags", -40.0, 1e-6)],
 )
 def test_a_logit_is_right_where_p_is_as_good_as_0_or_1(head: str, gap: float, rel: float) -> None:
-    """Also where a float32 probability is 1; of "stop", whose one word has tag O, while what else there is scores 0."""
+    """Also if a float32 probability is 1. The only word of "stop" has the tag O, and all other scores are 0."""
     intents = {"intent": [0.0, 0.0, gap], "other intents": [gap, gap, 0.0], "tags": [0.0] * 3}[head]
     found = signals(constant(intents, [gap if head == "tags" else 0.0, 0.0, 0.0]), SENTENCES[1:2])
     expected = -gap - np.log(2) if head == "other intents" else gap - np.log(2)
@@ -152,7 +152,7 @@ def test_sorted_scores_are_probabilities_sorted_within_tokens_and_averaged_over_
         np.testing.assert_allclose(row[2:5], np.sort(marginal)[:, ::-1].mean(0))
         assert row[5:].tolist() == [0, 0]
         best |= set(marginal.argmax(1).tolist())
-    assert len(best) > 1  # else it would be the same to average first
+    assert len(best) > 1  # otherwise, averaging first would give the same result
 
 
 def test_a_model_that_has_diverged_is_refused() -> None:
@@ -190,7 +190,7 @@ def test_a_shadow_model_is_bit_for_bit_the_model_that_training_makes(method: str
 
 
 def test_whatever_scores_of_a_shadow_model_depend_on_is_in_their_key_and_nothing_else(tmp_path, monkeypatch):
-    """And it is trained once; what is damaged counts as missing, see the tests of kept results."""
+    """It is trained only once. Damaged results count as missing: see the tests of stored results."""
     asked: list[TrainConfig] = []
     trained = shadow_model(CONFIG, CORPUS, PEOPLE[:20])
     monkeypatch.setattr(module, "shadow_model", lambda config, *_: asked.append(config) or trained)
@@ -250,7 +250,7 @@ def test_a_design_that_cannot_be_is_refused(pool: tuple[Utterance, ...], shadows
 
 
 def test_logits_are_kept_and_are_those_of_models_of_the_rows_halves(tmp_path, monkeypatch):
-    """What is missing or damaged is trained: see the tests of kept results."""
+    """Missing or damaged results are recomputed: see the tests of stored results."""
     heard: list[str] = []
     untagged = replace(CORPUS, utterances=tuple(replace(u, tags=None) for u in PEOPLE), slots=())
 

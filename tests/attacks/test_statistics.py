@@ -1,4 +1,4 @@
-"""Statistics of attacks: they agree with peers, intervals cover, bounds bound, and guards see what words give away."""
+"""Statistics of attacks: agreement with peers, coverage of intervals, valid bounds, detection of non-random splits."""
 
 import json
 import math
@@ -28,7 +28,7 @@ from edp_lab.corpora.corpus import Corpus, Utterance, split
 from edp_lab.corpora.smart_home import generate
 from edp_lab.errors import UsageError
 
-# Few distinct values, so that ties abound.
+# Few distinct values, to produce many ties.
 SCORES = st.lists(st.integers(0, 12).map(float), min_size=1, max_size=40)
 ANY_SCORES = st.lists(st.sampled_from([-math.inf, -1.5, 0.0, 1e-300, 2.0, math.inf]), min_size=1, max_size=12)
 EPSILONS = st.one_of(st.floats(1e-300, 50), st.sampled_from([0.0, 700.0, 800.0, 1e24, math.inf]))
@@ -53,7 +53,7 @@ def test_roc_auc_and_advantage_are_those_of_scikit_learn_and_scipy(members, non_
 
 @given(SCORES, SCORES)
 def test_auc_interval_is_delongs_by_definition(members, non_members):
-    """From all pairs (DeLong et al. 1988, equations 4 and 5)."""
+    """The reference is computed from all pairs (DeLong et al. 1988, equations 4 and 5)."""
     x, y = np.array(members)[:, None], np.array(non_members)[None]
     wins = (x > y) + (x == y) / 2
     assume(min(wins.shape) > 1)
@@ -99,13 +99,13 @@ def test_tpr_at_fpr_is_the_best_of_all_thresholds(members, non_members, fpr):
 
 @pytest.mark.parametrize("allowed", [7, 29])
 def test_no_allowed_non_member_is_lost_to_rounding(allowed):
-    non_members = np.arange(100.0)  # 0.29 * 100 < 29, and 0.07 * 100 > 7, in floats
+    non_members = np.arange(100.0)  # in floats, 0.29 * 100 < 29 and 0.07 * 100 > 7
     assert tpr_at_fpr([100 - allowed - 0.5], non_members, allowed / 100).value == 1
     assert tpr_at_fpr([100 - allowed - 1.5], non_members, allowed / 100).value == 0
 
 
 def exact_dp(epsilon, delta, fpr):
-    """The bounds with 400 digits: (auc, advantage, tpr)."""
+    """The bounds, computed with 400 digits: (auc, advantage, tpr)."""
     with mpmath.workdps(400):
         shrink, d, x = mpmath.exp(-mpmath.mpf(epsilon)), mpmath.mpf(delta), mpmath.mpf(fpr)
         area = 1 - (1 - d) ** 2 * shrink / (1 + shrink)
@@ -114,7 +114,7 @@ def exact_dp(epsilon, delta, fpr):
         return area, min(1, gap), min(1, steep, 1 - shrink * (1 - d - x))
 
 
-@pytest.mark.filterwarnings("error")  # of an overflow
+@pytest.mark.filterwarnings("error")  # for example about an overflow
 @given(EPSILONS, DELTAS, RATES)
 def test_dp_bound_is_never_below_the_truth_and_close_to_it(epsilon, delta, fpr):
     bound = dp_bound(epsilon, delta)
@@ -124,7 +124,7 @@ def test_dp_bound_is_never_below_the_truth_and_close_to_it(epsilon, delta, fpr):
 
 
 def scores_of_a_leak(epsilon, delta, n=40_000):
-    """With probability delta it gives membership away (scores -1 and 2), else it is randomised response (0 and 1)."""
+    """With probability delta, scores reveal membership (-1 and 2); otherwise they are randomised response (0 and 1)."""
     rng, truth = np.random.default_rng(5), math.exp(epsilon) / (1 + math.exp(epsilon))
     exposed, honest = rng.random((2, n)) < delta, rng.random((2, n)) < truth
     return np.where(exposed[0], 2, honest[0]), np.where(exposed[1], -1, ~honest[1])
@@ -141,7 +141,7 @@ def test_there_is_a_mechanism_that_reaches_the_bound(bound, sides):
     assert low <= bound.auc <= high
     assert advantage(*sides) == pytest.approx(bound.advantage, abs=0.015)
     curve = roc(*sides)
-    seen = slice(1, None) if len(curve.fpr) < 9 else curve.fpr >= 0.01  # of many thresholds, the first say little
+    seen = slice(1, None) if len(curve.fpr) < 9 else curve.fpr >= 0.01  # the first of many thresholds prove little
     np.testing.assert_allclose(curve.tpr[seen], bound.tpr(curve.fpr)[seen], atol=0.02)
 
 
@@ -218,7 +218,7 @@ def sides(corpus: Corpus, seed: int) -> Sides:
 
 
 def test_random_splits_pass_and_the_interval_is_as_wide_as_chance():
-    """Out-of-fold scores depend on each other: with DeLong's interval as it is, about 7 of these 120 would fail."""
+    """Out-of-fold scores are dependent: with the unmodified DeLong interval, about 7 of these 120 splits would fail."""
     found = [check_split(*sides(generate(120, seed), seed)) for seed in range(120)]
     assert sum(guards.leaks for guards in found) <= 3
     widths = [guards.text_auc_interval[1] - guards.text_auc_interval[0] for guards in found]
@@ -241,7 +241,7 @@ LEAKS = {
         of_texts([f"call n{i} now" for i in range(60)]),
         of_texts([f"now call n{i}" for i in range(60)]),
     ),
-    # If you know one of the two, you know where the other went: an AUC far below 0.5 is no random split either.
+    # Each text reveals on which side the similar one is: an AUC far below 0.5 does not indicate a random split, either.
     "likenesses dealt to opposite sides": (
         of_texts([pair[i % 2] for i, pair in enumerate(PAIRS)]),
         of_texts([pair[1 - i % 2] for i, pair in enumerate(PAIRS)]),

@@ -1,4 +1,4 @@
-"""The audit of the bare mechanism: it refutes what is false, spares what is true, and draws the real step."""
+"""The audit of the mechanism alone: it refutes false claims but not true ones, and draws the real step."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def limit(errors: int, draws: int) -> float:
 
 
 def counts(repeats: int, draws: int, mu: float) -> np.ndarray:
-    """False positives and false negatives of so many audits of a mu-GDP step: (repeats, 2)."""
+    """False positives and false negatives of `repeats` audits of a mu-GDP step, shape (repeats, 2)."""
     return np.random.default_rng(0).binomial(draws, stats.norm.sf(mu / 2), (repeats, 2))
 
 
@@ -121,7 +121,7 @@ def test_every_draw_has_noise_of_its_own_which_errs_as_often_as_the_closed_form_
     absent, present = draw_statistics(SOUND, 1500, KEY)
     for wrong in (absent > 0, present <= 0):
         assert stats.binomtest(int(wrong.sum()), len(wrong), stats.norm.sf(0.5)).pvalue > 1e-4
-    assert len(np.unique(np.concatenate([absent, present]))) > 2990  # float32 numbers may meet by chance
+    assert len(np.unique(np.concatenate([absent, present]))) > 2990  # float32 numbers can be equal by chance
     assert abs(np.corrcoef(absent, present)[0, 1]) < 0.1
     again, other = (draw_statistics(SOUND, 5, key) for key in (KEY, key_from_seed(1)))
     assert np.array_equal(again[0], absent[:5])
@@ -129,7 +129,7 @@ def test_every_draw_has_noise_of_its_own_which_errs_as_often_as_the_closed_form_
 
 
 def test_upper_limit_is_clopper_pearson_and_the_free_bound_takes_the_better_direction():
-    """Of each side with half of what may go wrong, so that both hold jointly."""
+    """Each side has half of the error probability, so that both limits hold jointly."""
     for draws in (1, 7, 100, 10_000):
         for errors in {0, 1, draws // 3, draws - 1, draws}:
             peer = stats.binomtest(errors, draws).proportion_ci(0.95, "exact").high
@@ -165,7 +165,7 @@ def test_lower_bound_on_mu_holds_exactly_as_often_as_promised_or_more(mu, shift)
 @pytest.mark.parametrize("delta", [1e-100, 1e-5, 0.3])
 @pytest.mark.parametrize("rate", [0.499, 0.31, 0.01, 1e-12, 1e-200])
 def test_epsilon_is_rounded_down(rate, delta):
-    """At the bound itself, the delta of the Gaussian is still at least the one asked for."""
+    """At the returned bound, the Gaussian's delta is still at least the requested delta."""
     mu, epsilon = mu_lower_bound(rate, rate), lower_bounds(rate, rate, delta).gaussian
     with mpmath.workdps(150):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)

@@ -1,4 +1,4 @@
-"""A corpus to run ``edp-lab`` on, and a run."""
+"""Fixtures: a corpus for ``edp-lab``, and a run."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from edp_lab.training.session import train
 
 
 def write_rows(path: Path, count: int = 60) -> Path:
-    """Utterances such as "call 7" as JSON lines, with an intent and a slot."""
+    """Write utterances such as "call 7" as JSON lines, with an intent and a slot."""
     rows = []
     for k in range(count):
         intent = ("call", "play")[k % 2]
@@ -21,7 +21,7 @@ def write_rows(path: Path, count: int = 60) -> Path:
 
 @pytest.fixture(scope="session")
 def noised(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run on it, with noise; not to be changed."""
+    """A small run with noise on this corpus, which tests must not change."""
     folder = tmp_path_factory.mktemp("noised") / "run"
     train(TrainConfig(corpus, size="small", epochs=1, batch_size=16, num_devices=4, z0=0.5), folder)
     return folder

@@ -1,4 +1,4 @@
-"""``edp-lab account``: the numbers of the derivation, its JSON, and a run's ledger."""
+"""``edp-lab account``: the numbers of the derivation, the JSON output, and the ledger of a run."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from edp_lab.training.session import train
 
 @pytest.fixture
 def account(cli):
-    """Its JSON."""
+    """The JSON output of ``edp-lab account``."""
 
     def ask(*arguments: str) -> dict:
         status, out, err = cli("account", *arguments, "--json")
@@ -35,7 +35,7 @@ def test_json_has_the_promised_keys(account):
     assert {"claimed", "guaranteed", "noise_multiplier", "sensitivity", "noise_std"} <= set(report)
     assert {"epsilon", "rho", "method"} <= set(report["claimed"])
     assert {"epsilon", "mu", "method", "adjacency", "sampling", "delta", "reason"} <= set(report["guaranteed"])
-    z = [math.exp(-0.1 * t) for t in range(50)]  # the first epoch is t = 0
+    z = [math.exp(-0.1 * t) for t in range(50)]  # the first epoch has t = 0
     assert report["noise_multiplier"] == pytest.approx(z)
     assert report["noise_std"] == pytest.approx([4 * one for one in z])
     assert report["sensitivity"] == 4
@@ -55,12 +55,12 @@ PRIVATE = {
 
 
 def ideal(epsilon: float) -> dict[str, object]:
-    """What is said of float noise."""
+    """Expected output for float noise."""
     none = {"guaranteed.epsilon": None, "guaranteed.epsilon_if_seed_secret": None}
     return {**none, "guaranteed.reason": "real numbers", "guaranteed.epsilon_in_real_numbers": epsilon}
 
 
-EXPECTED = {  # of ONE_STEP and more: numbers, None, or words of a sentence
+EXPECTED = {  # for ONE_STEP with these options: expected numbers, None, or words of a sentence
     "": {"guaranteed.mu": 1, "guaranteed.epsilon": 4.38, **CLAIMED},
     "--epochs 4": {"guaranteed.mu": 2, "guaranteed.epsilon": 10.00},
     "--micro-batch-size 1 --adjacency replace_one": {"guaranteed.mu": 2, "guaranteed.epsilon": 10.00, **CLAIMED},
@@ -84,7 +84,7 @@ EXPECTED = {  # of ONE_STEP and more: numbers, None, or words of a sentence
 
 @pytest.mark.parametrize("options", EXPECTED)
 def test_what_is_known_by_hand(account, options):
-    """What has no number says why."""
+    """If there is no number, the output gives the reason."""
     report = account(*ONE_STEP, *options.split())
     for path, value in EXPECTED[options].items():
         found = report
@@ -104,7 +104,7 @@ def test_poisson_sampling_by_steps_or_by_epochs(account):
     assert (broken_off["epochs"], broken_off["releases"]) == (2, 150)
 
 
-# Words
+# Wording
 
 
 def test_a_person_reads_both_epsilons_and_their_scope(output_of):
@@ -124,11 +124,11 @@ def test_a_person_reads_both_epsilons_and_their_scope(output_of):
         assert said in " ".join(out.split())
 
 
-# A run's ledger
+# The ledger of a run
 
 
 def trained(corpus: str, out: Path, **changes: object) -> Path:
-    """Broken off in its second epoch."""
+    """A run that was interrupted in its second epoch."""
 
     def ctrl_c(event: object) -> None:
         if isinstance(event, StepDone) and event.epoch == 1:
@@ -187,7 +187,7 @@ def test_what_holds_is_printed_no_smaller_than_it_is(cli, account, z0):
     assert epsilon <= printed <= epsilon * 1.00001
 
 
-# A claim made with another library
+# Claims made with another library
 
 
 def test_the_verdict_on_a_claim_is_the_exit_status(cli):

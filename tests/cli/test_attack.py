@@ -1,4 +1,4 @@
-"""``edp-lab attack`` and ``audit``: tables that fit, JSON alone on standard output, progress apart."""
+"""``edp-lab attack`` and ``audit``: tables fit the terminal, standard output contains only JSON, no progress."""
 
 import json
 from functools import partial
@@ -7,14 +7,14 @@ import pytest
 
 from edp_lab.corpora import smart_home
 
-# ---- What a model remembers ------------------------------------------------------------------------------------------
+# ---- Canaries --------------------------------------------------------------------------------------------------------
 
 METHODS = ["sgd", "edp-sgd-as-printed", "edp-sgd", "dp-sgd"]
 
 
 @pytest.fixture
 def canaries(output_of, monkeypatch, tmp_path):
-    """The command on a tiny corpus, on a terminal of 80 columns: (stdout, stderr)."""
+    """Output of the command for a tiny corpus, on a terminal of 80 columns: (stdout, stderr)."""
     smart_home.write_jsonl(smart_home.generate(450, 5), tmp_path / "tiny.jsonl")
     monkeypatch.setenv("COLUMNS", "80")
     short = ("--corpus", str(tmp_path / "tiny.jsonl"), "--epochs", "1", "--references", "99")

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: results, and how its options are declared."""
+"""The command line as a user sees it: results, and the declaration of options."""
 
 import ast
 import dataclasses
@@ -53,7 +53,7 @@ def test_train_has_an_option_for_each_field_with_the_help_that_stands_beside_it(
     hints = inspect.get_annotations(TrainConfig, eval_str=True)
     for field in dataclasses.fields(TrainConfig):
         option = options[option_name(field.name)]
-        if field.name != "corpus":  # which a run that is resumed does without
+        if field.name != "corpus":  # a resumed run does not need it
             assert (option.help, option.default) == (hints[field.name].__metadata__[0], field.default)
 
 
@@ -146,5 +146,5 @@ def test_all_that_is_printed_goes_through_what_escapes_it():
 def test_what_is_printed_fits_a_narrow_terminal(cli, monkeypatch, noised, command, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     status, out, _ = cli(*command.replace("RUN", str(noised)).split())
-    long = [line for line in out.splitlines() if len(line) > columns and len(line.split()) > 2]  # but paths and names
+    long = [line for line in out.splitlines() if len(line) > columns and len(line.split()) > 2]  # not paths or names
     assert (status, long) == (0, [])

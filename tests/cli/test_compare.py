@@ -1,4 +1,4 @@
-"""Runs side by side: what differs, what each number means, what does not compare, and no number rounded."""
+"""Comparison of runs: differences, the meaning of each number, incomparable values, and unrounded numbers."""
 
 import json
 from dataclasses import asdict
@@ -21,7 +21,7 @@ KINDS = ("guaranteed_epsilon", "epsilon_if_seed_secret", "epsilon_in_real_number
 
 
 def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **config: Any) -> dict[str, Any]:
-    """What a run leaves: noised with a published seed, or plain."""
+    """The record of a run, either with noise from a published seed or without noise."""
     told = asdict(TrainConfig(corpus="smart-home", method=method, epochs=epochs, delta=1e-5, **config))
     plain = method == "sgd"
     epsilon = None if plain else 8.0
@@ -51,7 +51,7 @@ def record(method: str = "edp-sgd", seconds: float = 2.0, epochs: int = 3, **con
 
 @pytest.fixture
 def runs(tmp_path):
-    """Write records as runs: their folders."""
+    """Write records as runs, and return their folders."""
 
     def write(**records: dict[str, Any]) -> list[Path]:
         for name, one in records.items():
@@ -61,7 +61,7 @@ def runs(tmp_path):
     return write
 
 
-DIFFERENCES = {  # runs, and the settings that are shown of each
+DIFFERENCES = {  # runs, and the settings that are shown for each run
     "only those that differ": (
         (record(z0=0.1), record(z0=0.2, lr=0.01), record(z0=0.1)),
         ({"z0": 0.1, "lr": "none"}, {"z0": 0.2, "lr": 0.01}, {"z0": 0.1, "lr": "none"}),
@@ -134,7 +134,7 @@ def test_a_run_that_was_killed_is_billed_by_its_ledger_not_by_its_last_whole_epo
             < whole["final"]["conditional_epsilon"]
             == found.runs[0]["epsilon_if_seed_secret"]
         )
-        assert "the steps in its ledger" in found.notes[0]
+        assert "for the steps so far" in found.notes[0]
         assert "--resume" in found.notes[0]
 
 
@@ -148,7 +148,7 @@ def changed(path: str, value: Any, **told: Any) -> dict[str, Any]:
     return one
 
 
-PLAIN = changed("guarantee.delta", 1e-3, method="sgd")  # which has no use for it
+PLAIN = changed("guarantee.delta", 1e-3, method="sgd")  # SGD does not use delta
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_what_no_run_has_is_left_out(runs):
 def test_a_sealed_record_that_lacks_what_is_compared_is_refused_in_one_sentence(runs):
     lacking = record()
     del lacking["guarantee"]
-    with pytest.raises(UsageError, match=r"^[^\n]*bad has a record of another version[^\n]*$"):
+    with pytest.raises(UsageError, match=r"^[^\n]*bad is from another version[^\n]*$"):
         compare_runs(runs(good=record(), bad=lacking))
 
 
@@ -201,7 +201,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def compare_command(cli, monkeypatch, trained):
-    """``edp-lab compare ARGS`` among the runs, on a terminal of 80 columns: what it prints."""
+    """Output of ``edp-lab compare ARGS`` in the folder of the runs, on a terminal of 80 columns."""
     monkeypatch.chdir(trained)
     monkeypatch.setenv("COLUMNS", "80")
 

@@ -1,4 +1,4 @@
-"""Faults of the machine and damaged files: one sentence that names file and cure, no traceback, no half file."""
+"""Machine faults and damaged files: one sentence with the file and a fix, no traceback, and no incomplete file."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from edp_lab.training.run_files import RECORD, STATE, read_record
 from edp_lab.training.session import resume
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
-DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more than Python makes a number of
-FULL = "error: a file: No space left on device: make room there, then run it again\n2\n"
+DIGITS = b'{"sha256": %s}' % (b"1" * 5_000)  # more digits than Python converts to a number
+FULL = "error: a file: No space left on device: free some space there, then try again\n2\n"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def run(noised: Path, tmp_path: Path) -> Path:
     [
         ("EDP account --z0 1 --json > /dev/full", FULL),
         ("PYTHONUNBUFFERED=1 EDP --version > /dev/full", FULL),
-        ("(EDP --help; echo $? >&2) | true", "1\n0\n"),  # no error: the reader has read enough
+        ("(EDP --help; echo $? >&2) | true", "1\n0\n"),  # no error: the reader has closed the pipe
     ],
 )
 def test_output_that_cannot_be_written_is_one_sentence(script, said):
@@ -57,8 +57,8 @@ def test_a_run_whose_summary_cannot_be_printed_is_said_to_be_whole(cli, corpus, 
     monkeypatch.setattr(sys.modules["edp_lab.cli.train"], "answer", full)
     out = str(tmp_path / "run")
     status, _, err = cli("train", "--corpus", corpus, "--out", out, "--z0", "1", "--size", "small", "--epochs", "1")
-    said = f"error: standard output cannot be written (No space left on device): the run in {out} is whole, "
-    said += f"and edp-lab compare {out} shows it"
+    said = f"error: standard output cannot be written (No space left on device): the run is saved in {out}, "
+    said += f"and edp-lab compare {out} prints its results"
     assert (status, err.splitlines()[-1]) == (2, said)
 
 
@@ -69,7 +69,7 @@ def test_no_character_is_too_much_for_a_terminal(tmp_path):
     assert (made.returncode, made.stdout.strip()) == (0, str(path).replace("\xe9", r"\xe9"))
 
 
-# ---- The guard -------------------------------------------------------------------------------------------------------
+# ---- Handling of errors ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_no_character_is_too_much_for_a_terminal(tmp_path):
             PermissionError(13, "Permission denied", "a.json"),
             "a.json: Permission denied: change its permissions, or give",
         ),
-        (OSError(28, "No space left on device"), "a file: No space left on device: make room"),
+        (OSError(28, "No space left on device"), "a file: No space left on device: free some space"),
         (
             OSError("Cannot load x.so. It may be this. Or that.: mend"),
-            "Cannot load x.so: fix that, or allow more memory",
+            "Cannot load x.so: fix this, or allow more memory",
         ),
-        (MemoryError(), "out of memory: ask for less at once"),
+        (MemoryError(), "out of memory: request less at a time"),
     ],
 )
 def test_a_fault_of_the_machine_is_one_sentence(cli, monkeypatch, error, said):
@@ -133,7 +133,7 @@ def test_what_accelerate_is_told_and_cannot_do_is_named(corpus, tmp_path, name, 
     assert ended.stderr.endswith(f"unset or fix {name}\n")
 
 
-# ---- Files that are damaged ------------------------------------------------------------------------------------------
+# ---- Damaged files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", [DEEP, DIGITS])
@@ -216,7 +216,7 @@ def test_a_state_that_no_run_can_have_is_refused(tmp_path, position, tensors):
         checkpoint.load_state(tmp_path, parameters, optimizer, 5)
 
 
-# ---- Disks that are full ---------------------------------------------------------------------------------------------
+# ---- Full disks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_state_that_no_run_can_have_is_refused(tmp_path, position, tensors):
 )
 def test_a_full_disk_leaves_no_half_of_a_file(cli, tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave half of a module's, for good
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave incomplete bytecode files
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_no_half_of_a_file(cli, tmp_path, monkeypatch, call):
     assert (status, out, [*tmp_path.iterdir()]) == (2, "", [])
     assert said.startswith("error: ")
     assert "cannot be written" in said
-    assert "make room there" in said
+    assert "free some space" in said
 
 
 def test_what_lies_beside_a_file_is_not_in_the_way_and_stays(tmp_path):

@@ -1,9 +1,9 @@
-"""What is refused: with exit status 2 and one sentence, before anything is computed or written.
+"""Refused commands exit with status 2 and one sentence, before anything is computed or written.
 
-``refusals.txt`` has an invocation a line, maybe after variables of the environment, where OWN stands for the options of
-a small run and LONG for a name of 300 letters, and below it the sentence.
-If you change sentences on purpose, or add an invocation and a line below it, RENEW=1 python -m pytest
-tests/cli/test_refusals.py rewrites it: look at what git says has changed.
+``refusals.txt`` lists invocations, some after environment variables, each with its sentence on the next line. OWN
+stands for the options of a small run, LONG for a name of 300 letters. If you change sentences on purpose, or add an
+invocation with a line below it, update the file with RENEW=1 python -m pytest tests/cli/test_refusals.py, and review
+git diff.
 """
 
 import os
@@ -41,7 +41,7 @@ BROKEN_LEDGERS = {
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Path:
-    """A folder with runs, damaged runs, corpora with a wrong line 7, and other things that no command can use."""
+    """A folder with runs, damaged runs, corpora with an error in line 7, and other unusable files."""
     folder = tmp_path_factory.mktemp("work")
     good = Path(corpus).read_text().splitlines()
     (folder / "own.jsonl").write_text("\n".join(good) + "\n")

@@ -16,7 +16,7 @@ from edp_lab.three_phase.phases import Job
 
 @pytest.fixture
 def reproduce(output_of, monkeypatch, tmp_path):
-    """``edp-lab reproduce ARGS`` with invented measurements: (stdout, stderr)."""
+    """Output of ``edp-lab reproduce ARGS`` with invented measurements: (stdout, stderr)."""
 
     def result(config):
         plain = config.method == "sgd"
@@ -44,7 +44,7 @@ def test_table1_sets_ours_beside_theirs_and_says_what_holds(reproduce):
     assert max(map(len, lines[:-3])) <= 150
     assert "in place of the paper's internal Health" in out
     [printed] = [line for line in lines if line.startswith("as printed, exponential")]
-    assert "-2.7" in printed  # in the same line
+    assert "-2.7" in printed  # on the same line
     assert "none (6.0)" in printed
     [sound] = [line for line in lines if line.startswith("sound, linear")]
     assert "  4.5  " in sound  # log10 of 30,000 is 4.48
@@ -90,7 +90,7 @@ TINY = Scale("digits", 1, 2, 20, (100,), 1, 1, 2, 2, instructors=2)
 
 @pytest.fixture
 def thesis(output_of, monkeypatch, tmp_path):
-    """``edp-lab reproduce thesis --out FOLDER ARGS``, shortly and without MNIST."""
+    """Output of ``edp-lab reproduce thesis --out FOLDER ARGS``, with little training and without MNIST."""
     monkeypatch.setattr(tables, "QUICK", TINY)
     monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path))
     return lambda *arguments, **how: output_of("reproduce", "thesis", "--out", str(tmp_path / "out"), *arguments, **how)
@@ -114,7 +114,7 @@ def test_ctrl_c_says_what_is_kept(thesis, monkeypatch):
     monkeypatch.setattr(Job, "train", interrupted)
     out, err = thesis("--quick", "--table", "4.1", status=130)
     assert out == ""
-    assert "finished networks are kept" in err
+    assert "finished networks are saved" in err
 
 
 # ---- The three phases ------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_a_run_says_what_the_thesis_says_and_what_holds(output_of):
     assert max(map(len, out.splitlines())) <= 120
     for expected in (
         "digits: 1,197 private images, 540 public, 60 test",
-        "epsilon of one 0.2, of all 31.73",
+        "0.2 for one label, 31.73",
         "void: seed published",
     ):
         assert expected in " ".join(out.split())
@@ -148,7 +148,7 @@ def test_json_is_the_record_and_nothing_else(output_of):
 
 @pytest.mark.parametrize(
     ("phases", "cost"),
-    [("3", "540 by hard vote"), ("2", "their cost no guarantee, because the vote has no noise"), ("1", "none")],
+    [("3", "540 by hard vote"), ("2", "epsilon of labels no guarantee, because the vote has no noise"), ("1", "none")],
 )
 def test_a_vote_without_noise_promises_nothing(output_of, phases, cost):
     assert cost in " ".join(output_of(*RUN, "--phases", phases, "--vote", "hard")[0].split())

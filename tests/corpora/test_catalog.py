@@ -1,5 +1,5 @@
-"""The catalogue: where corpora are found, a user's own corpora, declared labels, errors with their cure. Fetching from
-a local server: wrong content, refusals; a file is whole or absent."""
+"""The catalogue: locations of corpora, a user's own corpora, declared labels, and errors with hints. Downloads from a
+local server: wrong content and refusals; a file is complete or absent."""
 
 import contextlib
 import hashlib
@@ -25,7 +25,7 @@ FILES = {"seq.in": "fly home\nstop\n", "seq.out": "O B-place\nO\n", "label": "fl
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch) -> list[Path]:
-    """Three empty data folders, as found by the three rules, of which the second need not exist."""
+    """Three empty data folders, one for each of the search rules; the second folder need not exist."""
     monkeypatch.setenv("EDP_LAB_DATA", str(tmp_path / "given"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(catalog, "comes_with", (tmp_path / "repo").joinpath)
@@ -34,7 +34,7 @@ def folders(tmp_path, monkeypatch) -> list[Path]:
 
 @pytest.fixture
 def small_atis(monkeypatch) -> None:
-    """Let "atis" be made of three small files."""
+    """Make "atis" consist of three small files."""
     files = tuple(Source(f"atis/train/{name}", len(text), "", "") for name, text in FILES.items())
     monkeypatch.setattr(catalog, "_sources", lambda: {"atis": files})
 
@@ -76,7 +76,7 @@ def test_missing_and_incomplete_corpora_name_the_folders_or_the_file_and_the_cur
     (folder / "seq.out").write_text("cut off")
     with pytest.raises(UsageError, match=r"seq\.out .*has the wrong size"):
         load_corpus("atis")
-    write_own(folders[2] / "atis/train")  # a complete copy further down is used
+    write_own(folders[2] / "atis/train")  # a complete copy in a later folder is used
     assert len(load_corpus("atis").utterances) == 2
 
 
@@ -91,7 +91,7 @@ def test_every_listed_corpus_is_embedded_or_has_sources_that_are_pinned_and_hash
         for source in sources(name):
             paths.append(source.path)
             assert source.url.startswith("https://raw.githubusercontent.com/")
-            assert len(source.url.split("/")[5]) == 40  # a commit
+            assert len(source.url.split("/")[5]) == 40  # a commit hash
             assert len(source.digest) == 64
     assert len(paths) == len(set(paths)) == 9 + 9 + 3 + 4
 
@@ -102,14 +102,14 @@ def test_every_listed_corpus_is_embedded_or_has_sources_that_are_pinned_and_hash
 def test_own_folder_reads_its_label_sets_off_the_utterances(tmp_path, monkeypatch):
     path = write_own(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    for name in (str(path), "mine"):  # in the working directory it needs no separator
+    for name in (str(path), "mine"):  # in the working directory, the name needs no separator
         corpus = load_corpus(name)
         assert (corpus.name, corpus.labels_declared) == (name, False)
         assert (corpus.intents, corpus.slots) == (("fly", "halt"), ("place",))
 
 
 def own_corpus(folder: Path, *rows: tuple[str, ...], tokens: str = "words", **files: str) -> Corpus:
-    """The corpus of these texts, intents and, if any, tags, with more files beside it."""
+    """A corpus with these texts, intents and, if given, tags, and with more files in its folder."""
     lines = [
         {"text": text, "intent": intent, **({"tags": tags[0].split()} if tags else {})} for text, intent, *tags in rows
     ]
@@ -121,7 +121,7 @@ def own_corpus(folder: Path, *rows: tuple[str, ...], tokens: str = "words", **fi
 
 PLAIN = [(f"{word} number {k}", word) for k in range(12) for word in ("play", "stop")]
 CHINESE = ["打开客厅的灯", "今天天气怎么样", "明天早上叫我起床"]
-SLIPS = {  # rows, and the note on them; with them there is no other
+SLIPS = {  # rows, and the only note about them
     "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has only one utterance"),
     "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have only one"),
     "capitals": ([*PLAIN, ("a b", "Play"), ("c d", "Play")], "intents 'Play' and 'play' differ"),
@@ -156,9 +156,9 @@ SLIPS = {  # rows, and the note on them; with them there is no other
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_in_a_users_corpus_is_one_note(tmp_path, slip):
     rows, note = SLIPS[slip]
-    _, *notes = own_corpus(tmp_path, *rows).warnings  # the first says that there are no tags
+    _, *notes = own_corpus(tmp_path, *rows).warnings  # the first one says that there are no tags
     assert [note in one.replace(str(tmp_path / "own.jsonl"), "FILE") for one in notes] == [True]
-    assert rows[-1][0] not in notes[0]  # no text of a private corpus
+    assert rows[-1][0] not in notes[0]  # notes contain no text of a private corpus
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_slip_in_a_users_corpus_is_one_note(tmp_path, slip):
     [
         PLAIN,
         [*PLAIN, *PLAIN],
-        [(f"打 开 灯 {k}", "ab"[k % 2]) for k in range(8)],  # cut already
+        [(f"打 开 灯 {k}", "ab"[k % 2]) for k in range(8)],  # already split into words
         [(f"เปิด ไฟ ห้องนั่งเล่น {k}", "ab"[k % 2]) for k in range(8)],
         [(word, word) for word in ("on", "off", "up") for _ in range(2)],  # short commands
         [*PLAIN, ("weather", "play"), ("打开客厅的灯", "play")],
@@ -276,7 +276,7 @@ CONTENT = {"c/big": random.Random(0).randbytes(300_000), "c/sub/small": b"hello\
 
 
 class Site:
-    """What the local server serves; `requests` lists the paths."""
+    """Content of the local server; `requests` lists the requested paths."""
 
     def __init__(self) -> None:
         self.content = dict(CONTENT)
@@ -299,7 +299,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(CONTENT[path])))
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client may have heard enough
+        with contextlib.suppress(ConnectionError):  # the client may have closed the connection
             self.wfile.write(self.site.content[path])
 
 
@@ -320,7 +320,7 @@ def source(path: str, url: str) -> Source:
 
 @pytest.fixture
 def site(monkeypatch) -> Iterator[Site]:
-    """A server of the corpus "c", which the catalogue knows by its right content."""
+    """A server for the corpus "c", whose correct content is listed in the catalogue."""
     site = Site()
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     for url in serve(partial(Handler, site)):
@@ -413,7 +413,7 @@ LABELS = {"atis": (26, 83), "snips": (7, 39), "nlu-eval": (54, 56), "mnist": Non
 
 @pytest.mark.parametrize("name", LABELS)
 def test_real_corpora_can_be_fetched_from_a_mirror_and_hold_what_is_catalogued(real_data, tmp_path, monkeypatch, name):
-    """Every pinned size and checksum is that of the real file, and what was fetched loads."""
+    """Every pinned size and checksum matches the real file, and the downloaded corpora can be loaded."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     for url in serve(partial(Mirror, directory=str(real_data))):
         copies = tuple(file._replace(url=f"{url}/{file.path}") for file in sources(name))

@@ -1,4 +1,4 @@
-"""Random splits: nothing is lost, sizes follow the ratio, duplicates stay on one side, seeds decide."""
+"""Random splits: they lose nothing, have the right sizes, keep duplicates on one side, and depend only on seeds."""
 
 import os
 import re
@@ -18,14 +18,14 @@ from edp_lab.corpora.encoding import HASH_BUCKETS, WORD_BYTES, Dataset, Labels, 
 from edp_lab.corpora.metrics import Frame, edit_distance, evaluate, spans
 from edp_lab.errors import UsageError
 
-# Few distinct texts give many duplicates, up to a group that is most of the corpus.
+# Few distinct texts, to produce many duplicates and groups of up to most of the corpus.
 TEXTS = st.lists(st.integers(0, 60).map(lambda i: f"text {i}"), min_size=1, max_size=200)
 SEEDS = st.integers(0, 2**64)
 MANY = [f"t{i}" for i in range(1000)]
 
 
 def corpus(texts: list[str]) -> Corpus:
-    """One utterance per text; the intent numbers them, so that each is told apart."""
+    """A corpus with one utterance per text; the intents number the utterances to distinguish them."""
     utterances = tuple(Utterance(tuple(text.split()), None, str(i)) for i, text in enumerate(texts))
     return Corpus("c", utterances, tuple(sorted(u.intent for u in utterances)), ())
 
@@ -84,7 +84,7 @@ def test_near_copies_stay_on_one_side_and_move_nothing_else(forms):
         (train, _, test), found = parts_of(apart), {u.text for u in apart.duplicates}
         assert found == {u.text for u in test if u.text in forms and {v.text for v in train} & set(forms)}
         exact, plain = (split(corpus(MANY[:60]), seed, keep_duplicates_together=k) for k in (True, False))
-        assert parts_of(exact) == parts_of(plain)  # as ever where no two are alike
+        assert parts_of(exact) == parts_of(plain)  # as before if no two texts are alike
 
 
 # ---- From utterances to tensors: rows follow their examples, unseen words never raise, bad input is refused ----------
@@ -152,7 +152,7 @@ def test_a_batch_moves_with_everything_that_a_model_reads():
     ],
 )
 def test_an_utterance_that_does_not_fit_is_refused_by_its_text(bad):
-    """One tag too few here and one too many there would shift the tags of everything between, silently."""
+    """One tag too few in one utterance and one too many in another would silently shift all tags in between."""
     with pytest.raises(UsageError, match=re.escape(repr(bad.text))):
         dataset(FIRST, bad, SECOND)
 
@@ -171,9 +171,9 @@ def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_pr
     words = WordFeatures().rows([tuple(f"word{k}" for k in range(20_000))])["words"].values
     counts = np.bincount(words, minlength=HASH_BUCKETS)
     assert len(counts) == HASH_BUCKETS
-    assert counts.max() < 25  # 4.9 expected: no bucket draws a crowd
-    assert (counts == 0).mean() < 0.02  # e^-4.9 = 0.0075
-    # Python's own hash() is salted; a model read back elsewhere would see other words.
+    assert counts.max() < 25  # 4.9 expected: no bucket receives too many words
+    assert (counts == 0).mean() < 0.02  # e^-4.9 = 0.0075 expected
+    # Python's own hash() is salted: a reloaded model would see different words.
     tokens = ("zebra", "música", "日本語")
     code = (
         "import numpy as np;from edp_lab.corpora.encoding import WordFeatures;"
@@ -186,7 +186,7 @@ def test_words_have_the_vocabularys_numbers_or_a_hash_that_is_the_same_in_all_pr
 
 @given(st.lists(st.text(st.characters(exclude_categories=()), min_size=1, max_size=30), min_size=1, max_size=5))
 def test_no_word_or_character_ever_raises(tokens):
-    """Also unpaired surrogates, which JSON can hold."""
+    """The texts include unpaired surrogates, which JSON can contain."""
     features = WordFeatures(("a",), buckets=3)
     rows = features.rows([tokens])
     assert len(rows["words"].values) == len(rows["characters"].values) == len(tokens)
@@ -245,7 +245,7 @@ def test_spans_have_conllevals_meaning(tags, expected):
     assert spans(tags.split()) == expected
 
 
-# By hand, four utterances with 1 + 2, 1 + 1, 1 + 0, 1 + 2 = 9 errors possible before insertions:
+# Four utterances with 1 + 2, 1 + 1, 1 + 0 and 1 + 2 = 9 possible errors before insertions, counted by hand:
 REFERENCES = [
     frame("fly", "fly from new york to rome", "O O B-from I-from O B-to"),
     frame("play", "play some jazz", "O O B-genre"),
@@ -253,10 +253,10 @@ REFERENCES = [
     frame("fly", "rome to oslo", "B-from O B-to"),
 ]
 PREDICTIONS = [
-    frame("fly", "fly from new york to rome", "O O B-from O O B-to"),  # "new york" cut: one substitution
+    frame("fly", "fly from new york to rome", "O O B-from O O B-to"),  # "new york" is cut: one substitution
     frame("stop", "play some jazz", "O O O"),  # wrong intent, one deletion
     frame("stop", "stop", "B-genre"),  # one insertion
-    frame("fly", "rome to oslo", "B-from O B-to"),  # right
+    frame("fly", "rome to oslo", "B-from O B-to"),  # correct
 ]
 
 
@@ -264,17 +264,17 @@ def test_scores_computed_by_hand():
     scores = evaluate(REFERENCES, PREDICTIONS)
     assert scores.ser == pytest.approx(4 / 9)
     assert scores.intent_accuracy == pytest.approx(3 / 4)
-    assert scores.slot_f1 == pytest.approx(2 * 3 / (5 + 5))  # right: to rome, from rome, to oslo
+    assert scores.slot_f1 == pytest.approx(2 * 3 / (5 + 5))  # correct: to rome, from rome, to oslo
     assert scores.exact_match == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize(
     ("references", "predictions", "ser", "accuracy", "f1", "exact"),
     [
-        ([("x", "a b", "O O")], [("y", "a b", "B-p B-q")], 3.0, 0, 0, 0),  # inserted slots exceed one
-        # the same (label, value) at another place is no semantic error, though it is a wrong span
+        ([("x", "a b", "O O")], [("y", "a b", "B-p B-q")], 3.0, 0, 0, 0),  # inserted slots raise the error rate above 1
+        # The same (label, value) at another position is a wrong span, but no semantic error.
         ([("x", "rome rome", "B-to O")], [("x", "rome rome", "O B-to")], 0, 1, 0, 0),
-        ([("x", "a b", "O O")], [("x", "a b", "O O")], 0, 1, None, 1),  # no slot to find, and none found
+        ([("x", "a b", "O O")], [("x", "a b", "O O")], 0, 1, None, 1),  # no true slot and no predicted slot
         ([("x", "a", None), ("y", "b", None)], [("x", "a", None), ("x", "b", None)], 0.5, 0.5, None, 0.5),
     ],
 )
@@ -299,7 +299,7 @@ def test_what_cannot_be_scored_is_refused(references, predictions, message):
 
 
 def conlleval_counts(references: list[list[str]], predictions: list[list[str]]) -> tuple[int, int, int]:
-    """Correct, guessed and true chunks, by conlleval.pl's scan: compare chunk starts and ends tag by tag."""
+    """Correct, guessed and true chunks according to conlleval.pl, which compares chunk starts and ends tag by tag."""
 
     def ends(before: str, now: str) -> bool:
         return before != "O" and (now[0] in "BO" or before[2:] != now[2:])

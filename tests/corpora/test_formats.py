@@ -1,4 +1,4 @@
-"""Files that people have: what is read, what a note says of the rest, and what is refused with a cure."""
+"""Common file formats: what is read, which notes mention ignored content, and what is refused with a hint."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ PEOPLE_NOTE = "is not read (epsilon is for one utterance, not for all that a per
 
 
 def load(folder: Path, name: str, content: str | bytes) -> Corpus:
-    """Load the content as a file of that name, behind which columns may stand."""
+    """Load the content as a file of this name, which can be followed by column names."""
     file = folder / re.sub(r"(?<=\.csv)\[.*", "", name)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     return load_corpus(f"{folder / name}")
@@ -43,7 +43,7 @@ def notes(corpus: Corpus) -> str:
         ("ner_tags", ["O"], TAGS_NOTE),
         ("slots", {"city": "rome"}, TAGS_NOTE),
         ("tag", ["O"], TAGS_NOTE),
-        ("entities", [], TAGS_NOTE),  # beside tokens
+        ("entities", [], TAGS_NOTE),  # next to tokens
         ("Speaker", "ada", PEOPLE_NOTE),
         ("user", 7, PEOPLE_NOTE),
         ("id", 7, "is not read: 1"),
@@ -356,9 +356,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, nam
     monkeypatch.setattr(readers, "MOST_BYTES", 1999)
     (tmp_path / "label").touch()
     (tmp_path / name).write_bytes(gzip.compress(b"x" * 2000) if name[-2:] == "gz" else b"x" * 2000)
-    with pytest.raises(
-        UsageError, match="has more than 1,999 bytes, the most that is read: give a sample of its lines"
-    ):
+    with pytest.raises(UsageError, match="has more than 1,999 bytes, which is the limit: give a sample of its lines"):
         load_corpus(tmp_path if name == "seq.in" else tmp_path / name)
 
 
@@ -381,7 +379,7 @@ def test_a_folder_with_a_corpus_wins_over_a_name_of_the_catalogue(tmp_path, monk
     assert frames(corpus) == [("hi", "hi", "")]
     assert not corpus.labels_declared
     assert corpus.warnings[0] == f"the folder {name} was read instead of the built-in corpus of that name"
-    (tmp_path / name / "train" / "seq.in").unlink()  # such as the folder of a run
+    (tmp_path / name / "train" / "seq.in").unlink()  # as in the folder of a run
     if name == "smart-home":
         assert load_corpus(name).labels_declared
 

@@ -1,4 +1,4 @@
-"""Digits, MNIST from its idx files, and two circles: what is loaded, and what is refused."""
+"""Digits, MNIST from its idx files, and two circles: loading and refusals."""
 
 import gzip
 from pathlib import Path
@@ -12,7 +12,7 @@ from edp_lab.errors import UsageError
 
 
 def idx(numbers: np.ndarray) -> bytes:
-    """As the original MNIST files have it: magic, sizes, bytes."""
+    """The bytes of a file in MNIST's original idx format: magic number, sizes, data."""
     return (0x800 + numbers.ndim).to_bytes(4, "big") + np.array(numbers.shape, ">u4").tobytes() + numbers.tobytes()
 
 
@@ -22,7 +22,7 @@ def pictures(count: int) -> np.ndarray:
 
 @pytest.fixture
 def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with four small files like MNIST's, the only place that is looked at."""
+    """A folder with four small files in MNIST's format, the only place that is searched."""
     folder = tmp_path / "mnist"
     folder.mkdir()
     monkeypatch.setattr(images, "data_folders", lambda: [tmp_path])

@@ -1,4 +1,4 @@
-"""Readers: each format's quirks on small files, errors that name file and line, real corpora's counts."""
+"""Readers: quirks of each format in small files, errors with file and line, and counts in the real corpora."""
 
 import json
 from pathlib import Path
@@ -177,7 +177,7 @@ ALIGNED, LOST = "aligned to their utterance: 1", "they could not be aligned to t
         ("go to rome.\t[IN:ADD go to [SL:PLACE: rome].]", "go to rome .", [(2, 3, "place")], None),
         ("see the sea\t[IN:ADD see [SL:PLACE:  the sea]]", "see the sea", [(1, 3, "place")], None),
         ("one] two\t[IN:ADD one] two]", "one] two", [], None),
-        # a careless replacement, which can be undone
+        # a careless replacement that can be undone
         (
             "what time is it in oslo\t[IN:ADD what SL:TIMEis it in [SL:PLACE: oslo]]",
             *("what time is it in oslo", [(5, 6, "place")], ALIGNED),
@@ -211,7 +211,7 @@ def test_malformed_unislu(tmp_path):
 
 
 def counts(reading: Reading) -> tuple[int, int, int, int, int]:
-    """Utterances, distinct token strings, intents, slot types, entities."""
+    """Number of utterances, distinct token strings, intents, slot types and entities."""
     slots = [slot for u in reading.utterances for slot in spans(u.tags or ())]
     return (
         len(reading.utterances),
@@ -238,7 +238,7 @@ def test_seq_folders_have_their_published_counts(real_data, folder, expected):
 
 def test_unislu_counts(real_data):
     reading = readers.read_unislu(real_data / "nlu_eval/unislu_full")
-    # SOURCE.md counts 20,595 entities; one more is recovered from a row whose bracket lost its prefix.
+    # SOURCE.md counts 20,595 entities. One more is recovered from a row whose bracket had lost its prefix.
     assert counts(reading) == (25_715, 25_672, 54, 56, 20_596)
     (warning,) = reading.warnings
     assert "rows with a damaged output, aligned to their utterance: 130" in warning

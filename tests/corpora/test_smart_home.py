@@ -1,4 +1,4 @@
-"""The smart-home generator: frozen, reproducible, varied, validly annotated, and as hard as it says."""
+"""The smart-home generator: frozen, reproducible, varied, validly annotated, and as difficult as documented."""
 
 import gzip
 from itertools import pairwise
@@ -22,7 +22,7 @@ def large() -> tuple[Utterance, ...]:
 
 
 def test_grammar_is_frozen_and_seeds_and_domains_give_different_corpora():
-    """Results rest on this corpus: whoever changes the draws must raise the version and make new results."""
+    """Results depend on this corpus: if you change the draws, raise the version and recompute the results."""
     assert GRAMMAR_VERSION == 1
     assert generate(2000, seed=0).sha256 == "62f70eab942b9da3ca2c07bab737f08799e87896fe4399fd627b56029c36b3a0"
     texts = [frozenset(u.text for u in generate(300, s, d).utterances) for s in (0, 1) for d in (None, *DOMAINS)]

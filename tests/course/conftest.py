@@ -1,4 +1,4 @@
-"""One JupyterLab with all notebooks, a Chromium for each module of browser tests, and the answers to all exercises."""
+"""Fixtures: a JupyterLab with all notebooks, a Chromium for each module of browser tests, answers to all exercises."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edp_lab.course.run import own_copy, read_notebook, read_solutions, solved
 from tests import browser as browsing
 
 ROOT = Path(__file__).parents[2]
-HOSTILE = [  # cells, see `tests.course.hostile`
+HOSTILE = [  # cells: see `tests.course.hostile`
     'mode = "quick"',
     "from tests.course.hostile import *\nfrom edp_lab.course.kit.theme import activate\nactivate()",
     "panel = show()\npanel",
@@ -37,12 +37,12 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
 def invoked(*words: object) -> Result:
-    """``edp-lab WORDS``, in this process."""
+    """Run ``edp-lab WORDS`` in this process."""
     return CliRunner().invoke(app, [*map(str, words)])
 
 
 def store(path: Path, *cells: NotebookNode, kernel: str = "python3") -> Path:
-    """A notebook of these cells, which this kernel can run."""
+    """Write a notebook with these cells, which this kernel can execute."""
     about = {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
     nbformat.write(new_notebook(cells=[*cells], metadata=about), path)
     return path
@@ -50,7 +50,7 @@ def store(path: Path, *cells: NotebookNode, kernel: str = "python3") -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[browsing.Chrome]:
-    """A headless Chromium, for one module only: what a page says late must not be laid at another's door."""
+    """A headless Chromium for one module only, because late messages must not be attributed to another module."""
     if problem := browsing.missing():
         pytest.skip(problem)
     with browsing.chromium() as driver:
@@ -58,19 +58,19 @@ def browser() -> Iterator[browsing.Chrome]:
 
 
 def console_errors(driver: browsing.Chrome) -> list[str]:
-    """What the page has put on the console as an error since the last call."""
+    """Errors that the page has written to the console since the last call."""
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def asked_elsewhere(driver: browsing.Chrome) -> list[str]:
-    """Addresses outside this machine that the page has tried to load; those that it could not are also
-    `console_errors`, because no name of another machine is resolved."""
+    """Addresses outside this machine that the page has tried to load. Failed requests are also in `console_errors`,
+    because the names of other machines are not resolved."""
     names = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
     return [a for a in names if a.startswith("http") and urlsplit(a).hostname not in ("127.0.0.1", "localhost")]
 
 
 def store_hostile(folder: Path) -> None:
-    """A notebook that shows hostile text in every place that there is."""
+    """Write a notebook that shows hostile text in every possible place."""
     first, *others = map(new_code_cell, HOSTILE)
     first.metadata["tags"] = ["parameters"]
     store(folder / "00_hostile.ipynb", first, *others)
@@ -78,7 +78,7 @@ def store_hostile(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a JupyterLab on copies of all notebooks, two of which train for one epoch alone: panels matter."""
+    """The address of a JupyterLab with copies of all notebooks; two of them are set to train for only one epoch."""
     folder = tmp_path_factory.mktemp("notebooks")
     own_copy(ROOT / "notebooks", folder)
     for number in ("07", "05"):
@@ -97,17 +97,17 @@ def path_of(number: str) -> Path:
 
 @cache
 def source(number: str) -> NotebookNode:
-    """The notebook, its exercises solved."""
+    """The notebook with its exercises solved."""
     return solved(read_notebook(path_of(number)), path_of(number))
 
 
 def answer(number: str, name: str, version: str) -> Any:
-    """What the check of an exercise gets where its cell is the "stub" or the "solution"."""
+    """The answer passed to an exercise's check if its cell is the "stub" or the "solution"."""
     notebook, space, checked = read_notebook(path_of(number)), {"__name__": "__main__"}, None
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     place = next(k for k, cell in enumerate(cells) if cell.source.startswith(f"# EXERCISE {name}\n"))
     before = [cell for cell in source(number).cells if cell.cell_type == "code"][:place]
-    for cell in before:  # imports, parameters and the functions of earlier solutions are all that an answer may use
+    for cell in before:  # an answer may use only imports, parameters and functions of earlier solutions
         tags = cell.metadata.get("tags", ())
         kinds = ast.FunctionDef if "exercise" in tags else ast.Import | ast.ImportFrom
         wanted = [node for node in ast.parse(cell.source).body if "parameters" in tags or isinstance(node, kinds)]
@@ -119,13 +119,13 @@ def answer(number: str, name: str, version: str) -> Any:
                     checked = found
     assert checked is not None, f"notebook {number} has no check of {name!r}"
     text, file = cells[place].source if version == "stub" else read_solutions(path_of(number))[name], f"<{name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # so that an error can quote a line
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # lets an error quote a line
     exec(compile(text, file, "exec"), space)
     return eval(ast.unparse(checked), space)
 
 
 def prediction(number: str, name: str, *words: Any) -> dict[str, Any]:
-    """These words for the questions of an exercise's stub, in their order."""
+    """These words as answers to the questions of an exercise's stub, in order."""
     return dict(zip(answer(number, name, "stub"), words, strict=True))
 
 
@@ -136,7 +136,7 @@ def prose(number: str) -> str:
 
 @pytest.fixture
 def given_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[Any, ...]]:
-    """From a function of `edp_lab` and a call of `edp-lab`, what the function is given there; it does nothing."""
+    """The arguments that a call of `edp-lab` passes to a function of `edp_lab`, which is replaced by a stub."""
 
     class CallError(Exception):
         pass
@@ -155,5 +155,5 @@ def given_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[Any,
 
 @pytest.fixture
 def trained(given_to: Callable[[str, str], tuple[Any, ...]]) -> Callable[[str], Any]:
-    """From a call of `edp-lab train`, the configuration that it would train."""
+    """The training configuration of a call of `edp-lab train`."""
     return lambda line: given_to("training.session.train", line)[0]

@@ -1,6 +1,6 @@
-"""What the contract of all panels is tried on: arguments for each that does not do with its defaults.
+"""Arguments for panels in the contract tests, unless a panel's defaults are sufficient.
 
-A panel whose arguments all have defaults needs no entry here.
+A panel with defaults for all arguments needs no entry here.
 """
 
 import atexit
@@ -35,7 +35,7 @@ from edp_lab.training.session import train
 
 
 class Wrong(NamedTuple):
-    """A wrong answer to an exercise, and what the student reads about it, among other things."""
+    """A wrong answer to an exercise, and a part of the message that the student sees."""
 
     answer: Any
     says: str
@@ -45,7 +45,7 @@ SMALL = TrainConfig("smart-home", as_printed=True, alpha="none", size="small", l
 
 
 def once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Made once, on one thread."""
+    """Computed once, on one thread."""
 
     @cache
     def made() -> Any:
@@ -64,7 +64,7 @@ phases_sketch = once(lambda: Sketch(0))
 
 @once
 def attacked_target() -> Any:
-    """A little model that has overfitted, under the attack by its loss and under one that is right about everybody."""
+    """A small overfitted model, with the loss attack and with an attack that is always right."""
     folder = Path(mkdtemp(prefix="edp-lab-")) / "target"
     atexit.register(rmtree, folder.parent, ignore_errors=True)
     train(target_config("smart-home-health", 0, 3), folder)
@@ -107,7 +107,7 @@ def _made(name: str) -> Any:
 
 
 def panel_of(name: str, **values: Any) -> Any:
-    """A panel of the registry as it is at its start, whatever the test before has done to it, moved to these values."""
+    """A panel of the registry, reset to its initial state and then set to these values."""
     panel = _made(name)
     if isinstance(panel, Panel):
         panel.reset()
@@ -118,12 +118,12 @@ def panel_of(name: str, **values: Any) -> Any:
 
 
 def drawn(panel: Any) -> list[go.Figure]:
-    """A panel's figures as objects; plotly refuses a property that it does not know."""
+    """A panel's figures as plotly objects, which reject unknown properties."""
     return [go.Figure(live.figure) for live in panel.figures]
 
 
 def report_of(line: str) -> dict[str, Any]:
-    """What a call of `edp-lab` says as JSON."""
+    """The JSON output of a call of `edp-lab`."""
     result = CliRunner().invoke(app, [*shlex.split(line)[1:], "--json"])
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))

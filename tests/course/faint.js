@@ -1,4 +1,4 @@
-// What is written in arguments[0] with too little contrast to what lies behind it (WCAG 2, 1.4.3), all folds open.
+// Returns the texts in arguments[0] with insufficient contrast to their background (WCAG 2, 1.4.3), with all folds open.
 const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
 const colour = css => {
     canvas.clearRect(0, 0, 1, 1);
@@ -25,7 +25,7 @@ const contrast = element => {
 };
 arguments[0].querySelectorAll('details').forEach(fold => { fold.open = true; });
 const patterned = element => getComputedStyle(bar(element) ?? element).fill.startsWith('url');
-// (What lies behind the text of a heatmap's cell is a picture, whose colours cannot be asked for.)
+// (The background of text in a heatmap's cell is an image, whose colours cannot be read.)
 const off = 'style, .heatmap-label, .modebar, :disabled, .edp-control:has(:disabled)';
 const says = element => element.matches('input[type=text], select') || [...element.childNodes].some(
     node => node.nodeType == Node.TEXT_NODE && node.textContent.trim());

@@ -1,4 +1,4 @@
-"""Text that would do harm as markup, and what shows it in every place that there is: for tests and a notebook."""
+"""Text that is harmful as markup, and figures and panels that show it in every possible place."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ __all__ = ["EVIL", "TEX", "draw", "fig", "html_table", "show"]  # for the notebo
 
 RUN = "(window.pwned=1)"
 SHORT = f"<svg onload={RUN}>"
-NAME = f"""'"><img src=x onerror="{RUN}">{SHORT}<a href="javascript:{RUN}">click"""  # a file may be called so
+NAME = f"""'"><img src=x onerror="{RUN}">{SHORT}<a href="javascript:{RUN}">click"""  # a possible file name
 EVIL = f"{NAME}</a></script></title></textarea><script>{RUN}</script><a href='https://a.org'>away</a>"
 
 
-TEX = r"$\href{https://a.org}{away}$"  # Jupyter reads formulas, and links in them, in HTML
+TEX = r"$\href{https://a.org}{away}$"  # Jupyter renders formulas, including their links, in HTML
 
 
 def draw(result: Any) -> fig.Figure:
-    """A figure with the text in every place that shows one."""
+    """A figure with the text in every place that can show text."""
     on = {"x": [EVIL, "b"], "y": [1, 2], "text": [EVIL] * 2, "hovertext": EVIL, "customdata": np.array([EVIL, "b"])}
     traces = [
         fig.line(EVIL, fig.theme.PLAIN, symbol="circle", size=9, **on, mode="lines+markers+text"),
@@ -35,7 +35,7 @@ def draw(result: Any) -> fig.Figure:
 
 
 def show() -> Panel:
-    """A panel with the text in every place that shows one; in a notebook, too."""
+    """A panel with the text in every place that can show text, also for a notebook."""
     controls = {
         "a": number(EVIL, 1.0, [1.0, 2.0], unit=EVIL),
         "b": choice(EVIL, EVIL, {SHORT: EVIL, NAME: NAME}, tooltips=[EVIL, EVIL]),

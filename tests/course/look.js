@@ -1,4 +1,4 @@
-// What the browser tests look at in a page.
+// Functions with which the browser tests examine a page.
 const place = element => element.getBoundingClientRect();
 const all = (within, selector) => [...within.querySelectorAll(selector)];
 const errors = () => {
@@ -6,13 +6,13 @@ const errors = () => {
     return boxes.map(box => box.textContent.trim()).filter(text => text);
 };
 const panels = () => all(document, '.edp-panel');
-// The sliders of the first panel that follows one (not on Run alone), those left out that are switched off.
+// The enabled, visible sliders of the first panel without a Run button.
 const sliders = () => {
     const handles = all(document, '.edp-panel:not(:has(.edp-run)) input[type=range]:enabled').filter(e => e.offsetWidth);
     return handles.filter(handle => handle.closest('.edp-panel') == handles[0].closest('.edp-panel'));
 };
 const box = handle => handle.closest('.edp-control').querySelector('input[type=text]');
-// What a panel shows: its read-outs, its number boxes, and what its figures have drawn.
+// A panel's read-outs, its number boxes, and the content of its figures.
 const shown = handle => {
     const panel = handle.closest('.edp-panel');
     const numbers = values => values?.length === undefined || typeof values === 'string' ? undefined
@@ -31,7 +31,7 @@ const asText = html => {
     element.innerHTML = html;
     return element.textContent;
 };
-// Whether each figure of a panel is as wide as its place, and ends within the panel.
+// Whether each figure of a panel is as wide as its container, and ends within the panel.
 const fits = panel => all(panel, '.edp-figure').every(figure => {
     const drawing = place(figure.querySelector('.main-svg')).right;
     return Math.abs(place(figure).right - drawing) < 4 && drawing < place(panel).right;
@@ -41,7 +41,7 @@ const stickingOut = panel => {
     const out = all(panel, looked).filter(e => place(e).right > place(panel).right + 1);
     return out.map(e => e.outerHTML.slice(0, 120));
 };
-// What is written in a panel's figures and is cut by their edge or lies under their buttons, and commands too long for
+// Texts in a panel's figures that are cut off at the edge or covered by buttons, and commands that are too long for
 // their box.
 const cut = panel => {
     const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
@@ -57,7 +57,7 @@ const cut = panel => {
     }
     return faults.map(e => e.value ?? e.textContent);
 };
-// Titles, legends and notes of a panel's figures that lie on one another, or a legend on a plot.
+// Titles, legends and notes of a panel's figures that overlap, or legends that overlap a plot.
 const covered = panel => all(panel, '.js-plotly-plot').flatMap(plot => {
     const meet = (a, b) => a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
     const texts = all(plot, 'svg text').filter(e => place(e).width && e.closest('.legend, .infolayer, .annotation'));
@@ -76,12 +76,12 @@ const changeTheme = async theme => {
     await window.jupyterapp.commands.execute('apputils:change-theme', {theme});
     await new Promise(resolve => setTimeout(resolve, 500));
 };
-// From the first control of a panel to the foot of its main figure.
+// Height from the first control of a panel to the bottom of its main figure.
 const span = panel => {
     const [control, figure] = ['.edp-control', '.edp-figure'].map(name => panel.querySelector(name));
     return control && figure ? place(figure).bottom - place(control).top : 0;
 };
-// Pixels per unit, down over across, of plots whose axes are to have one scale.
+// Ratio of vertical to horizontal pixels per unit, for plots whose axes should have the same scale.
 const ratios = panel => {
     const layouts = all(panel, '.js-plotly-plot').map(plot => plot._fullLayout);
     const axes = layouts.flatMap(layout => layout._subplots.cartesian.map(id => id.split('y')).map(

@@ -1,4 +1,4 @@
-"""Notebooks in a real JupyterLab and a real browser: its panels follow mouse and keyboard, and nothing leaves."""
+"""Notebooks in a real JupyterLab and browser: panels respond to mouse and keyboard, and nothing leaves the machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.course.conftest import NOTEBOOKS, ROOT, asked_elsewhere, console_erro
 from tests.course.hostile import RUN, SHORT, show
 
 WIDTHS = (800, 1920)
-IN_VIEW = 640  # pixels that JupyterLab leaves a notebook in a window of 1280 x 800
+IN_VIEW = 640  # height in pixels of a notebook in a JupyterLab window of 1280 x 800
 HEIGHT = browsing.SIZE[1]
-SECONDS = 60  # that a panel may take to follow on a busy machine
+SECONDS = 60  # allowed for a panel to respond on a busy machine
 
 LOOK = Path(__file__).with_name("look.js").read_text()
 FAINT = Path(__file__).with_name("faint.js").read_text()
-READABLE = 4.5  # WCAG AA
+READABLE = 4.5  # minimum contrast, WCAG AA
 
 
 FIRST, *OTHERS = [path for path in NOTEBOOKS if "panels." in path.read_text(encoding="utf-8")]
@@ -39,13 +39,13 @@ WITH_PANELS = [FIRST, *(pytest.param(path, marks=pytest.mark.long) for path in O
 
 @pytest.fixture(scope="module", params=WITH_PANELS, ids=lambda path: path.stem)
 def page(request: pytest.FixtureRequest, browser: Chrome, lab: str) -> Iterator[tuple[Chrome, str]]:
-    """The browser with a notebook in front, all its cells executed, and the notebook's name."""
+    """The browser with an open notebook, in which all cells were executed, and the notebook's name."""
     with browsing.open_notebook(browser, lab, request.param.name):
         yield browser, request.param.stem
 
 
 def look(driver: Chrome, what: str, *at: Any) -> Any:
-    """What a function of ``look.js`` finds."""
+    """The result of a function of ``look.js``."""
     return driver.execute_script(f"{LOOK}\nreturn {what}(...arguments)", *at)
 
 
@@ -53,7 +53,7 @@ def shown(driver: Chrome, handle: WebElement) -> dict[str, Any]:
     return json.loads(look(driver, "shown", handle))
 
 
-# Printed by the kernel, as JSON: of each panel its heading, its read-outs in HTML, and what its figures draw.
+# Prints, as JSON, each panel's heading, its read-outs in HTML, and the content of its figures.
 PANELS = """
 import json
 import numpy as np
@@ -80,7 +80,7 @@ def in_kernel(driver: Chrome, heading: str) -> dict[str, Any]:
 
 
 def difference(driver: Chrome, handle: WebElement) -> list[Any]:
-    """What the page lacks of the read-outs, or draws otherwise, than the panel in the kernel has it."""
+    """Differences between the page and the panel in the kernel, in read-outs or figures."""
     here = shown(driver, handle)
     there = in_kernel(driver, here["heading"])
     words = [look(driver, "asText", text) for text in there["words"]]
@@ -103,9 +103,9 @@ def at_rest(element: WebElement) -> bool:
 
 
 def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> None:
-    """After each move the page shows what the kernel has; the first slider that matters changes words and figures.
+    """Check that the page follows the kernel after each move; the first effective slider changes texts and figures.
 
-    (The clip norm, the first slider of some panels, rightly leaves epsilon alone.)
+    (In some panels the first slider, the clip norm, rightly has no effect on epsilon.)
     """
     handles = look(driver, "sliders")
     assert handles, "no panel has a slider"
@@ -115,7 +115,7 @@ def assert_panel_follows(driver: Chrome, move: Callable[[WebElement], None]) -> 
         before = shown(driver, handle)
 
         def followed(handle: WebElement = handle, box: str = before["box"]) -> bool:
-            move(handle)  # once more if the page was busy
+            move(handle)  # try again if the page was busy
             time.sleep(0.3)
             return shown(driver, handle)["box"] != box
 
@@ -136,7 +136,7 @@ def test_all_cells_run_no_panel_holds_an_error_and_no_button_shares_a_figure(pag
     assert look(driver, "panels")
     buttons = look(driver, "buttons")
     assert not [button for button in buttons if "cloud" in button.lower() or "share" in button.lower()]
-    if name == "00_start":  # JupyterLab offers to fetch news
+    if name == "00_start":  # JupyterLab asks whether to fetch news
         assert "news" not in driver.find_element("css selector", "body").text.lower()
 
 
@@ -145,7 +145,7 @@ def test_main_panel_follows_the_mouse(page: tuple[Chrome, str]) -> None:
 
     def drag(handle: WebElement) -> None:
         start = driver.execute_script("return arguments[0].valueAsNumber / arguments[0].max", handle)
-        width = handle.size["width"] - 16  # of the track that the thumb's middle runs along
+        width = handle.size["width"] - 16  # width of the track for the middle of the thumb
         along = ActionChains(driver).move_to_element_with_offset(handle, int((start - 0.5) * width), 0).click_and_hold()
         for _ in range(4):
             along.move_by_offset((1 if start < 0.5 else -1) * width // 16, 0)
@@ -173,7 +173,7 @@ def test_a_value_that_makes_no_sense_is_one_visible_sentence_until_it_is_mended(
         box.send_keys(Keys.CONTROL, "a")
         box.send_keys(value, Keys.ENTER)
         until(lambda n=refused: len(look(driver, "errors")) == n, SECONDS, f"{value} is not answered")
-        assert not [error for error in look(driver, "errors") if "fault of the course" in error]
+        assert not [error for error in look(driver, "errors") if "bug in the course" in error]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -205,7 +205,7 @@ def test_all_that_is_written_can_be_read_in_both_themes(page: tuple[Chrome, str]
             look(driver, "changeTheme", theme)
             for panel in look(driver, "panels"):
                 assert driver.execute_script(FAINT, panel, READABLE) == [], (theme, panel.text[:60])
-                assert driver.execute_script(FAINT, panel, 22)  # it finds what is written
+                assert driver.execute_script(FAINT, panel, 22)  # it finds text with low contrast
     finally:
         look(driver, "changeTheme", "JupyterLab Light")
 
@@ -229,7 +229,7 @@ return [Boolean(window.pwned), links.map(link => link.outerHTML), document.body.
 
 
 class Scripts(HTMLParser):
-    """Elements that only text from outside can have brought."""
+    """Elements that only external text can have created."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class Scripts(HTMLParser):
 
 def test_a_panel_escapes_text_and_keeps_markup_that_says_so() -> None:
     panel = show()
-    panel.set(a=2.0)  # an error, whose text is hostile, too
+    panel.set(a=2.0)  # an error with hostile text
     boxes = [panel.error_box, panel.words, *panel.children[:1]]
     assert RUN in panel.words.value
     assert [found for box in boxes for found in Scripts(box.value).found] == []
@@ -268,7 +268,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_no_script_runs_on_a_page(folder: Path, browser: browsing.Chrome) -> None:
     browser.get(f"data:text/html,{SHORT}")
-    assert browser.execute_script("return window.pwned") == 1  # it would
+    assert browser.execute_script("return window.pwned") == 1  # unescaped, it would run
     [row] = run_course(folder, folder / "out", {})
     assert RUN in row["error"]
     browser.get((folder / "out" / "00_hostile.html").as_uri())

@@ -1,7 +1,7 @@
-"""The contract of every panel in the course's registry, those of a reader's own included: see CONTRIBUTING.md.
+"""The contract of every panel in the course's registry, including panels added by readers (see CONTRIBUTING.md).
 
-A panel's figures follow its result; it says a bad value in one sentence and keeps its last result, goes back to its
-start, gives a command that runs, and has figures with axis titles that can be read without colour.
+A panel's figures follow its result. It reports a bad value in one sentence and keeps its last result, can be reset,
+gives a command that runs, and has figures with axis titles that can be read without colour.
 """
 
 import inspect
@@ -32,7 +32,7 @@ from tests.course.examples import THESIS, all_panels, drawn, panel_of, phases_sk
 
 
 def made_by(make: Any) -> type:
-    """The class of what a function or class of the registry makes."""
+    """The class created by a function or class of the registry."""
     return make if isinstance(make, type) else inspect.signature(make, eval_str=True).return_annotation
 
 
@@ -50,7 +50,7 @@ with_sliders = pytest.mark.parametrize("panel", WITH_SLIDERS, indirect=True)
 
 
 def ends(control: Any) -> list[Any]:
-    """Both ends of a slider and its middle; of buttons or a list up to a dozen options; of a text a word."""
+    """Both ends and the middle of a slider, up to a dozen options of buttons or a list, or a word as text."""
     if not control.stops:
         options = [value for _, value in control.options or [("", "noise")]]
         return options[:: 1 + len(options) // 12]
@@ -59,13 +59,13 @@ def ends(control: Any) -> list[Any]:
 
 
 def elsewhere(panel: Panel, sliders: bool = True) -> dict[str, Any]:
-    """Another setting: sliders in the middle, or left alone, and the last of all buttons."""
+    """Different values: sliders in the middle, or unchanged, and the last button of each control."""
     buttons = {name: ends(c)[-1] for name, c in panel.controls.items() if c.kind == "choice"}
     return buttons | {name: ends(c)[1] for name, c in panel.controls.items() if sliders and c.stops}
 
 
 def said(panel: Panel) -> str:
-    """Under which control or above the figures, whatever is wrong."""
+    """All messages, whether under a control or above the figures."""
     return panel.error_box.value + "".join(control.error for control in panel.controls.values())
 
 
@@ -90,11 +90,11 @@ def test_each_control_moves_to_its_ends_and_the_figures_follow(panel: Panel) -> 
         assert shown(panel) == first, f"reset does not undo {name}"
     movable = {
         name for name, control in panel.controls.items() if len(control.options) != 1
-    }  # of corpora, one may be here
+    }  # one of the corpora may be available
     assert changed == movable, "some controls change nothing"
 
 
-BY_BUTTONS_ALONE = {"variant", "adjacency", "row"}  # which only a button can choose: not a word in a call of `compute`
+BY_BUTTONS_ALONE = {"variant", "adjacency", "row"}  # only buttons set these; they are not words in a call of `compute`
 
 
 @with_sliders
@@ -130,10 +130,10 @@ def test_a_bad_value_is_one_sentence_and_the_last_result_stays(panel: Panel) -> 
 
 
 def assert_readable(figure: go.Figure) -> None:
-    """Every axis has a title, the caption's lines are short, and no two lines of a legend differ by colour alone.
+    """Check that every axis has a title, captions have short lines, and legend entries differ not only by colour.
 
-    Without a title is an axis that shares another's, one whose places have names, one inside a grid of plots, whose row
-    or column has the title at its edge, or one of a picture's bare sides.
+    No title is required for an axis that shares another's title, has named positions, is inside a grid of plots with
+    titles at its edges, or is a bare side of a picture.
     """
     used: dict[str, set[str]] = {}
     for trace in figure.data:
@@ -151,7 +151,7 @@ def assert_readable(figure: go.Figure) -> None:
     lines = [trace for trace in figure.data if trace.type == "scatter" and trace.showlegend is not False]
     lines = [trace for trace in lines if trace.visible is not False]
     looks = [(trace.legend, trace.line.dash, trace.line.width, trace.marker.symbol, trace.mode) for trace in lines]
-    fills = [trace.fill if trace.line.width else trace.fillcolor for trace in lines]  # areas have nothing but a colour
+    fills = [trace.fill if trace.line.width else trace.fillcolor for trace in lines]  # areas have only a colour
     assert len({*zip(looks, fills, strict=True)}) == len(looks), "two lines of one legend differ by colour alone"
     patterns = [trace.marker.pattern for trace in figure.data if trace.type == "bar"]
     hidden = [one for one in patterns if one.shape and one.fgcolor and one.fillmode != "overlay" and not one.bgcolor]
@@ -169,7 +169,7 @@ def test_headings_sliders_and_axes_say_what_they_are_and_need_no_colour(panel: F
 
 @with_sliders
 def test_the_command_says_what_is_shown(panel: Panel, capsys: pytest.CaptureFixture[str]) -> None:
-    """Python is run and gives the panel's result; a command line is parsed with all its options."""
+    """Python commands are executed and return the panel's result; command lines are parsed with all options."""
     for values in ({}, elsewhere(panel)):
         panel.set(**values)
         *before, last = panel.command.value.splitlines()
@@ -193,7 +193,7 @@ def test_the_command_says_what_is_shown(panel: Panel, capsys: pytest.CaptureFixt
 
 
 def parse(words: list[str]) -> None:
-    """As the command line does, without doing what it says."""
+    """Parse a command line without executing it."""
     command, context = typer.main.get_command(app), None
     while isinstance(command, click.Group):
         context = click.Context(command, parent=context, info_name="edp-lab")
@@ -216,11 +216,11 @@ def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence(
 
 RUNNING = [name for name, make in PANELS.items() if issubclass(made_by(make), Runs)]
 KEPT = {"07 Explorer": "live", "06 OneRun": "audits"}
-KEPT |= {"10 Pipeline": "runs"}  # what is made by whole runs alone
+KEPT |= {"10 Pipeline": "runs"}  # computed only by whole runs
 
 
 def boxes(widget: Any) -> Iterator[Any]:
-    """All boxes for numbers."""
+    """All text boxes for numbers."""
     if getattr(widget, "kind", "") == "number":
         yield widget
     for child in getattr(widget, "children", ()):
@@ -244,7 +244,7 @@ def test_a_panel_that_runs_starts_nothing_with_bad_values_ends_when_it_is_stoppe
         assert "a run is in progress" in panel.error_box.value
         panel.stop_button.click()
 
-    if name not in ("11 Again",):  # which take long, and nothing, to stop: with stand-ins in their own tests
+    if name not in ("11 Again",):  # these take long, so their own tests use stand-ins
         panel.state.observe(stop_at_once, "value")
         panel.run(wait=True)
         panel.check()
@@ -280,7 +280,7 @@ def test_what_only_code_can_ask_for_is_refused(call: Callable[[], Any], says: st
         call()
 
 
-# Of a panel: values, which of its command's lines, where in its JSON the epsilon stands, and which one it is.
+# For each panel: values, the index of a command line, and functions that return epsilon from its JSON and result.
 Epsilon = Callable[[Any], Any]
 COMMANDS: list[tuple[str, list[dict[str, Any]], int, str, Epsilon]] = [
     ("01 delta", [{}, {"epsilon": 0.5}], 1, "guaranteed", lambda r: r.epsilon),

@@ -1,8 +1,8 @@
-"""Every exercise of the course: its solution is right, its stub is open, and what students get wrong is found wrong.
+"""Every exercise of the course: its solution is right, its stub is open, and common mistakes are recognised.
 
-The wrong answers of notebook 02 are `WRONG` in `test_nb02.py`: by exercise, then by what is wrong with them; as `Wrong`
-together with what is said. One that is meant to stop with an error has "(crash)" in its name. `RIGHT` are answers that
-are as good as the solution."""
+`WRONG` in `test_nb02.py` contains wrong answers to notebook 02, by exercise and mistake; a `Wrong` also has a part of
+the message. A mistake whose name contains "(crash)" stops with an error. `RIGHT` has further right answers.
+"""
 
 import sys
 from importlib import import_module
@@ -32,13 +32,13 @@ from tests.course.examples import Wrong
 
 SOURCES = sorted((Path(__file__).parents[2] / "notebooks").glob("[0-9]*.ipynb"))
 EXERCISES = [(path.name[:2], name) for path in SOURCES for name in exercise_cells(read_notebook(path))]
-STILL = {  # what code does that nobody has touched
+STILL = {  # results of unchanged stubs
     ("01", "total"): "still to do (it still says that many releases cost as little as one)",
     ("03", "bill"): "still to do (it still bills shuffled batches as a sample",
-    ("08", "pool"): "still to do (the maximum still reads the zeros of the padding)",
-    ("07", "report"): "still to do (it still picks by the test set and pays for the winner only)",
+    ("08", "pool"): "still to do (the maximum still includes the zeros of the padding)",
+    ("07", "report"): "still to do (it still chooses by the test set, and counts only the μ of the best run)",
     ("09", "ranks"): "still to do (it still draws the same numbers on every rank and in every step)",
-    ("10", "budget"): "still to do (the noise is still the same for one label and for a thousand)",
+    ("10", "budget"): "still to do (the noise is still the same for a thousand labels as for one)",
     ("11", "noise"): "still to do (the bug is still there",
 }
 SEEDS = range(2)
@@ -98,7 +98,7 @@ def twice(answer, cases):
 space: dict[str, Any] = {"close": close}
 exec(
     compile(JUDGE, str(Path(check_module.__file__).with_name("nb99.py")), "exec"), space
-)  # a judge lives in the package
+)  # checks are part of the package
 
 DOUBLE = Exercise("double", "Double it", space["twice"], "add it to itself.", "Twice is x + x.")
 SIGN = Exercise("sign", "The sign", lambda answer, _: [None if answer == "+" else "it is not that."], "look.", "Plus.")
@@ -106,7 +106,7 @@ SIGN = Exercise("sign", "The sign", lambda answer, _: [None if answer == "+" els
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> Checks:
-    """The checks of a notebook 99 with two exercises."""
+    """The checks of an invented notebook 99 with two exercises."""
     found = {exercise.name: exercise for exercise in (DOUBLE, SIGN)}
     real = check_module.exercises
     monkeypatch.setattr(check_module, "exercises", lambda notebook: found if notebook == "99" else real(notebook))
@@ -217,10 +217,10 @@ def test_neither_exit_nor_a_missing_return_stops_the_notebook_but_a_student_can(
 def test_close_says_where_and_by_how_much() -> None:
     assert close([1.0, 2.0], np.array([1.0, 2.0 + 1e-9]), "x") is None
     assert close(np.inf, np.inf, "x") is None
-    assert close([[1, 2], [3, 5]], [[1, 2], [3, 4]], "x") == "x (first at [1, 1]): yours is 5, it should be 4."
-    assert close(2, 3, "x") == "x: yours is 2, it should be 3."
-    assert close(np.nan, 3, "x") == "x: yours is nan, it should be 3."
-    assert close([1, 2], 3, "x") == "x: yours has shape (2,), it should be ()."
+    assert close([[1, 2], [3, 5]], [[1, 2], [3, 4]], "x") == "x (first at [1, 1]): yours is 5; it should be 4."
+    assert close(2, 3, "x") == "x: yours is 2; it should be 3."
+    assert close(np.nan, 3, "x") == "x: yours is nan; it should be 3."
+    assert close([1, 2], 3, "x") == "x: yours has shape (2,); it should be ()."
 
 
 MEASURED = {"more noise": (2.0, 1.0), "more people": (2.0, 2.0)}
@@ -231,9 +231,9 @@ MEASURED = {"more noise": (2.0, 1.0), "more people": (2.0, 2.0)}
     [
         ({"more noise": "falls", "more people": "stays"}, None),
         ({"more noise": "rises", "more people": "stays"}, "you said 'rises', but ε is 2 before and 1 after."),
-        ({"more noise": "falls", "more people": "drops"}, "more people: 'drops' is not one of"),
-        ({"more noise": "falls"}, "a prediction is a dictionary with the questions 'more noise', 'more people'"),
-        ("falls", "a prediction is a dictionary"),
+        ({"more noise": "falls", "more people": "drops"}, "more people: 'drops' is not \"rises\""),
+        ({"more noise": "falls"}, "a prediction must be a dictionary with the questions 'more noise', 'more people'"),
+        ("falls", "a prediction must be a dictionary"),
     ],
 )
 def test_a_prediction_is_answered_with_the_numbers(prediction: Any, says: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What all notebooks share, without a browser: panels, figures, numbers in words."""
+"""Code shared by all notebooks, without a browser: panels, figures, and numbers as text."""
 
 import json
 import math
@@ -113,7 +113,7 @@ def test_what_a_run_has_said_stays_as_it_is_where_the_next_is_stopped() -> None:
 
 def test_a_fault_is_shown_until_the_next_move_and_raised_by_check() -> None:
     panel = make()
-    panel.controls["x"].entered = 13.0  # as a browser does: ipywidgets would swallow what the callback raises
+    panel.controls["x"].entered = 13.0  # like a browser; ipywidgets would swallow the error
     assert "ZeroDivisionError: thirteen" in panel.error_box.value
     panel.set(x=2.0)
     assert panel.error_box.value == ""
@@ -205,7 +205,7 @@ def test_numbers_as_people_write_them() -> None:
 
 
 def read(written: str) -> float:
-    """The number that people read."""
+    """The number in a text."""
     number, _, power = re.sub("^10(?=[⁻⁰¹²³⁴⁵⁶⁷⁸⁹])", "1 × 10", written.replace(",", "")).partition(" × 10")
     number, _, name = number.partition(" ")
     exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)

@@ -1,5 +1,5 @@
-"""Notebook 00: what a slider shows is what the mechanism and the accountant say, and its training runs are real ones.
-What holds for all panels is in `test_contract`."""
+"""Notebook 00: panels agree with the mechanism and the accountant, and training runs are real. The contract of all
+panels is in `test_contract`."""
 
 import math
 from dataclasses import replace

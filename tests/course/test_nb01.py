@@ -1,5 +1,5 @@
-"""Notebook 01: what its panels draw and say is what mechanisms and accountants give, and wrong answers are recognised.
-The contract of all panels is in `test_contract`."""
+"""Notebook 01: panels agree with the mechanisms and accountants, and wrong answers are recognised. The contract of all
+panels is in `test_contract`."""
 
 import math
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def test_every_area_that_is_drawn_is_the_number_that_is_said(epsilon: float, sig
 
 def test_voter_list_identifies_no_one_in_k_anonymous_releases_but_the_month_does() -> None:
     by_list, by_month = linked(1, seed=20210501)
-    assert 0.25 < by_list < 0.45  # 3000 of them in 2920 cells: e^(-3000 / 2920) = 0.36
+    assert 0.25 < by_list < 0.45  # 3,000 of them in 2,920 cells: e^(-3000 / 2920) = 0.36
     assert by_month > by_list
     for k in (2, 5):
         by_list, by_month = linked(k, seed=20210501)
@@ -70,7 +70,7 @@ def test_voter_list_identifies_no_one_in_k_anonymous_releases_but_the_month_does
 
 
 def corrected(of: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:
-    """From the share of yes among the responses and the chance of a lie, an estimate."""
+    """An answer that applies `of` to the share of yes among the responses and the probability of a lie."""
     return lambda responses, epsilon: of(np.mean(responses), 1 / (math.exp(epsilon) + 1))
 
 

@@ -1,5 +1,5 @@
-"""Notebook 02: what its panels draw and say is what clip, noise and accountants give, and what students get
-wrong is found. What holds for all panels is in `test_contract`."""
+"""Notebook 02: panels agree with clipping, noise and accountants, and common mistakes are recognised. The contract of
+all panels is in `test_contract`."""
 
 import math
 from collections.abc import Callable
@@ -41,12 +41,12 @@ def test_book_keeping_gives_the_norms_of_a_loop_and_of_every_cut_of_the_batch() 
     assert found.disagreement < 1e-5
     assert {size: len(norms) for size, norms in found.norms.items()} == {1: 64, 4: 16, 16: 4, 64: 1}
     longest = [norms.max() for norms in found.norms.values()]
-    assert longest == sorted(longest, reverse=True)  # a mean is no longer than the longest of its parts
+    assert longest == sorted(longest, reverse=True)  # a mean is at most as long as its longest part
     assert found.seconds[panels.LOOP] > found.seconds[panels.BOOKS]
 
 
 def test_a_cloud_clipped_by_norm_is_what_the_private_step_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edp_lab.training.dp_step.headroom", lambda *steps: 0.0)  # which clips by 2^-11 more
+    monkeypatch.setattr("edp_lab.training.dp_step.headroom", lambda *steps: 0.0)  # headroom clips by 2^-11 more
     result = clip_batch(0.7, 1.3, 40, 0.2, "by norm", seed=3)
     layout = Layout(("w",), (slice(0, 2),))
     noise = float_noise(key_from_seed(3), 0, 2, dtype=torch.float64)
@@ -131,7 +131,7 @@ def solution(name: str) -> Any:
 
 @SEEDS
 def test_the_solutions_step_is_the_librarys_on_the_same_noise(seed: int) -> None:
-    """The library clips by `headroom` more, so it gets a C that is as much longer, with the same noise."""
+    """The library clips by `headroom` more, so it gets a correspondingly larger C, and the same noise."""
     drawn, c, z, lr, start = (
         Batches(seed, panels.PEOPLE, 20, 1, 1, "poisson", False),
         0.7,
@@ -170,17 +170,17 @@ SOLUTIONS = {name: solution(name) for name in ("clip", "sample", "step", "loop")
 
 
 def clipping(by: Callable[[Tensor, float], Tensor]) -> Callable[..., Tensor]:
-    """An answer to the first exercise with another clip."""
+    """An answer to the first exercise with a different clip."""
     return lambda weights, features, labels, C: by(panels.gradients(features, labels, weights), C)
 
 
 def stepping(down: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """An answer to the third, from what is subtracted: of the clipped gradients, the noise due on their sum, and B."""
+    """An answer to the third exercise that subtracts lr * down(clipped gradients, noise on their sum, B)."""
     return lambda weights, g, C, z, B, lr, noise: weights - lr * down(g, z * C * noise, B)
 
 
 def billing(bill: Callable[..., float]) -> Callable[..., Any]:
-    """An answer to the fourth with another account."""
+    """An answer to the fourth exercise with different accounting."""
 
     def train(features: Tensor, labels: Tensor, weights: Tensor, *rest: Any) -> Any:
         C, z, B, _, steps, delta, _ = rest
@@ -199,7 +199,7 @@ def account(z: float, q: float, steps: int, delta: float) -> float:
 
 
 def without(part: str) -> Callable[..., Any]:
-    """An answer to the fourth that draws its noise, or its batch, once for all steps."""
+    """An answer to the fourth exercise that draws its noise, or its batch, once for all steps."""
 
     def train(features: Tensor, labels: Tensor, weights: Tensor, *rest: Any) -> Any:
         C, z, B, lr, steps, delta, rng = rest

@@ -1,5 +1,5 @@
-"""Notebook 03: what its panels draw, say and command is what the accountants give, no attack is better than they allow,
-and wrong answers are recognised. The contract of all panels is in `test_contract`."""
+"""Notebook 03: figures, texts and commands agree with the accountants, no attack is better than they allow, and wrong
+answers are recognised. The contract of all panels is in `test_contract`."""
 
 import math
 from typing import Any
@@ -54,7 +54,7 @@ def test_area_of_delta_is_delta_and_both_bells_are_whole(mu: float, releases: in
 def test_best_attack_is_as_good_as_simulated_runs_show() -> None:
     result = privacy_loss(0.4, 10, 1e-5)
     noise = np.random.default_rng(0).standard_normal(100_000)
-    found = np.mean(noise + 0.4 * math.sqrt(10) > norm.ppf(0.99))  # 10 releases of 0.4, over their noise
+    found = np.mean(noise + 0.4 * math.sqrt(10) > norm.ppf(0.99))  # 10 releases of 0.4, relative to their noise
     assert found == pytest.approx(result.best_found, abs=0.005)
 
 
@@ -62,8 +62,8 @@ def test_a_shuffled_pass_billed_as_a_sample_is_refuted() -> None:
     result = sampled(0.01, 1.0, 100, 1e-5)
     assert result.sampled[-1] == pytest.approx(0.72, abs=0.01)
     assert result.sampled[-1] < result.at_least < result.shuffled[-1]
-    assert sampled(0.01, 1.0, 99, 1e-5).at_least == 0  # no whole pass yet
-    assert sampled(0.8, 1.0, 1, 1e-5).at_least == 0  # one batch misses a fifth of the corpus
+    assert sampled(0.01, 1.0, 99, 1e-5).at_least == 0  # not a full pass over the corpus
+    assert sampled(0.8, 1.0, 1, 1e-5).at_least == 0  # one batch omits a fifth of the corpus
 
 
 @pytest.mark.parametrize(("row", "digits"), [(("CLC", "ATIS"), 10_909), (("BERT", "Video"), 35)])
@@ -78,7 +78,7 @@ def test_settings_that_fit_give_the_printed_value(row: tuple[str, str], digits: 
 
 
 def billed(factor: float, kind: Any = GaussianDP, sampled: bool = False, steps: bool = False) -> Any:
-    """Epsilon if the sensitivity is `factor` times C, for epochs or, sampled or not, for their steps."""
+    """Epsilon for a sensitivity of `factor` times C, over epochs or over steps, with or without sampling."""
 
     def epsilon(noise: float, clip_norm: float, epochs: int, batch_size: int, utterances: int, delta: float) -> float:
         count = epochs * utterances // batch_size if steps else epochs
@@ -93,7 +93,7 @@ def total(decay: Any) -> Any:
 
 
 def noise_for(mu_of: Any = total, rho_of: Any = lambda decay: total(decay) ** 2 / 2) -> Any:
-    """An answer that takes these for μ and ρ of a run at z0 = 1."""
+    """An answer that computes μ and ρ of a run at z0 = 1 with these functions."""
 
     def answer(target: float, decay: Any, delta: float) -> Any:
         log = math.log(1 / delta)
@@ -137,4 +137,4 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-RIGHT = {"noise": (noise_for(),), "bill": (billed(2, ReshufflingZCDP),)}  # a bound that holds
+RIGHT = {"noise": (noise_for(),), "bill": (billed(2, ReshufflingZCDP),)}  # another valid bound

@@ -1,5 +1,5 @@
-"""Notebook 04: each line of Algorithm 1 as it is drawn is the library's step, what is said of it is the guarantee's,
-and what students get wrong is found. What holds for all panels is in `test_contract`."""
+"""Notebook 04: each drawn line of Algorithm 1 is the library's step, texts agree with the guarantee, and common
+mistakes are recognised. The contract of all panels is in `test_contract`."""
 
 import math
 from functools import partial
@@ -83,10 +83,10 @@ def test_the_first_sentence_stays_within_its_ellipse(
 ) -> None:
     result = algorithm1(as_printed, large, small, 1.0, devices, pull)
     calm = algorithm1(as_printed, large, small, 1.0, devices)
-    assert result.reach == pytest.approx(calm.reach)  # the others do not move
+    assert result.reach == pytest.approx(calm.reach)  # the other gradients do not move
     inside = (result.silent - result.reach) / result.half_axes
     assert np.linalg.norm(inside) <= 1 + 1e-9
-    if pull > 1000:  # its device is turned around, and can be no further away
+    if pull > 1000:  # its device's gradient is reversed and cannot move further away
         assert np.linalg.norm(inside) == pytest.approx(1, abs=6e-4)
 
 
@@ -140,7 +140,7 @@ def test_promises_are_the_judges_and_the_formula_holds(z: float, devices: int, a
     assert result.epsilon[CLAIMED_NAME] == claimed_epsilon(printed, 1, 1e-5)
     assert result.epsilon[PRINTED_NAME] == guaranteed_epsilon(printed, 1, 1e-5)
     assert result.epsilon[SOUND_NAME] == pytest.approx(gdp_epsilon(1 / z, 1e-5))
-    assert result.right(CLAIMED_NAME) == pytest.approx(norm.cdf(0.5 / z))  # half a deviation on either side
+    assert result.right(CLAIMED_NAME) == pytest.approx(norm.cdf(0.5 / z))  # half a standard deviation on either side
     assert len(set(result.curves[CLAIMED_NAME])) == len(set(result.curves[SOUND_NAME])) == 1
     assert result.pull == pytest.approx(times * alpha_max / np.array(panels.MANY))
     assert result.noise == pytest.approx(z / np.array(panels.MANY) ** 1.5)

@@ -1,4 +1,4 @@
-"""Notebook 05: what its panels draw and say of an attack is what the library's attacks and accountants give."""
+"""Notebook 05: its figures and texts agree with the library's attacks and accountants."""
 
 import json
 import math
@@ -33,7 +33,7 @@ LINES = {"as_printed": True, "z0": 4.0, "num_devices": 8, "epochs": 8}
 
 @pytest.fixture(scope="module")
 def attacks() -> dict[str, Attacked]:
-    """The loss, and an attack that is right about everybody."""
+    """The loss attack, and an attack that is always right."""
     return attacked_target()
 
 
@@ -48,7 +48,7 @@ def shown(attacks: Mapping[str, Attacked], attack: str = "loss", **change: Any) 
 
 
 def drawn_shadows(loss: Attacked, models: int, seed: int = 0) -> ShadowLogits:
-    """Shadow models that were never trained, on the target's pool."""
+    """Untrained shadow models for the target's pool."""
     pool, rng = loss.target.pool, np.random.default_rng(seed)
     inside = half_samples(pool, models, seed)
     logits = rng.normal(0, 1.5, (models, len(pool), 2)) + rng.normal(0, 2, (1, len(pool), 2)) + inside[..., None]
@@ -67,11 +67,11 @@ def test_kept_lira_attacks_its_own_pool_and_no_other(loss: Attacked, tmp_path: P
     lira = kept_lira(loss, path)
     assert lira is not None
     wanted = lira_scores(aligned(signals(target.model, target.pool).logits, moments.shadows()), moments.shadows())
-    assert lira.scores == pytest.approx(wanted, rel=0.02, abs=0.05)  # stored in half precision
+    assert lira.scores == pytest.approx(wanted, rel=0.02, abs=0.05)  # scores are stored in half precision
     assert (lira.result.attack, lira.about["shadows"]) == ("lira-online", 6)
     other = replace(loss, target=replace(target, config=replace(target.config, seed=1)))
     assert kept_lira(other, path) is None
-    assert kept_lira(loss) is None  # the course keeps none for a single domain
+    assert kept_lira(loss) is None  # the course has no stored result for a single domain
 
 
 def test_what_is_kept_belongs_to_the_embedded_corpus() -> None:
@@ -109,7 +109,7 @@ def test_curve_lies_in_its_band_and_lines_are_bounds_of_the_guarantee(attacks: M
     result, rates = shown(attacks), np.array([0.001, 0.01, 0.3])
     held = result.guarantee
     assert held.claimed_epsilon is not None
-    assert held.mu == pytest.approx(8**0.5 * 2 * 8**0.5 / 4)  # as printed: z is too large by 2 sqrt N
+    assert held.mu == pytest.approx(8**0.5 * 2 * 8**0.5 / 4)  # as printed, z is too large by a factor of 2 sqrt N
     assert (result.claimed.tpr(rates) == dp_bound(held.claimed_epsilon, held.delta).tpr(rates)).all()
     assert (result.guaranteed.tpr(rates) == gaussian_bound(held.mu or 0).tpr(rates)).all()
     assert (held.adjacency, held.epochs) == ("REPLACE_ONE", 8)
@@ -176,7 +176,7 @@ def test_numbers_that_the_notebook_states_were_measured() -> None:
 
 
 def tpr_at(threshold: Any, interval: Any = clopper_pearson, closed: bool = False) -> Any:
-    """An answer with another threshold or interval; `closed`: who scores just the threshold counts as a member."""
+    """An answer with a different threshold or interval; if `closed`, a score at the threshold counts as a member."""
 
     def answer(inside: Any, others: Any, fpr: float) -> Any:
         limit = threshold(inside, others, fpr)
@@ -187,7 +187,7 @@ def tpr_at(threshold: Any, interval: Any = clopper_pearson, closed: bool = False
 
 
 def top(scores: Any, share: float, fewer: int = 0) -> Any:
-    """The score that this share of all is above, or a few less."""
+    """The score that is exceeded by this share of all scores, or by `fewer` scores less."""
     return np.sort(scores)[::-1][int(share * len(scores) + 1e-9) - fewer]
 
 
@@ -222,7 +222,7 @@ def at_the_median(scores: Any, member: Any, texts: Any) -> Any:
 
 
 def in_halves(half: Callable[[int], Any]) -> Any:
-    """A threshold from one half of so many people, judged on the other."""
+    """A threshold chosen on one half of the people, and evaluated on the other half."""
 
     def advantage(scores: Any, member: Any, texts: Any) -> Any:
         these = half(len(scores))
@@ -233,7 +233,7 @@ def in_halves(half: Callable[[int], Any]) -> Any:
 
 
 def without_copies(answer: Any, members: bool = True, others: bool = True) -> Any:
-    """The answer, on people without those members, and others, whose text is on both sides."""
+    """The answer, without members and non-members that have the same text on the other side."""
 
     def advantage(scores: Any, member: Any, texts: Any) -> Any:
         copied = np.isin(texts, np.intersect1d(texts[member], texts[~member]))

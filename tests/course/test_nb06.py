@@ -1,4 +1,4 @@
-"""Notebook 06: its panels draw what the library's audits draw, and say what these say."""
+"""Notebook 06: its panels draw and report the results of the library's audits."""
 
 import math
 from functools import partial
@@ -39,7 +39,7 @@ def test_draws_lie_where_the_real_steps_draws_lie_and_c_only_stretches_them() ->
     for settings in (PRINTED, SOUND):
         ours = audit_step(step_noise(), *settings)
         absent, present = draw_statistics(ours.audit.mechanism, settings[-1], key_from_seed(3))
-        room = 1e-4 * ours.std + 2**-11 * ours.distance  # which the sound clip leaves to what floats round
+        room = 1e-4 * ours.std + 2**-11 * ours.distance  # the sound clip's margin for rounding
         assert ours.absent == pytest.approx(absent, abs=room)
         assert ours.present == pytest.approx(present, abs=room)
     one, tenfold = audit_step(step_noise(), *PRINTED), audit_step(step_noise(), True, 10.0, *PRINTED[2:])
@@ -80,14 +80,14 @@ def test_run_panel_audits_several_seeds_as_the_command_does() -> None:
     assert claims.y[0] == pytest.approx(panel.audits[5].claimed_epsilon)
     assert panel.tiles.tiles[1][1] == "3 of 3"
     assert "3 of 3 audits refuted the claim" in panel.tiles.sentence
-    assert f"the run would show ε ≥ {at_least(last.ceiling)}." in panel.words.value
+    assert f"the run would show ε ≥ {at_least(last.ceiling)} for Gaussian noise." in panel.words.value
 
 
 def test_run_panel_says_that_noise_too_small_for_float32_protects_nobody() -> None:
     panel = panels.OneRun(True, 1e-6, 8, 200, 1, seed=5)
     panel.run(wait=True)
     assert panel.state.value == "done"
-    assert "Nothing is guaranteed" in panel.tiles.sentence
+    assert "No ε is guaranteed" in panel.tiles.sentence
 
 
 def test_numbers_that_the_notebook_states_are_computed() -> None:
@@ -98,11 +98,11 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     assert thousand.bounds.distribution_free < thousand.claimed_epsilon
     flawless = twenty.ceiling, twenty.bounds.distribution_free
     for says, numbers, values in (
-        ("at least 9.51 if the noise is known to be Gaussian, and 1.59 if not", flawless, (9.51, 1.59)),
-        ("Ten draws cannot show more than ε = 4.4", ten.ceiling, 4.4),
-        ("500 guesses, all right, show only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
-        ("1,000 draws show 4.72 and would not refute 5.3", thousand.bounds.distribution_free, 4.72),
-        ("too small even for one GPU, where 10 is guaranteed", single.epsilon_if_seed_secret, 10.0),
+        ("at least 9.51 if the noise is known to be Gaussian, and at least 1.59 if not", flawless, (9.51, 1.59)),
+        ("Ten draws per side cannot show an ε above 4.4", ten.ceiling, 4.4),
+        ("500 right guesses out of 500 show only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
+        ("1,000 draws show only 4.72, which would not refute 5.3", thousand.bounds.distribution_free, 4.72),
+        ("Even for one GPU the guaranteed ε is 10", single.epsilon_if_seed_secret, 10.0),
         ("About 6 (5.78 with δ)", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.78),
     ):
         assert says in text
@@ -121,7 +121,7 @@ def test_what_is_said_of_the_last_model_is_what_was_measured() -> None:
         ends = [(at_least(min(bounds)), at_least(max(bounds))) for bounds in proven.values()]
         assert f"| {' | '.join(low if low == high else f'{low} to {high}' for low, high in ends)} |" in results, ends
     for seen, says in (
-        ("every step", "every step shows {:.1f} to {:.1f}"),
+        ("every step", "every step measures {:.1f} to {:.1f}"),
         ("last model", "the final model {:.1f} to {:.1f}"),
     ):
         own = [row[seen][1] for row in rows if row["kind"] == "gradient" and row["epsilon"] > 7]
@@ -133,7 +133,7 @@ def odds(fpr: float, fnr: float, delta: float) -> float:
 
 
 def halves(draws: Any) -> Any:
-    """Those that choose the threshold, and those that are counted; a pair of arrays each."""
+    """The draws that choose the threshold and the draws that are counted, as two pairs of arrays."""
     return tuple(tuple(side[start::2] for side in draws) for start in (0, 1))
 
 
@@ -151,14 +151,14 @@ def counted(draws: Any, t: float, delta: float) -> float:
 
 
 def best(draws: Any, confidence: float = 0.95) -> float:
-    """The threshold at which limits show most."""
+    """The threshold at which the limits give the largest lower bound."""
     return max(np.concatenate(draws)[::-1], key=lambda t: mu_lower_bound(*limits(draws, t, confidence)))
 
 
 def honest(
     bound: Any, chosen_by: Any = lambda draws: halves(draws)[0], judged_by: Any = lambda draws: halves(draws)[1]
 ) -> Any:
-    """An answer whose threshold some draws choose and others judge."""
+    """An answer that chooses the threshold on some draws and evaluates it on others."""
 
     def answer(absent: Any, present: Any, delta: float) -> Any:
         draws = absent, present
@@ -169,7 +169,7 @@ def honest(
 
 
 def as_it_was(absent: Any, present: Any, delta: float) -> float:
-    """The best of all thresholds, by counted rates."""
+    """The best result of all thresholds, by counted rates."""
     return max(counted((absent, present), t, delta) for t in [*absent, *present])
 
 
@@ -179,8 +179,8 @@ def at_the_middle(absent: Any, present: Any, delta: float) -> Any:
 
 
 predict = partial(prediction, "06", "verdicts")
-NUMBERS = "but with ε = 21.6 claimed, 4.37 measured and 4.37 measurable at most, it is 'no power'"
-FLATTERED = "Of 30 audits of a step whose ε is 4.38, yours measures more than that in "
+NUMBERS = "but ε = 21.6 is claimed, 4.37 is measured and at most 4.37 is measurable, so the verdict is 'no power'"
+FLATTERED = "Your ε is too large in "
 WRONG: dict[str, dict[str, Any]] = {
     "at_least": {
         "forgets delta": lambda fpr, fnr, delta: max(0.0, math.log(odds(fpr, fnr, 0.0))),
@@ -207,17 +207,17 @@ WRONG: dict[str, dict[str, Any]] = {
         "the draws that choose are counted": Wrong(
             honest(limited, judged_by=lambda draws: halves(draws)[0]), "cannot judge it"
         ),
-        "all draws are counted": Wrong(honest(limited, judged_by=lambda draws: draws), "the other half alone"),
+        "all draws are counted": Wrong(honest(limited, judged_by=lambda draws: draws), "only the errors of the other"),
         "counted rates": Wrong(honest(counted), FLATTERED),
         "each limit at 95 %": Wrong(
-            honest(lambda draws, t, delta: limited(draws, t, delta, 0.9)), "both hold together at 90 %"
+            honest(lambda draws, t, delta: limited(draws, t, delta, 0.9)), "both are correct in only 90 %"
         ),
         "any mechanism": Wrong(
             honest(lambda draws, t, delta: lower_bounds(*limits(draws, t), delta).distribution_free),
             "the bound for any mechanism",
         ),
-        "stops at μ": Wrong(honest(lambda draws, t, delta: mu_lower_bound(*limits(draws, t))), "that is μ"),
+        "stops at μ": Wrong(honest(lambda draws, t, delta: mu_lower_bound(*limits(draws, t))), "this is μ"),
         "proves nothing, to be safe": honest(lambda draws, t, delta: 0.0),
     },
 }
-RIGHT = {"honest": (honest(limited),)}  # of thresholds that are equally good, another one
+RIGHT = {"honest": (honest(limited),)}  # chooses another of the equally good thresholds

@@ -1,5 +1,5 @@
-"""Notebook 07: measured runs are real runs, what panels say of them is what mechanisms and accountants say, and what
-students get wrong is found. What holds for all panels is in `test_contract`."""
+"""Notebook 07: measured runs are real runs, texts agree with mechanisms and accountants, and common mistakes are
+recognised. The contract of all panels is in `test_contract`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def grid() -> Grid:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """Two epochs on a corpus of 400 short commands."""
+    """A run of two epochs on a corpus of 400 short commands."""
     path = write_corpus(tmp_path_factory.mktemp("corpus") / "commands.jsonl", 400)
     return replace(BASE, corpus=str(path), epochs=2, z0=0.01)
 
@@ -107,7 +107,7 @@ def test_what_the_nearest_run_has_instead_and_the_cheaper_run_are_named(grid: Gr
     best = explore(grid, "sound", 1, found.cheaper.config.z0, found.cheaper.config.decay, found.cheaper.config.epochs)
     assert best.cheaper is best.point
     assert "no other run" in panels.tell_explored(best)[2]
-    useless = explore(grid, "sound", 8, 0.3, "none", 4)  # another is better by less than a seed is worth
+    useless = explore(grid, "sound", 8, 0.3, "none", 4)  # another run is better by less than the effect of a seed
     assert panels.tell_explored(useless)[2].endswith("useless at any ε.")
     assert "the error without privacy" in panels.tell_explored(explore(grid, "sgd", 8, 0.01, "none", 8))[2]
 
@@ -140,7 +140,7 @@ def test_run_adds_a_star_that_becomes_the_nearest_run(grid: Grid, small: TrainCo
     assert (point.method, point.config.z0, point.config.decay, point.config.epochs) == ("dp", 0.2, "linear", 1)
     stars = next(trace for trace in drawn(explorer)[0].data if trace.name == "yours")
     assert (list(stars.x), list(stars.y)) == ([point.epsilon], [point.ser])
-    assert explorer.tiles.sentence.startswith(f"Your run has SER {point.ser:.2f}")
+    assert explorer.tiles.sentence.startswith(f"Your run has an SER of {point.ser:.2f}")
     assert f"SER {point.ser:.3f}" in explorer.words.value
     assert "The seed is published" in explorer.words.value
     assert "--sampling shuffle" in explorer.command.value
@@ -154,7 +154,7 @@ def test_run_adds_a_star_that_becomes_the_nearest_run(grid: Grid, small: TrainCo
 def test_the_runs_of_a_pair_were_measured_and_err_alike(question: str) -> None:
     runs = [explore(load_grid(), *setting, EPOCHS) for setting in PAIRS[question]]
     assert [run.differs for run in runs] == [{}, {}]
-    assert abs(runs[0].point.ser - runs[1].point.ser) < 0.03  # what seeds do
+    assert abs(runs[0].point.ser - runs[1].point.ser) < 0.03  # the effect of seeds
     epsilons = sorted(run.point.epsilon or math.inf for run in runs)
     assert epsilons[1] > 1.5 * epsilons[0]
 
@@ -163,7 +163,7 @@ chosen = partial(prediction, "07", "smaller")
 
 
 def reported(epsilon: Callable[..., float], by: str = "validation_ser", score: str = "test_ser") -> Callable[..., Any]:
-    """A score of the trial that is best by another, and the epsilon of the mu that is made of all mus and the best."""
+    """An answer: a score of the trial that is best by another score, and epsilon of all mus and the best trial's."""
 
     def report(trials: Sequence[dict[str, float]], delta: float) -> tuple[float, float]:
         best = min(trials, key=lambda trial: trial[by])

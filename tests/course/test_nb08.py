@@ -1,4 +1,4 @@
-"""Notebook 08: what its panels draw and say is what corpora, networks, the CRF and the scores give."""
+"""Notebook 08: its figures and texts agree with corpora, networks, the CRF and the scores."""
 
 import json
 import re
@@ -26,7 +26,7 @@ from tests.course.examples import Wrong
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small corpus of two patterns; each name is called twice, each song played once."""
+    """A small corpus with two patterns, in which each name is called twice and each song is played once."""
     call, play = (["O", "B-name"], ["O", "B-song", "O"])
     lines = [{"tokens": ["call", f"name{k // 2}"], "tags": call, "intent": "call"} for k in range(80)]
     lines += [{"tokens": ["play", f"song{k}", "now"], "tags": play, "intent": "play"} for k in range(40)]
@@ -46,7 +46,7 @@ def test_a_look_counts_what_is_there_and_the_majority_misses_every_slot(home: st
     anna = Utterance(("call", "anna", "smith", "at", "home"), ("O", "B-name", "I-name", "O", "B-place"), "call")
     assert panels.pattern(anna) == ("call", "<name>", "at", "<place>")
     assert panels.pattern(Utterance(("hello",), None, "greet")) == ("hello",)
-    assert look.patterns == 1.0  # every song is new, "play <song> now" is not
+    assert look.patterns == 1.0  # every song is new, but "play <song> now" is not
     train = [Utterance(("a",), ("B-x",), "often")] * 3 + [Utterance(("b",), ("O",), "rare")]
     test = [Utterance(("c", "d"), ("B-x", "B-x"), "rare"), Utterance(("e",), ("O",), "often")]
     scores = panels.majority_scores(train, test)
@@ -104,14 +104,14 @@ def test_only_careless_pooling_lets_a_neighbour_change_a_loss() -> None:
     model = build_model("clc", Labels.of(corpus), seed=0, private=True, size=size)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter *= 2  # an untrained network hardly tells words apart
+            parameter *= 2  # an untrained network barely distinguishes words
     leak = panels.padding_leak(model, corpus.utterances[:200])
     assert leak.neighbours[0] == len(leak.utterance.tokens) == min(leak.neighbours)
     spread = {name: max(losses) - min(losses) for name, losses in leak.losses.items()}
     assert spread.pop("masked maximum") < 1e-5
     assert min(spread.values()) > 1e-3
     alone = {round(losses[0], 5) for name, losses in leak.losses.items() if "mean" not in name}
-    assert len(alone) == 1  # without a neighbour there is no padding to read
+    assert len(alone) == 1  # without a neighbour, there is no padding to read
     with pytest.raises(UsageError, match="all utterances have the same length"):
         panels.padding_leak(model, corpus.utterances[:1])
 
@@ -137,7 +137,7 @@ def rate(
     intents: int = 1,
     most: float = np.inf,
 ) -> Callable[[Meanings, Meanings], float]:
-    """SER, unless something else is counted."""
+    """An answer that computes the SER, or counts something else."""
 
     def ser(references: Meanings, predictions: Meanings) -> float:
         pairs = list(zip(references, predictions, strict=True))
@@ -199,7 +199,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "pool": {
         "a small number instead of the smallest": masked(-1.0),
         "a large number": masked(10.0),
-        "multiplies by the mask": Wrong(multiplied, "multiplying by the mask makes padding 0"),
+        "multiplies by the mask": Wrong(multiplied, "multiplying by the mask sets padding to 0"),
         "fills the padding with what it has": masked(0.0),
         "masks the words instead of the padding": masked(-torch.inf, words=True),
         "the mean instead of the maximum": mean,

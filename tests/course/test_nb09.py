@@ -1,7 +1,5 @@
-"""Notebook 09: real processes are started, what was not measured says so, and what students get wrong is found.
-
-What holds for all panels is in `test_contract`.
-"""
+"""Notebook 09: real processes are started, missing measurements are reported, and common mistakes are recognised. The
+contract of all panels is in `test_contract`."""
 
 import math
 import shlex
@@ -29,7 +27,7 @@ def test_command_makes_this_very_run(trained: Any) -> None:
     assert make == "edp-lab data make smart-home --utterances 600 --out little.jsonl"
     assert trained(run) == replace(config, corpus="little.jsonl")
     other = panels.run_command(replace(config, processes=1)).splitlines()[1]
-    assert shlex.split(run)[-1] != shlex.split(other)[-1]  # other processes, another folder
+    assert shlex.split(run)[-1] != shlex.split(other)[-1]  # different processes, different folder
 
 
 def test_committed_rows_say_how_they_were_measured() -> None:
@@ -41,7 +39,7 @@ def test_committed_rows_say_how_they_were_measured() -> None:
 
 
 def draws(seed: Callable[[int, int, int], Any], scale: Callable[[int], float] = lambda n: 1 / math.sqrt(n)) -> Any:
-    """Noise of a rank from a seed made of key, step and rank, its deviation `scale` of the whole."""
+    """A rank's noise from a seed computed from key, step and rank, with `scale` times the total standard deviation."""
     return lambda key, step, rank, ranks, size, std: np.random.default_rng(seed(key, step, rank)).normal(
         0, std * scale(ranks), size
     )
@@ -72,7 +70,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "the same numbers in every step": Wrong(draws(lambda key, step, rank: [key, rank]), COMES_AGAIN),
         "seeds of rank and step meet": Wrong(draws(lambda key, step, rank: key + step + rank), COMES_AGAIN),
         "step and rank, but no key": Wrong(draws(lambda key, step, rank: [step, rank]), UNKEYED),
-        "no seed at all": Wrong(draws(lambda *own: None), "give other numbers the second time"),
+        "no seed at all": Wrong(draws(lambda *own: None), "returns other numbers"),
         "step 0 loses the key": Wrong(draws(lambda key, step, rank: key * step + rank), UNKEYED),
     },
 }

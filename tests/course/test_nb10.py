@@ -1,4 +1,4 @@
-"""The notebook on the three phases: its sketch is the real pipeline's, and what a slider shows is what holds."""
+"""Notebook 10, three phases: its sketch matches the real pipeline, and its panels agree with the library."""
 
 import math
 from collections.abc import Callable
@@ -150,7 +150,7 @@ def test_adam_divides_by_the_noise_where_it_is_larger_than_the_gradient() -> Non
 
 
 def noisy(noise: Callable[[np.random.Generator, float, int], Any]) -> Callable[..., Any]:
-    """The winner under noise that is drawn with a deviation, for so many labels."""
+    """An answer that returns the winner after adding `noise` with standard deviation sigma."""
     return lambda counts, sigma, rng: np.argmax(counts + noise(rng, sigma, len(counts)))
 
 

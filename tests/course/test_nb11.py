@@ -1,4 +1,4 @@
-"""Notebook 11: each claim's cell is short, calls the library, and fails as soon as its evidence turns."""
+"""Notebook 11: each claim's cell is short, calls the library, and fails if its evidence changes."""
 
 import ast
 import math
@@ -15,9 +15,9 @@ from tests.course.examples import Wrong
 
 NOTEBOOK = read_notebook(path_of("11"))
 CLAIMS = {cell.id.upper(): cell for cell in NOTEBOOK.cells if "claim" in cell.metadata.get("tags", ())}
-CONCLUSIONS = {"P12", "P13", "P17", "P18", "T24", "T25"}  # of the documents
+CONCLUSIONS = {"P12", "P13", "P17", "P18", "T24", "T25"}  # conclusions of the documents
 VERDICTS = ("holds", "holds under conditions", "does not hold", "not testable here")
-COUNTER: dict[str, dict[Any, Any]] = {  # by claim, numbers of its evidence; each alone turns the verdict
+COUNTER: dict[str, dict[Any, Any]] = {  # by claim, numbers of its evidence, each of which reverses the verdict
     "P2": {"measured epsilon (at least)": 5.2, "claimed epsilon": 40.0},
     "P5": {"guaranteed, eight": 5.2, "guaranteed, one": 5.4},
     "P22": {8: 9.99, 32: 39.0, "claimed": 10.0},
@@ -43,7 +43,7 @@ each_claim = pytest.mark.parametrize("name", CLAIMS)
 
 @pytest.fixture(scope="module")
 def prepared() -> dict[str, Any]:
-    """The names that the notebook's imports, parameters and helper define."""
+    """The names defined by the notebook's imports, parameters and helper."""
     space: dict[str, Any] = {}
     for cell in NOTEBOOK.cells:
         if cell.id in (*IMPORTS, "parameters", "results"):
@@ -52,7 +52,7 @@ def prepared() -> dict[str, Any]:
 
 
 def parts(cell: NotebookNode) -> tuple[ast.Module, ast.Module]:
-    """What computes a cell's evidence, and its assertions."""
+    """The code that computes a cell's evidence, and its assertions."""
     body = ast.parse(cell.source).body
     asserts = [node for node in body if isinstance(node, ast.Assert)]
     return ast.Module([node for node in body if node not in asserts], []), ast.Module(asserts, [])
@@ -126,7 +126,7 @@ Changes = list[tuple[float, float]]
 
 
 def judged(falls: Callable[[float, float], bool], partly: bool = True) -> Callable[[Changes], str]:
-    """A verdict by whether a change, of this mean and half-width, `falls`."""
+    """A verdict that depends on whether a change with this mean and half-width `falls`."""
 
     def verdict(changes: Changes) -> str:
         hits = [falls(*change) for change in changes]

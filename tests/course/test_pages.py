@@ -1,4 +1,4 @@
-"""Pages without a kernel: at any setting they show what the kernel would, or mark the control that was moved."""
+"""Pages without a kernel: at any setting, they show the kernel's result or mark the control that was moved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.course.examples import all_panels, panel_of
 SETTINGS = 200 if os.environ.get("EDP_LAB_LONG") else 48
 
 LOOK = (browsing.ROOT / "tests/course/look.js").read_text(encoding="utf-8")
-# The place of a panel's control and what to enter; then what the panel shows, once it has been painted.
+# The position of a panel's control and the value to enter; returns what the panel shows after painting.
 ENTER = """
 const [place, k, kind, value, done] = arguments;
 const flat = numbers => Array.from(numbers).flatMap(row => ArrayBuffer.isView(row) ? [...row] : row);
@@ -67,7 +67,7 @@ def tables(panels: dict[str, Panel]) -> dict[str, Any]:
 def page(
     panels: dict[str, Panel], tables: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[browsing.Chrome]:
-    """A page with all panels, in a browser that reaches nobody."""
+    """A page with all panels, in a browser without access to other machines."""
     if problem := browsing.missing():
         pytest.skip(problem)
     folder = tmp_path_factory.mktemp("pages")
@@ -84,7 +84,7 @@ def page(
 
 
 def entered(control: Control, draw: random.Random) -> Any:
-    """A stop or an option, or any number between and a little beyond the ends of a slider."""
+    """A stop, an option, or any number up to slightly beyond the ends of a slider."""
     if control.kind in OPTIONS:
         return draw.randrange(len(control.names))
     if draw.random() < 0.7 or not control.stops:
@@ -112,7 +112,7 @@ def test_a_page_equals_the_kernel_or_marks_the_control(panels: dict[str, Panel],
             at = [*panel.controls.values()].index(control)
             found = page.execute_async_script(ENTER, place, at, control.kind, value)
             milliseconds.append(found["milliseconds"])
-            assert found["moved"] == 0, name  # a message has its place
+            assert found["moved"] == 0, name  # space for messages is reserved
             if any(found["marks"]):
                 break
             panel.set(**{control_name: control.meaning(value)})

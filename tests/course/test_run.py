@@ -1,4 +1,4 @@
-"""``edp-lab course`` on tiny notebooks: runs and their pages, verdicts, solutions, and a reader's own copy."""
+"""``edp-lab course`` on tiny notebooks: runs and pages, verdicts, solutions, and a reader's own copy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_notebooks_run_with_solutions_and_parameters_and_one_that_fails_stops_no
     assert all(page in index for page in ('href="00_good.html"', 'href="01_next.html"', 'href="glossary.html"'))
     assert "ZeroDivisionError" in index
     assert 'href="00_good.html#a-title"' in (tmp_path / "out" / "glossary.html").read_text()
-    assert STUB in read_notebook(tmp_path / "00_good.ipynb").cells[2].source  # the course is as it was
+    assert STUB in read_notebook(tmp_path / "00_good.ipynb").cells[2].source  # the course itself is unchanged
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_cannot_run_is_refused_before_anything_does(options: list[str], say
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        (PANEL + "panel.set(n=0)\npanel.set(n=2)\npanel.check()", "ZeroDivisionError"),  # raised and fixed at once
+        (PANEL + "panel.set(n=0)\npanel.set(n=2)\npanel.check()", "ZeroDivisionError"),  # fixed immediately
         ("import time\ntime.sleep(60)", "a cell took longer than 3 s"),
         ("import os\nos._exit(1)", "the kernel died"),
     ],
@@ -145,7 +145,7 @@ def test_a_page_shows_formulas_and_figures_and_loads_nothing_from_elsewhere(
 
 
 def opened(driver: browsing.Chrome, page: Path) -> None:
-    """Open a page, and wait until its figures are drawn."""
+    """Open a page and wait until its figures are drawn."""
     console_errors(driver)
     driver.get(page.as_uri())
     browsing.until(lambda: len(drawn(driver)) == 2, 20, "no figures")
@@ -157,7 +157,7 @@ def drawn(driver: browsing.Chrome) -> list[list[float]]:
 
 
 def enter(driver: browsing.Chrome, text: str) -> str:
-    """Type a number into the panel's box; what stands under it afterwards."""
+    """Type a number into the panel's box, and return the message below it."""
     box = driver.find_element("css selector", ".edp-panel input[type=text]")
     driver.execute_script(
         "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", box, text

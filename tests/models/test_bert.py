@@ -1,5 +1,5 @@
-"""BERT: word pieces stay aligned with words, examples do not touch each other, pretrained weights load or say
-why not."""
+"""BERT: alignment of word pieces with words, independence of examples, and loading of pretrained weights, or the reason
+for its failure."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def small_chunks(monkeypatch):
 
 
 def random_bert(scale: float = 0.5, size: BertSize = TINY, **changes: object) -> BertModel:
-    """Weights large enough that attention, shifts and scales matter."""
+    """A BERT with weights large enough for attention, shifts and scales to matter."""
     torch.manual_seed(3)
     bert = BertModel(bert_config({**size.architecture(len(VOCABULARY)), **changes}), add_pooling_layer=False)
     for parameter in bert.parameters():
@@ -97,7 +97,7 @@ def test_a_long_utterance_loses_the_ends_of_its_long_words_and_no_word():
 
 def test_wordpieces_are_a_function_of_the_text_and_cover_it():
     text = [[f"w{a}{b}x{(a * b) % 7}", "Play", "é", "b" * (a + 1)] for a in range(9) for b in range(9)]
-    assert len({train_wordpieces(text, 120).to_str() for _ in range(5)}) == 1  # 5 by the bare trainer
+    assert len({train_wordpieces(text, 120).to_str() for _ in range(5)}) == 1  # 5 results with the trainer alone
     text = [["Turn", "the", "café", "lights", "on!"], ["turn", "up"]] * 2
     tokenizer = train_wordpieces(text)
     rows = PieceFeatures(tokenizer).rows(text)
@@ -110,7 +110,7 @@ each_batch = pytest.mark.parametrize("counts", [[1], [5], [3, 24, 1, 7, 7], [24,
 
 
 def random_pieces(counts: list[int]) -> torch.Tensor:
-    """Flat pieces, none of them [PAD]."""
+    """Random flat word pieces without [PAD]."""
     return torch.randint(1, len(VOCABULARY), (sum(counts),), generator=torch.Generator().manual_seed(len(counts)))
 
 
@@ -136,12 +136,12 @@ def by_transformers(bert: BertModel, pieces: torch.Tensor, counts: list[int]) ->
 def test_the_forward_pass_is_that_of_transformers_on_a_padded_batch(counts, bert, rounding):
     pieces, bert = random_pieces(counts), bert()
     ours, theirs = encode_pieces(bert, pieces, torch.tensor(counts)), by_transformers(bert, pieces, counts)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=rounding)  # and of one dtype
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=rounding)  # and of the same dtype
 
 
 @each_batch
 def test_parameter_gradients_are_those_of_transformers(counts):
-    """By plain autograd, where no parameter is left out that transformers knows, and from the kept factors alike."""
+    """Compared with plain autograd, which reaches every parameter in transformers, and with the stored factors."""
     pieces, bert = random_pieces(counts), random_bert().double()
     parameters = list(bert.parameters())
     direction = torch.randn(len(pieces), TINY.hidden, dtype=torch.float64)

@@ -1,5 +1,5 @@
-"""Norms and sums from one backward pass, against a loop that runs the model once per micro-batch by plain autograd; how
-rows are cut into blocks; squared norms of products and of table rows against the explicit gradients."""
+"""Norms and sums from one backward pass, against a loop with one run of the model per micro-batch and plain autograd;
+division of rows into blocks; squared norms of products and of table rows, against explicit gradients."""
 
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ from edp_lab.models.private_heads import PrivateHeads
 CPU = torch.device("cpu")
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")
 INTENTS = ("x", "y", "z")
-# Short and long neighbours, at and beyond the byte limit (also in the middle of a character), with ties of the maximum.
+# Short and long neighbours, at and above the byte limit (also within a character), with ties for the maximum.
 WORDS = ("a", "play", "música", "antidisestablishmentarianism", "日本語" * 3, "aaaa", "ß", "🎵")
 WORDS += ("x" * (WORD_BYTES - 1), "x" * WORD_BYTES, "x" * (WORD_BYTES + 1))
 PIECES = [*SPECIAL, *"aplytox", *(f"##{c}" for c in "aplytox")]
@@ -55,7 +55,7 @@ def utterance(length: int, seed: int, tagged: bool) -> Utterance:
 
 
 def build(kind: str):
-    """A float64 model whose weights are float32 numbers, away from the symmetric start; and its eight examples."""
+    """A float64 model, with float32 weights that are not symmetric, and its eight examples."""
     torch.manual_seed(0)
     if kind in IMAGES:
         model = image.build_classifier(kind.split()[-1], IMAGES[kind], 3, seed=1, activation="tanh").double()
@@ -85,12 +85,12 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def total_loss(losses: Tensor, examples) -> Tensor:
-    """Each example with a weight of its own, as the mean over a micro-batch has it."""
+    """Total loss with a separate weight for each example, as in the mean over a micro-batch."""
     return losses @ (0.5 + torch.tensor(examples) % 3).to(losses.dtype)
 
 
 def by_loop(model, data, sizes, examples=ORDER, key=KEY) -> Tensor:
-    """Gradient of each micro-batch, (M, P): one plain run of the model each."""
+    """Gradients of all micro-batches, shape (M, P), from one plain run of the model per micro-batch."""
     parameters, found, stop = trainable(model), [], 0
     for size in sizes:
         own, stop = examples[stop : stop + size], stop + size
@@ -118,12 +118,12 @@ def weighted_sum(ops: MicroBatchOps, factors: Tensor | None, start: float = 0.0)
 
 
 def norms_of(gradients: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    """(M, P) -> (M, K)."""
+    """Norms per parameter: (M, P) -> (M, K)."""
     return torch.stack([gradients[:, own].double().norm(dim=1) for own in column_slices(parameters)], dim=1)
 
 
 def check(model, data, sizes, examples=ORDER, key=KEY, memory=None) -> None:
-    """Norms, sums on top of what is there, norms asked again, and each example's loss as if it were alone."""
+    """Check norms, sums added to existing values, repeated norms, and each example's loss as if it were alone."""
     gradients, ops = by_loop(model, data, sizes, examples, key), in_one_pass(model, data, sizes, examples, key, memory)
     norms = ops.norms()
     torch.testing.assert_close(norms, norms_of(gradients, ops.parameters), **EXACT)
@@ -137,7 +137,7 @@ def check(model, data, sizes, examples=ORDER, key=KEY, memory=None) -> None:
 
 @pytest.fixture(params=["as it is", "gradients formed", "some formed", "none formed", "small blocks"])
 def room(request, monkeypatch) -> None:
-    """In what pieces, and in how much memory, the gradients of micro-batches are formed."""
+    """Piece sizes and memory limits for explicit gradients of micro-batches."""
     if request.param == "small blocks":
         monkeypatch.setattr(bookkeeping, "LARGEST", 60)
     elif request.param != "as it is":
@@ -157,7 +157,7 @@ def test_norms_and_sums_equal_a_loop_over_micro_batches(kind, sizes):
 @settings(max_examples=15)
 @given(data=st.data(), key=st.none() | st.integers(0, 2**128 - 1))
 def test_any_cut_of_any_batch_equals_a_loop(kind, data, key):
-    """Among them batches with the same example in several micro-batches, and of single words only."""
+    """Batches include examples in several micro-batches, and single words only."""
     examples = data.draw(
         st.lists(st.integers(0, 7), min_size=1, max_size=7) | st.lists(st.sampled_from([1, 4, 5]), min_size=1)
     )
@@ -167,7 +167,7 @@ def test_any_cut_of_any_batch_equals_a_loop(kind, data, key):
 
 @pytest.mark.parametrize("kind", ["clc", "bert", "small cnn"])
 def test_memory_of_an_earlier_pass_leaves_no_trace(kind, monkeypatch):
-    """Neither of more micro-batches nor of fewer, nor of one that is empty now."""
+    """The earlier pass has more or fewer micro-batches, or one that is empty now."""
     monkeypatch.setattr(bookkeeping, "LONG", 0)
     memory = Memory()
     for sizes in (*SIZES, *SIZES[::-1]):
@@ -177,7 +177,7 @@ def test_memory_of_an_earlier_pass_leaves_no_trace(kind, monkeypatch):
 @pytest.mark.parametrize("sizes", [[3, 4], [4, 5], [0, 0]], ids=str)
 @pytest.mark.parametrize("kind", TEXT)
 def test_sizes_that_do_not_fit_the_batch_are_refused(kind, sizes):
-    """Too small a sum would drop utterances silently."""
+    """Sizes with too small a sum would silently drop utterances."""
     ops = in_one_pass(*build(kind), sizes)
     with pytest.raises((ValueError, RuntimeError, IndexError)):
         ops.norms()
@@ -199,14 +199,14 @@ def test_losses_repeat_with_a_key_and_change_with_it(kind):
 @pytest.mark.parametrize("sizes", [[1] * 8, [3, 0, 1, 4]], ids=str)
 @pytest.mark.parametrize("kind", TEXT)
 def test_in_float32_the_clipped_sum_is_that_of_float64_and_no_norm_is_too_small(kind, sizes):
-    """Neither against plain autograd in float32 nor against what a micro-batch puts into the sum, once clipped."""
+    """No norm is too small, compared with plain autograd in float32 or with a clipped micro-batch's contribution."""
     model, data = build(kind)
     exact = by_loop(model, data, sizes)
     model = model.float()
     plain, ops = by_loop(model, data, sizes).double(), in_one_pass(model, data, sizes)
     each, whole = ops.norms(), ops.norms().norm(dim=1)
     assert (whole >= (1 - 1e-6) * plain.norm(dim=1)).all()
-    # The bias of BERT's keys has no gradient but rounding, which no two computations share.
+    # The gradient of the bias of BERT's keys is only rounding error, which differs between two computations.
     assert (each >= (1 - 1e-6) * norms_of(plain, ops.parameters) - 1e-7 * whole[:, None]).all()
     norms = exact.norm(dim=1)
     clip = norms[norms > 0].median()
@@ -218,7 +218,7 @@ def test_in_float32_the_clipped_sum_is_that_of_float64_and_no_norm_is_too_small(
 
 
 def nearly_cancelling(rows: int, inputs: int, outputs: int, left: float) -> tuple[Tensor, Tensor]:
-    """x (R, D) and d (R, O) whose products cancel but for a share `left`; float32."""
+    """x (R, D) and d (R, O), float32, whose products cancel except for a share `left`."""
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows // 2, inputs, generator=generator).repeat(2, 1)
     d = torch.randn(rows // 2, outputs, generator=generator)
@@ -228,8 +228,8 @@ def nearly_cancelling(rows: int, inputs: int, outputs: int, left: float) -> tupl
 @pytest.mark.parametrize("left", [1e-1, 1e-2, 1e-3, 1e-4, 0.0])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(2, 40, 40), (8, 100, 80), (40, 12, 12), (64, 20, 16)])
 def test_norms_of_gradients_that_nearly_cancel(rows, inputs, outputs, left):
-    """By Gram matrices exact: in float32 their terms would cancel to nothing but rounding, or below zero. Where the sum
-    is formed, in float32, a norm is short by no more than the rounding of what cancels within it."""
+    """Gram matrices are exact; in float32, their terms would cancel to rounding errors or negative values. If the sum
+    is computed explicitly in float32, its norm is too small by at most the rounding error of the cancelling terms."""
     x, d = nearly_cancelling(rows, inputs, outputs, left)
     weight, added = nn.Parameter(torch.zeros(outputs, inputs)), torch.zeros(outputs, inputs)
     ops = MicroBatchOps([weight], [1])
@@ -263,7 +263,7 @@ FROZEN = {
 
 @pytest.mark.parametrize(("kind", "frozen"), [(kind, part) for kind, parts in FROZEN.items() for part in parts])
 def test_any_part_may_be_frozen(kind, frozen, monkeypatch):
-    """A frozen part has no columns, receives nothing and costs no norm; the others are not disturbed."""
+    """A frozen part has no columns, receives no gradient and adds nothing to norms; other parts are unaffected."""
     asked: list[tuple[Tensor, ...]] = []
     for use in (
         bookkeeping.LinearRecord,
@@ -295,14 +295,14 @@ def test_a_parameter_used_twice_is_refused():
     ops = MicroBatchOps([weight], [3])
     with pytest.raises(ValueError, match="used twice"):  # as a table and as a layer: tied weights
         ops.linear(ops.embedding(torch.tensor([0, 1, 1]), weight), weight, None).sum().backward()
-    ops = MicroBatchOps([nn.Parameter(torch.zeros(1))], [3])  # the others are frozen: as often as one likes
+    ops = MicroBatchOps([nn.Parameter(torch.zeros(1))], [3])  # frozen parameters may be used any number of times
     scale, shift = weight.detach()[0], weight.detach()[1]
     y = ops.layer_norm(ops.linear(x, weight, None), scale, shift, 1e-5)
     ops.layer_norm(ops.linear(y, weight, None), scale, shift, 1e-5).sum().backward()
     for kind in ("clc", "bert"):
         model, data = build(kind)
         ops = in_one_pass(model, data, [8])
-        with pytest.raises(ValueError, match="used twice"):  # by a second pass
+        with pytest.raises(ValueError, match="used twice"):  # in a second pass
             model.losses(data.batch(ORDER), ops, KEY).sum().backward()
 
 
@@ -333,7 +333,7 @@ def test_gradients_are_passed_on_to_the_inputs_and_second_ones_refused_rather_th
 
 @st.composite
 def cuts(draw) -> tuple[MicroBatches, Tensor | None, list[int]]:
-    """Micro-batches, the rows of each of their examples, or None: one each, and the rows of each micro-batch."""
+    """Micro-batches, the number of rows per example (None: one row each), and the number of rows per micro-batch."""
     sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=8))
     each = draw(st.none() | st.lists(st.integers(0, 30), min_size=sum(sizes), max_size=sum(sizes)))
     bounds = [0, *torch.tensor(sizes).cumsum(0).tolist()]
@@ -359,7 +359,7 @@ def test_blocks_hold_every_row_of_every_micro_batch_once(parts, width):
 
 
 def test_blocks_of_two_row_counts_are_not_confused():
-    """They are remembered per tensor of row counts, whose place in memory another may take over."""
+    """Blocks are cached per tensor of row counts, whose memory address can be reused by another tensor."""
     partition = MicroBatches([1, 1], CPU)
     for counts in ([2, 3], [4, 1], [1, 1], [3, 2]) * 5:
         places = torch.cat([block.rows.flatten() for block in partition.blocks(torch.tensor(counts), 1)])
@@ -368,7 +368,7 @@ def test_blocks_of_two_row_counts_are_not_confused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gram_matrices_are_the_same_by_the_compiled_loop_and_by_a_product(dtype):
-    """The loop for a CPU reads rows where they lie, of one of several parts; a GPU gathers them."""
+    """The loop on the CPU reads rows of one of several parts in place; a GPU gathers them."""
     x = torch.randn(13, 3, 50, dtype=dtype, generator=torch.Generator().manual_seed(0))
     [block] = MicroBatches([1, 1, 1], CPU).blocks(torch.tensor([4, 4, 5]), 1)
     for part in range(3):
@@ -379,7 +379,7 @@ def test_gram_matrices_are_the_same_by_the_compiled_loop_and_by_a_product(dtype)
 
 @pytest.mark.parametrize("counts", [[3, 3], [2, 1], [1, 2, 2]])
 def test_micro_batches_of_other_rows_than_there_are_are_refused(counts):
-    """A compiled loop would read whatever lies behind them."""
+    """A compiled loop would read past the end of the rows."""
     block = MicroBatches([1] * len(counts), CPU).blocks(torch.tensor(counts), 1)[0]
     for use in (block.gram, block.gather, block.squares_of_sums):
         with pytest.raises(ValueError, match=f"hold {sum(counts)} rows, but 4 are given"):
@@ -398,7 +398,7 @@ def test_a_biass_norm_keeps_what_is_left_where_rows_cancel(dtype):
 @pytest.mark.parametrize("name", ["linear", "layer_norm", "convolution"])
 @pytest.mark.parametrize("changed", ["x", "weight"])
 def test_what_is_changed_in_place_before_the_backward_pass_is_refused(name: str, changed: str) -> None:
-    """Else norms, and with them the clip, would be those of other numbers than the forward pass has used."""
+    """Otherwise norms, and therefore clipping, would use different numbers from the forward pass."""
     x, bias = torch.randn(2, 3, 4, 4), nn.Parameter(torch.zeros(3))
     shape = {"linear": (3, 4), "layer_norm": (3,), "convolution": (3, 3, 2, 2)}[name]
     weight = nn.Parameter(torch.ones(shape))

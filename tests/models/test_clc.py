@@ -1,5 +1,5 @@
-"""The CLC's parts against torch's own, dropout keyed by example, and predictions that are well formed. That nothing of
-its batch leaks into an utterance's loss or gradient: test_bookkeeping.py."""
+"""The CLC's parts against torch's own, dropout keyed by example, and well-formed predictions. For the independence of
+an utterance's loss and gradient from the rest of its batch, see test_bookkeeping.py."""
 
 import dataclasses
 import itertools
@@ -42,7 +42,7 @@ def build(tagged: bool = True, dtype=torch.float64, vectors: Tensor | None = Non
     torch.manual_seed(1)
     labels = Labels(INTENTS, TAGS if tagged else ())
     model = CLC(labels, WordFeatures(("a", "play", "to"), buckets=4), SIZE, vectors).to(dtype)
-    for name, parameter in model.named_parameters():  # leave the symmetric start behind
+    for name, parameter in model.named_parameters():  # leave the symmetric initialisation
         if not name.startswith("words"):
             parameter.data += 0.3 * torch.randn_like(parameter)
     rng = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_the_intent_sees_the_maximum_over_the_utterance_and_the_loss_is_the_pape
             mask = torch.ones(1, len(tokens), dtype=torch.bool)
             slots = PLAIN.crf(model.slots(tokens)[None], batch.tags[None], mask, model.crf)[0]
         for weight in (1.0, 0.25):
-            model.intent_weight = weight  # without tags there is nothing beside what it would count less
+            model.intent_weight = weight  # without tags, the intent loss is not weighted
             expected = (weight if tagged else 1) * intent + slots
             torch.testing.assert_close(model.losses(batch)[0], expected, check_dtype=False)
 
@@ -107,7 +107,7 @@ def test_dropout_masks_are_shared_by_tokens_differ_by_example_key_and_place_and_
     masks += [dropout(ones, batch, 0.25, other, 0)[0] for other in (KEY + 1, KEY ^ 2**64, 0)]
     for a in range(len(masks)):
         for b in range(a):
-            assert 0.5 < (masks[a] == masks[b]).double().mean() < 0.75  # 0.625 by chance
+            assert 0.5 < (masks[a] == masks[b]).double().mean() < 0.75  # 0.625 expected by chance
     pooled = dropout(torch.ones(3, 400, dtype=torch.float64), batch, 0.25, KEY, 0)
     assert torch.equal(pooled, torch.stack([own[0] for own in per_example]))
     assert abs(torch.stack([dropout(ones, batch, 0.5, key, 0) for key in range(100)]).mean() - 1) < 0.02
@@ -136,7 +136,7 @@ def test_predictions_come_in_order_with_valid_tags_and_probabilities(batch_size,
 
 
 def test_certain_predictions_have_probability_at_most_1():
-    """Float32 rounding of a marginal near 1 must not exceed it."""
+    """Float32 rounding of a marginal near 1 must not raise it above 1."""
     model, _ = build(dtype=torch.float32)
     rng = np.random.default_rng(0)
     many = [Utterance(tuple(rng.choice(["a", "play", "q"], 12)), ("O",) * 12, "x") for _ in range(200)]
@@ -153,7 +153,7 @@ def test_vectors_are_frozen_and_other_words_start_at_zero():
     assert not model.words.weight[3:].any()
     assert not model.words.weight.requires_grad
     assert torch.isfinite(model.losses(data.batch([1]))).all()
-    for count in (2, 4):  # one too many would move all hashed words by one row
+    for count in (2, 4):  # one word too many would shift all hashed words by one row
         with pytest.raises(UsageError, match="one vector per word"):
             build(vectors=torch.zeros(count, 6))
 
@@ -162,7 +162,7 @@ LENGTHS = [[5], [1], [1, 1, 1], [3, 7, 1, 7, 2], [2, 2, 2], [1, 9], [9, 1], [4, 
 
 
 def to_torch_gates(weight: Tensor) -> Tensor:
-    """Our gates stand in the order i, f, o, g along dimension 0; torch's in the order i, f, g, o."""
+    """Our gates are in the order i, f, o, g along dimension 0; torch's are in the order i, f, g, o."""
     i, f, o, g = weight.chunk(4)
     return torch.cat([i, f, g, o])
 
@@ -198,7 +198,7 @@ def apply(layer: BiLSTM, x: Tensor, lengths: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_forward_and_backward_equal_torch(lengths):
-    """Also a second time on a kept graph."""
+    """This includes a second backward pass on a retained graph."""
     lengths = torch.tensor(lengths)
     layer = random_layer(seed=len(lengths))
     peer, x = torch_lstm(layer), torch.randn(int(lengths.sum()), 4, dtype=torch.float64, requires_grad=True)
@@ -215,8 +215,8 @@ def test_forward_and_backward_equal_torch(lengths):
                 torch.testing.assert_close(to_torch_gates(own[d]), expected, rtol=0, atol=1e-11)
 
 
-# The CRF against enumeration of all paths and pytorch-crf, at scores so large that exp underflows, and its factors.
-# Gradients of micro-batches: test_bookkeeping.py.
+# The CRF against an enumeration of all paths and pytorch-crf, with scores for which exp underflows, and its factors.
+# For gradients of micro-batches, see test_bookkeeping.py.
 
 
 def random_crf(seed: int, tags=TAGS, scale: float = 1.0, dtype=torch.float64) -> CRF:
@@ -229,7 +229,7 @@ def random_crf(seed: int, tags=TAGS, scale: float = 1.0, dtype=torch.float64) ->
 
 
 def random_batch(seed: int, sequences: int, steps: int, tags: int, scale: float = 2.0):
-    """Emissions, tags and mask; the first sequence is the longest, the last has one step."""
+    """Emissions, tags and mask; the first sequence has the maximum length, the last has one step."""
     generator = torch.Generator().manual_seed(seed)
     emissions = scale * (2 * torch.rand(sequences, steps, tags, generator=generator, dtype=torch.float64) - 1)
     gold = torch.randint(tags, (sequences, steps), generator=generator)
@@ -250,7 +250,7 @@ def peer_of(crf: CRF) -> PeerCRF:
 
 
 def enumerate_paths(crf: CRF, emissions):
-    """All paths of one unpadded sequence (T, K), and their scores."""
+    """All paths of one unpadded sequence (T, K), and the paths' scores."""
     steps, tags = emissions.shape
     paths = torch.tensor(list(itertools.product(range(tags), repeat=steps)))
     scores = crf.start[paths[:, 0]] + crf.end[paths[:, -1]] + emissions[torch.arange(steps), paths].sum(1)
@@ -280,7 +280,7 @@ def test_likelihood_path_and_marginals_equal_enumeration(seed):
 
 
 def compare_with_peer(crf: CRF, emissions, gold, mask, tolerance: dict[str, float], of_gradients: dict[str, float]):
-    """Losses, gradients and paths of pytorch-crf in float64, for the inputs as they are rounded."""
+    """Compare losses, gradients and paths with those of pytorch-crf in float64, for the same rounded inputs."""
     peer = peer_of(crf)
     ours_at = emissions.to(crf.start.dtype).clone().requires_grad_()
     theirs_at = ours_at.detach().double().requires_grad_()
@@ -306,7 +306,7 @@ def test_agrees_with_pytorch_crf(seed):
 
 @pytest.mark.parametrize(("emission_scale", "transition_scale"), [(50, 4), (1e4, 4), (50, 175), (1e4, 175)])
 def test_float32_survives_large_scores(emission_scale, transition_scale):
-    """Scores of tokens may have any size; transitions here lie up to 350 apart. Only the inputs are rounded."""
+    """Scores of tokens can have any size; transitions differ by up to 350 here. Only the inputs are rounded."""
     single = random_crf(1, scale=transition_scale, dtype=torch.float32)
     batch = random_batch(2, 64, 30, len(TAGS), emission_scale)
     compare_with_peer(single, *batch, {"rtol": 1e-11, "atol": 1e-8}, {"rtol": 1e-6, "atol": 1e-7})
@@ -316,7 +316,7 @@ def test_what_stands_outside_the_mask_changes_nothing_and_gets_no_gradient():
     crf = random_crf(0)
     emissions, gold, mask = random_batch(0, 6, 8, len(TAGS))
     junk = torch.where(mask[..., None], emissions, torch.full_like(emissions, 1e6))
-    other = torch.where(mask, gold, torch.full_like(gold, -100))  # no tag at all
+    other = torch.where(mask, gold, torch.full_like(gold, -100))  # not a valid tag
     assert crf.decode(emissions, mask) == crf.decode(junk, mask)
     assert torch.equal(crf.marginals(emissions, mask), crf.marginals(junk, mask))
     found = []
@@ -342,7 +342,7 @@ sizes_of_tokens = st.sampled_from([0.0, -5e3, 1e4, -2 * FAR, -2 * FAR + 5, -FAR]
     emissions=arrays.arrays(float, (4, 3), elements=sizes_of_tokens),
 )
 def test_transitions_350_apart_lose_no_path(transitions, emissions):
-    """A tag may be favoured by the transitions before and after it and hindered by its own score: 2 x 350 at most."""
+    """The transitions before and after a tag can favour it while its own score opposes it: 2 x 350 at most."""
     crf = CRF(("a", "b", "c")).double()
     crf.transitions.data = torch.from_numpy(transitions)
     e = torch.from_numpy(emissions)

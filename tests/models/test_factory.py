@@ -1,4 +1,4 @@
-"""Models are built from their seed alone, and read back exactly as saved or not at all."""
+"""Models depend only on their seed, and are read back exactly as saved or not at all."""
 
 import json
 import os
@@ -33,7 +33,7 @@ WAYS = ("clc", "clc private", "clc vectors", "bert", "bert pretrained")
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> dict[str, str]:
-    """Folders of word vectors and of an encoder."""
+    """Folders with word vectors and with an encoder."""
     folder = tmp_path_factory.mktemp("weights")
     (folder / "vectors").mkdir()
     train_vectors([["turn", "on", "Lights"], ["music", "lamp"]], size=5, epochs=1).save(folder / "vectors")
@@ -43,7 +43,7 @@ def weights(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def build(weights):
-    """Builds a model in one of the ways."""
+    """Build a model in one of several ways."""
 
     def build(way: str, seed: int = 0, **changes):
         kind = way.split()[0]
@@ -101,7 +101,7 @@ def test_where_words_and_weights_come_from(build, weights):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_saved_model_comes_back_exactly(way, tmp_path, build, monkeypatch):
-    """In its own precision, and without unpickling anything."""
+    """In its own precision, and without unpickling."""
     monkeypatch.setattr("pickle.Unpickler", None)
     monkeypatch.setattr("pickle.loads", None)
     monkeypatch.setattr(torch, "load", None)
@@ -121,7 +121,7 @@ def test_a_saved_model_comes_back_exactly(way, tmp_path, build, monkeypatch):
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
 def test_a_save_that_dies_leaves_the_older_model(tmp_path, monkeypatch, calls, build):
-    """Before the weights, before the description, or before the old weights are removed."""
+    """The save ends before the weights, before the description, or before the old weights are removed."""
     save_model(build("clc", 1), tmp_path)
     replace, count = os.replace, iter(range(9))
 
@@ -147,7 +147,7 @@ def test_any_damaged_byte_is_noticed(tmp_path, data, build):
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
         content[place] ^= data.draw(st.integers(1, 255))
-        assume(not (file.suffix == ".json" and content[place : place + 1].isspace()))  # a blank is a blank
+        assume(not (file.suffix == ".json" and content[place : place + 1].isspace()))  # white space has no effect
     else:
         del content[place:]
     file.write_bytes(content)
@@ -174,7 +174,7 @@ def test_what_is_no_model_is_refused(tmp_path, about, build):
 @pytest.mark.parametrize(
     "other",
     [
-        {},  # but for one part in another precision than the rest
+        {},  # but one part has a different precision from the rest
         {"size": {"width": 3}},
         {"size": {**SIZES["clc"], "hidden": 10**7}},
         {"size": {**SIZES["clc"], "filters": -3}},

@@ -1,4 +1,4 @@
-"""The thesis' networks: their sizes and what they say. Gradients of micro-batches: test_bookkeeping.py."""
+"""The thesis's networks: their sizes and their outputs. For gradients of micro-batches, see test_bookkeeping.py."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from edp_lab.models.image import ImageBatch, build_classifier
 @pytest.mark.parametrize(
     ("kind", "shape", "parameters"),
     [
-        ("vgg", (3, 224, 224), 134_301_514),  # VGG-16 as published (138,357,544), with 10 classes for 1,000
-        ("alexnet", (3, 224, 224), 58_322_314),  # AlexNet in one piece (62,378,344), with 10 classes for 1,000
+        ("vgg", (3, 224, 224), 134_301_514),  # VGG-16 as published (138,357,544), with 10 classes instead of 1,000
+        ("alexnet", (3, 224, 224), 58_322_314),  # AlexNet in one piece (62,378,344), with 10 classes instead of 1,000
         ("cnn", (1, 28, 28), 26_010),
         ("mlp", (2,), 25 * 2 + 25 + 25 * 10 + 10),
     ],
@@ -80,7 +80,7 @@ def test_impossible_networks_are_refused(arguments, problem: str):
 
 
 def test_first_layers_do_not_ask_for_a_gradient_of_the_images(monkeypatch: pytest.MonkeyPatch):
-    """It would cost as much as the layer itself."""
+    """This gradient would take as long as the layer itself."""
     model, seen, original = build_classifier("cnn", (1, 28, 28), 3), [], image._convolution_backward
     monkeypatch.setattr(image, "_convolution_backward", lambda *given: seen.append(given[-1]) or original(*given))
     ops = MicroBatchOps(list(model.parameters()), [1, 1])

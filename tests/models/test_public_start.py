@@ -1,4 +1,4 @@
-"""What private runs start from: which labels are near by name, what is taken over, what it has not seen."""
+"""Public starting models: which labels are similar by name, which weights are taken over, and what is unknown."""
 
 import re
 import unicodedata
@@ -24,7 +24,7 @@ from edp_lab.training.pretraining import Neighbours, _prefixed, pretrain_start
 SIZE = CLCSize(hidden=8, layers=1, word=16, filters=4, character=4, dropout=0.0)
 DISGUISES = (
     lambda text: text.replace(" ", "").replace("i", "\u0130").replace("ss", "\xdf"),
-    lambda text: " ".join(text.upper().replace("I", "\u0131")),  # a token per character
+    lambda text: " ".join(text.upper().replace("I", "\u0131")),  # one token per character
     lambda text: "\u200b-".join(unicodedata.normalize("NFC", re.sub("([aeiou])", "\\1\u0301", text))),
     lambda text: "\u02bc ".join(re.sub(r"\W", " ", text).split()).translate({c: c + 0xFEE0 for c in range(33, 127)}),
 )
@@ -52,7 +52,7 @@ def test_everyday_commands_are_the_same_everywhere_and_hold_nothing_of_the_notat
 
 
 def test_labels_that_the_start_knows_are_taken_over_but_for_their_strength(folder):
-    """With its own label set a start reads every sentence as before, and guesses the same labels, less surely."""
+    """With its own labels, a starting model reads sentences as before and predicts the same labels less surely."""
     start = load_start(str(folder))
     data = start.dataset([_prefixed(one, "everyday") for one in everyday(400).utterances[:20]])
     batch = data.batch(range(20))
@@ -83,14 +83,14 @@ def test_heads_read_what_public_text_has_whitened_and_say_the_same():
         even = Whitening(read.shape[1])
         even.fit(read.detach() @ torch.linalg.inv(view.map))
         variances = torch.linalg.eigvalsh(torch.cov(even(read.detach() @ torch.linalg.inv(view.map)).T))
-        assert variances[-1] < 4 * variances.median()  # before: some 50 times
+        assert variances[-1] < 4 * variances.median()  # before: about 50 times
 
 
 def test_what_tells_public_labels_apart_is_favoured():
     view = Whitening(4)
     view.favour(torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]))
     stretched = torch.tensor([4 + Whitening.EVEN, *[Whitening.EVEN] * 3]) / (1 + Whitening.EVEN)
-    torch.testing.assert_close(view.map, stretched.sqrt().diag())  # all of one length as before, on the mean
+    torch.testing.assert_close(view.map, stretched.sqrt().diag())  # the same mean length as before
 
 
 def test_vectors_read_related_words_in_several_orders():
@@ -187,18 +187,18 @@ def test_text_without_labels_is_read_and_told_of(tmp_path):
 def test_neighbours_are_the_next_word_and_the_one_before_of_the_same_sentence(folder):
     model = load_start(str(folder))
     neighbours = Neighbours(model)
-    neighbours.common = 30 * torch.eye(SIZE.hidden)  # word k is known by its k-th number
+    neighbours.common = 30 * torch.eye(SIZE.hidden)  # word k is represented by its k-th number
     for way in neighbours.ways:
         way.weight, way.bias = nn.Parameter(torch.eye(SIZE.hidden)), nn.Parameter(torch.zeros(SIZE.hidden))
     words, lengths = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([3, 2])
-    after, before = torch.tensor([1, 2, 5, 4, 5]), torch.tensor([5, 0, 1, 5, 3])  # 5: nobody asks
+    after, before = torch.tensor([1, 2, 5, 4, 5]), torch.tensor([5, 0, 1, 5, 3])  # 5: no neighbour is predicted
     read = torch.cat([torch.eye(SIZE.hidden)[after], torch.eye(SIZE.hidden)[before]], 1)
     assert neighbours(read, words, lengths) < 1e-6
-    assert neighbours(read.roll(SIZE.hidden, 1), words, lengths) > 100  # the ways changed round
+    assert neighbours(read.roll(SIZE.hidden, 1), words, lengths) > 100  # directions swapped
 
 
 def test_a_model_whose_heads_read_other_words_is_refused(folder, tmp_path, monkeypatch):
-    labels = Labels(("a", "b"), ())  # with slots their tensors would differ, too
+    labels = Labels(("a", "b"), ())  # with slots, the tensors would differ, too
     save_model(build_model("clc", labels, seed=0, private=True, pretrained=str(folder), frozen=True), tmp_path)
     load_model(tmp_path)
     for older in (1, 3):
@@ -227,7 +227,7 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
     before = dict(free.named_parameters())
     for name, other in kept.named_parameters():
         assert (other.grad is not None) == name.startswith(("intent", "slot", "crf")), name
-        if name.startswith(("slots", "crf")):  # words as such say nothing of slots at first
+        if name.startswith(("slots", "crf")):  # words contribute nothing to slots initially
             assert torch.allclose(before[name].grad, other.grad, atol=1e-4)
     known, places, named = kept.intent.weight.split(
         [free.intent.in_features, public_start.PLACES, len(labels.intents)], 1
@@ -238,7 +238,7 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
     assert not kept.slot_words.weight.any()
     assert not kept.slot_intents.weight.any()
     with torch.no_grad():
-        for head in (kept.intent, kept.slot_words, kept.slot_intents):  # so that the heads read all
+        for head in (kept.intent, kept.slot_words, kept.slot_intents):  # make the heads use all inputs
             head.weight.normal_()
     save_model(kept, tmp_path / "saved")
     predictions, saved = kept.predict(data), load_model(tmp_path / "saved")
@@ -249,15 +249,15 @@ def test_a_frozen_start_learns_by_its_heads_alone_and_reads_an_utterance_once(fo
     kept.intent_weight = 0.0
     kept.zero_grad()
     kept.losses(data.batch(range(40))).sum().backward()
-    assert kept.slot_intents.weight.grad.any()  # slots hear what is meant
-    assert not kept.intent.weight.grad.any()  # and do not say what should be
-    monkeypatch.setattr(kept, "_spelling", None)  # nobody reads again
+    assert kept.slot_intents.weight.grad.any()  # the slot loss uses the predicted intent
+    assert not kept.intent.weight.grad.any()  # but does not train the intent head
+    monkeypatch.setattr(kept, "_spelling", None)  # no features are computed again
     assert kept.predict(data) == predictions
     with pytest.raises(UsageError, match="--pretrained"):
         build_model("clc", labels, seed=0, private=True, frozen=True)
 
 
-# ---- What label names say: how near they are to each other, and how much of them an utterance says -------------------
+# ---- Label names: their similarity, and how much of them an utterance contains ---------------------------------------
 
 
 KNOWN = WordFeatures(("the", "book", "flight", "plane", "stop"), buckets=16)
@@ -274,14 +274,14 @@ def test_a_name_is_cut_into_words():
 def test_the_same_name_is_nearest_and_from_is_not_to():
     words = ["from", "to", "city", "name", "rain"]
     vectors = torch.eye(5) + 0.1
-    vectors[0] = vectors[1] + 0.3 * torch.randn(5, generator=torch.Generator().manual_seed(0))  # alike in use
+    vectors[0] = vectors[1] + 0.3 * torch.randn(5, generator=torch.Generator().manual_seed(0))  # used similarly
     near = Names(words, vectors).nearness(["fromcity", "rain"], ["x/from_city", "x/to_city", "x/weather.rain"])
     assert near.sum(1).tolist() == pytest.approx([1, 1])
     assert near.argmax(1).tolist() == [0, 2]
 
 
 def said(text: str, labels: tuple[str, ...], vectors: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which words there are, and how much of each name: of one utterance, which stands between two others."""
+    """Features of an utterance between two others: its words, and how much of each label name it contains."""
     model = LabelNameFeatures(KNOWN, labels)
     sentences = [["the"], text.split(), ["stop"]]
     numbers = torch.from_numpy(KNOWN.rows(sentences)["words"].values)
@@ -297,7 +297,7 @@ def test_which_words_there_are_counts_not_how_often_or_in_which_order():
     assert first.count_nonzero() == 3
     assert first.norm() == pytest.approx(LabelNameFeatures.LENGTH)
     assert not torch.equal(first, said("book the plane", ())[0])
-    assert not torch.equal(said("zyx", ())[0], said("yxz", ())[0])  # words without a vector are told apart, too
+    assert not torch.equal(said("zyx", ())[0], said("yxz", ())[0])  # words without a vector are also distinguished
 
 
 def test_common_words_count_less_and_the_rarest_of_those_that_share_a_place_counts():
@@ -309,22 +309,22 @@ def test_common_words_count_less_and_the_rarest_of_those_that_share_a_place_coun
     shared = (said(" ".join(order), ())[0] for order in (("the", *words), (*words, "the")))
     for read in shared:
         the, flight = (read[hashed(word, 16)].item() for word in ("the", "flight"))
-        assert flight / the == pytest.approx(3 / 13)  # an unknown word is the rarest
+        assert flight / the == pytest.approx(3 / 13)  # an unknown word counts as the rarest
 
 
 def test_a_name_is_said_by_its_words_of_which_the_rare_count_more():
     labels = ("book_flight", "cancelFlight", "123")
     booked, cancelled, nothing = said("book the flight", labels)[1].tolist()
     assert booked == pytest.approx(1)
-    assert 0 < cancelled < 0.5  # both names have a flight
+    assert 0 < cancelled < 0.5  # both names contain "flight"
     assert nothing == 0
-    assert said("cancel flight", labels)[1][1] == pytest.approx(1)  # nobody gave "cancel" a vector
+    assert said("cancel flight", labels)[1][1] == pytest.approx(1)  # "cancel" has no vector
     assert said("cancel flight", ("1", "2"))[1].tolist() == [0, 0]
 
 
 def test_a_word_that_is_used_alike_stands_in_for_one_of_the_name():
     vectors = torch.eye(len(KNOWN.words) + KNOWN.buckets)
-    vectors[3, 2] = 1  # plane, at 45 degrees to flight
+    vectors[3, 2] = 1  # "plane", at 45 degrees to "flight"
     assert said("the plane", ("flight",), vectors)[1].item() == pytest.approx(OTHER_WORD * 0.5 ** (SHARPNESS / 2))
 
 

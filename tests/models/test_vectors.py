@@ -1,5 +1,4 @@
-"""Word vectors: fastText's text files as gensim reads them, our own folder, and plain words about what is
-damaged."""
+"""Word vectors: fastText's text files as gensim reads them, our own folder, and clear messages about damaged files."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every accountant must do, whatever its method; and each against a peer: dp_accounting's PLD."""
+"""Requirements for every accountant, and comparisons with a peer, dp_accounting's PLD."""
 
 import math
 import os
@@ -46,15 +46,15 @@ OPTIMISTIC = {"pessimistic_estimate": False, "use_connect_dots": False}
 
 
 def optimistic(schedule: Schedule, interval: float = 1e-3) -> pld.PrivacyLossDistribution:
-    """A *lower* bound on the privacy loss: no sound epsilon lies below it."""
+    """A *lower* bound on the privacy loss: no valid epsilon is smaller."""
     options = {"value_discretization_interval": interval, "sampling_prob": schedule.sampling_rate, **OPTIMISTIC}
     return composed(schedule, lambda z: pld.from_gaussian_mechanism(z, **options), interval)
 
 
 class AccountantContract:
-    """Every accountant must pass this; a subclass names it and a few schedules that it judges."""
+    """Tests for every accountant; a subclass defines the accountant and a few schedules."""
 
-    sound = True  # its epsilon holds
+    sound = True  # whether its epsilon is valid
     build: Callable[[Schedule], Accountant]
 
     def schedules(self) -> list[Schedule]:
@@ -73,7 +73,7 @@ class AccountantContract:
             for delta in (1e-9, 1e-5, 1e-2):
                 epsilon = accountant.epsilon(delta)
                 assert accountant.delta(epsilon) <= delta * (1 + 1e-6)
-                if type(accountant).epsilon is Accountant.epsilon:  # found by bisection: on the private side
+                if type(accountant).epsilon is Accountant.epsilon:  # epsilon from bisection, on the safe side
                     assert accountant.log_delta(epsilon) <= math.log(delta)
                 if epsilon > 1e-3:
                     assert accountant.delta(epsilon * 0.99 - 1e-3) > delta
@@ -121,7 +121,7 @@ class AccountantContract:
             assert (tpr >= fpr - 1e-12).all()
             assert tpr[-1] == pytest.approx(1)
             assert 0.5 <= auc <= 1
-            assert auc >= np.trapezoid(accountant.best_tpr(x), x) - 1e-4  # an upper bound, but for the grid here
+            assert auc >= np.trapezoid(accountant.best_tpr(x), x) - 1e-4  # an upper bound, except for the grid
             if self.sound and accountant.schedule.sampling_rate == 1:
                 mu = accountant.schedule.mu
                 assert (tpr >= norm.cdf(norm.ppf(fpr) + mu) - 1e-9).all()
@@ -158,7 +158,7 @@ class TestPrivacyLossDistribution(AccountantContract):
 
 
 class Unsure(Accountant):
-    """It says nothing for a while, or for ever."""
+    """An accountant whose delta is undefined up to some epsilon, or for all epsilons."""
 
     method = "none"
 
@@ -176,7 +176,7 @@ def test_a_delta_that_is_not_a_number_vouches_for_nothing(until):
 
 
 class TestGroupOfThree(AccountantContract):
-    sound = False  # of three people's utterances: compared below
+    sound = False  # for three people's utterances: compared below
     build = staticmethod(lambda schedule: GroupRenyiDP(schedule, 3))
 
     def schedules(self):
@@ -212,7 +212,7 @@ def test_hardly_any_noise_and_a_huge_group_have_an_account():
 @pytest.mark.long
 @pytest.mark.parametrize("schedule", SAMPLED)
 def test_three_utterances_in_one_direction_never_cost_more(schedule):
-    """The worst person with three utterances, each sampled on its own: a mixture of shifts 0 to 3."""
+    """Worst case: one person with three utterances, each sampled independently, as a mixture of shifts 0 to 3."""
     shifts, options = [0, 1, 2, 3], {"value_discretization_interval": 1e-2, **OPTIMISTIC}
     chances = binom.pmf(shifts, 3, schedule.sampling_rate).tolist()
     worst = composed(schedule, lambda z: pld.from_mixture_gaussian_mechanism(z, shifts, chances, **options), 1e-2)
@@ -223,7 +223,7 @@ def test_three_utterances_in_one_direction_never_cost_more(schedule):
     ("z", "steps", "size", "least"), [(0.1414, 2, 10, 4996), (0.7, 2, 40, 3263), (20.0, 2, 4096, 42300)]
 )
 def test_large_groups_at_nearly_full_sampling_cost_what_they_must(z, steps, size, least):
-    """delta of one utterance underflows there; lower bounds from likelihood ratios."""
+    """The delta of one utterance underflows here; the lower bounds are from likelihood ratios."""
     assert GroupRenyiDP(Schedule([z], [steps], 0.999), size).epsilon(DELTA) >= least
 
 
@@ -247,8 +247,8 @@ def test_moments_equal_an_integral_with_40_digits(z, q, order):
 
 
 def test_moments_at_the_edges():
-    """At tiny noise the chord between whole orders is an upper bound; sampling everyone is no sampling; and sampling
-    never costs more than everyone."""
+    """For tiny noise, the chord between integer orders is an upper bound; a sampling rate of 1 equals no sampling; and
+    sampling never has a larger epsilon than no sampling."""
     below, above = log_moments(np.array([0.0499, 0.0501]), 0.1).T
     assert (below >= above * (1 - 1e-12)).all()
     assert (below <= above * 3).all()
@@ -265,7 +265,7 @@ def test_noise_next_to_nothing_is_never_free(z):
     schedule = Schedule([z], [1], 0.5)
     assert RenyiDP(schedule).epsilon(DELTA) >= min(1 / (2 * z * z) if z > 1e-150 else 1e300, 1e300)
     assert RenyiDP(schedule).delta(1.0) == 1
-    assert 0.5 <= PrivacyLossDistribution(schedule).delta(1.0) <= 0.6  # how often it takes part at all
+    assert 0.5 <= PrivacyLossDistribution(schedule).delta(1.0) <= 0.6  # the probability of taking part
     everyone = GaussianDP(Schedule([z], [1])).epsilon(DELTA)
     assert everyone * (1 - 1e-6) <= PrivacyLossDistribution(schedule).epsilon(DELTA) <= everyone
 
@@ -281,15 +281,15 @@ def test_impossible_schedules_are_refused(z, counts, q):
         Schedule(z, counts, q)
 
 
-# ---- Random settings, judged by hand with dp_accounting: no epsilon of ours is too small, whatever was trained -------
+# ---- Random settings, judged independently with dp_accounting: our epsilon is never too small ------------------------
 
 
 TIMES = 50 if os.environ.get("EDP_LAB_LONG") == "1" else 1
-FINENESS = 50  # grid steps of dp_accounting's distributions per release and unit of our epsilon
+FINENESS = 50  # grid steps of dp_accounting's distributions, per release and per unit of our epsilon
 
 
 class Release(NamedTuple):
-    """So many Gaussian releases: noise of this std, which one utterance moves by `shift` with probability `rate`."""
+    """A number of Gaussian releases with this std, which one utterance shifts by `shift` with probability `rate`."""
 
     std: float
     shift: float
@@ -298,7 +298,7 @@ class Release(NamedTuple):
 
 
 def at_least(releases: list[Release], delta: float, epsilon: float) -> float:
-    """Optimistic epsilon by dp_accounting, losses rounded down: a lower bound on every true epsilon."""
+    """Optimistic epsilon by dp_accounting, with losses rounded down: a lower bound on the true epsilon."""
     width = epsilon / (FINENESS * max(5, sum(one.times for one in releases)))
     distributions = [
         pld.from_gaussian_mechanism(
@@ -323,13 +323,13 @@ SAMPLING = logarithmic(5e-3, 0.5)
 
 
 def judged(rate: float | None, micro_batch_size: int, z0: float, epochs: int, delta: float) -> tuple[float, float]:
-    """Guaranteed epsilon of a sound run of eDP-SGD, and dp_accounting's lower bound on the true one."""
+    """Guaranteed epsilon of a run with the sound mechanism, and dp_accounting's lower bound on the true epsilon."""
     mechanism = Mechanism.sound(0.7, z0, 3, micro_batch_size, "linear", 0.2, sampling_rate=rate)
     epsilon = judge(mechanism, epochs, delta, seed_published=False).conditional_epsilon
     assert epsilon is not None
-    if not 0.05 <= epsilon <= 12:  # beyond, dp_accounting takes long
+    if not 0.05 <= epsilon <= 12:  # outside this range, dp_accounting is slow
         return epsilon, 0.0
-    shift = 0.7 * (1 if micro_batch_size == 1 else 2)  # the clipped mean of several may turn round
+    shift = 0.7 * (1 if micro_batch_size == 1 else 2)  # the clipped mean of several can be reversed
     steps, chance = (1, 1.0) if rate is None else (math.ceil(1 / rate), rate)
     releases = [Release(mechanism.noise_std(epoch), shift, steps, chance) for epoch in range(epochs)]
     return epsilon, at_least(releases, delta, epsilon)
@@ -355,7 +355,7 @@ def test_no_epsilon_is_below_dp_accountings_optimistic_one(
 @pytest.mark.parametrize(
     ("fault", "wrong"),
     [
-        ("sensitivity", lambda self, adjacency=None: self.clip_norm),  # also where several share a clip
+        ("sensitivity", lambda self, adjacency=None: self.clip_norm),  # also if several share a clip
         ("releases_per_epoch", property(lambda self: int(0.5 / self.sampling_rate))),
     ],
 )

@@ -1,4 +1,4 @@
-"""From a budget to the noise it asks for: met when judged again, and spent to a millionth."""
+"""Calibration of the noise to a budget: the budget is met when judged again, and used to within a millionth."""
 
 import math
 from dataclasses import replace
@@ -61,7 +61,7 @@ sampled_budgets = st.builds(
 
 
 def epsilon(mechanism: Mechanism, bill: object, budget: Budget) -> float:
-    """As everyone is told it; infinite where too little noise is left."""
+    """The guaranteed epsilon with a secret seed; infinite if there is too little noise."""
     verdict = judge(mechanism, bill, budget.delta, False, budget.adjacency, budget.utterances_per_person)
     return math.inf if verdict.conditional_epsilon is None else verdict.conditional_epsilon
 
@@ -99,8 +99,8 @@ def test_a_bill_of_single_steps_and_repeated_epochs_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("budget", "sampling_rate", "steps"),
     [
-        (Budget(3.0, 1e-18), 0.1, 40),  # delta below what floating-point losses can tell
-        (Budget(1.0, 1e-5), 1e-6, 5),  # whom nothing is drawn of: delta covers any loss
+        (Budget(3.0, 1e-18), 0.1, 40),  # delta below the resolution of floating-point losses
+        (Budget(1.0, 1e-5), 1e-6, 5),  # sampled so rarely that delta covers any loss
         (Budget(0.1, 1e-6), 5e-4, 20_000),  # a step's loss is narrower than a bin
         (Budget(1e-5, 1e-5), 0.1, 50),
     ],
@@ -120,7 +120,7 @@ def test_the_ends_of_the_scale_and_no_noise_at_all():
 
 
 def test_a_budget_that_float32_could_not_carry_is_not_spent():
-    """epsilon 1e15 would allow noise that rounding swallows: the answer keeps enough of it to be judged at all."""
+    """An epsilon of 1e15 would allow noise that rounding removes; the result has enough noise to be judged."""
     mechanism, budget = Mechanism.sound(1.0, 1.0, 8, 8, "exponential", 0.5), Budget(1e15, DELTA)
     z0 = calibrate_z0(mechanism, 10, budget)
     assert epsilon(replace(mechanism, z0=z0), 10, budget) <= budget.epsilon
@@ -157,11 +157,11 @@ def test_nonsense_is_refused(sentence, bad, call):
             call(value)
 
 
-# ---- Composition and amplification against exact worst cases, the privacy loss against integrals ---------------------
+# ---- Composition and amplification against exact worst cases, and the privacy loss against integrals -----------------
 
 
 def worst_case_delta(epsilon: float, releases: int, target: float) -> float:
-    """The tight delta at `target` of k binary randomised responses, the worst that epsilon-DP releases can do."""
+    """The tight delta at `target` of k binary randomised responses, the worst case of epsilon-DP releases."""
     truths = np.arange(releases + 1)
     loss = epsilon * (2 * truths - releases)
     chance = stats.binom.pmf(truths, releases, truth_probability(epsilon))
@@ -170,7 +170,7 @@ def worst_case_delta(epsilon: float, releases: int, target: float) -> float:
 
 def test_the_queries_of_the_thesis_add_up():
     """9000 labels, each 0.2-DP, are not 0.2-DP. The thesis prints epsilon inside the root (eq 2.17), where the bound
-    would not shrink in proportion."""
+    would not decrease in proportion to epsilon."""
     small, tiny = (advanced_composition(epsilon, 1, 1e-5) for epsilon in (1e-6, 1e-8))
     assert small / tiny == pytest.approx(100, rel=1e-5)
     advanced = advanced_composition(0.2, 9000, 1e-5)

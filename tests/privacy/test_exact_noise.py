@@ -1,4 +1,4 @@
-"""Rounded noise: what is released is the ideal normal's rounding, bit for bit, and tells nothing else."""
+"""Rounded noise: the released numbers are the ideal normal's rounding, bit for bit, and reveal nothing else."""
 
 import hashlib
 import itertools
@@ -41,7 +41,7 @@ def drawn(radii: np.ndarray, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def exact(radius: int, angle: int, second: bool, further: list[tuple[int, int]]) -> mpmath.mpf:
-    """The normal of these bits, to 100 digits."""
+    """The normal number for these bits, with 100 digits."""
     sign = -1 if angle >> second & 1 else 1
     u, t = mpmath.mpf(radius), mpmath.mpf((angle - (angle >> 31 << 32)) >> 2)
     for turn, more in enumerate(further, 1):
@@ -54,12 +54,12 @@ def rounded(x: mpmath.mpf) -> int:
     return int(mpmath.floor(x + mpmath.mpf(1) / 2))
 
 
-# The errors that are claimed
+# The claimed errors
 
 
 @pytest.mark.parametrize("chunk", range(4096) if LONG else (0, 1, 2047, 2048, 2900, 4095))
 def test_the_radius_and_the_angle_of_the_first_way_are_as_near_as_the_proof_says(chunk):
-    """With EDP_LAB_LONG=1 for all bits there are: this is a part of the proof."""
+    """With EDP_LAB_LONG=1, all possible bits are tested, which is part of the proof."""
     n = np.arange(chunk * 2**20, (chunk + 1) * 2**20)
     k = n[(n >= 2**32 * math.exp(-9.0)) & (n <= 2**32 * math.exp(-2e-6))]
     rho, _ = drawn(k, np.zeros(len(k)))
@@ -88,12 +88,12 @@ def test_what_is_claimed_of_the_product_holds_for_whatever_bits_are_to_come():
                 assert error < exact_noise.FLOAT32_ERROR + 2.0**-24 * abs(n)
 
 
-# The rounding
+# Rounding
 
 
 @pytest.fixture
 def bits(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A stream whose bits are chosen: `words` of all radii, then angles, and `further(pair, turn)`."""
+    """A stream with chosen bits: `words` of all radii, then angles, and `further(pair, turn)`."""
     chosen = SimpleNamespace(words=np.zeros(0), further=lambda pair, turn: (0, 0))
     chosen.fill = lambda out: np.copyto(out, chosen.words.astype(np.uint32))
     chosen.blocks = lambda places: np.array(
@@ -105,7 +105,7 @@ def bits(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_number_is_the_rounding_of_100_digits_even_at_half_a_cell_and_at_the_ends_of_a_logarithm(bits, dtype):
-    """Extreme bits with sums of 0, sums that leave x at half a cell to the last bit, and large ones."""
+    """Extreme bits with sums of 0, with sums that put x exactly on half a cell, and with large sums."""
     angles = (0, 3, 2**31 - 1, 2**31, 2**32 - 4)
     pairs = [(k, j) for k in CORNERS for j in angles for _ in range(6)]
     bits.words = np.concatenate([[k for k, _ in pairs], [j for _, j in pairs]])
@@ -139,17 +139,17 @@ def test_bits_are_drawn_until_it_is_decided_and_no_tail_is_cut():
 
 
 def test_the_slow_ways_find_what_the_fast_way_does(monkeypatch):
-    """So their numbers have the same distribution, whichever way decided them."""
+    """Therefore numbers have the same distribution, whichever method is used."""
     fast = [released(2**16 + 1, step=1), released(300, step=2)]
-    monkeypatch.setattr(exact_noise, "CERTAIN", (np.float32(0), np.float32(-1)))  # nothing is decided in float32
+    monkeypatch.setattr(exact_noise, "CERTAIN", (np.float32(0), np.float32(-1)))  # no number is decided in float32
     assert np.array_equal(released(2**16 + 1, step=1), fast[0])
-    monkeypatch.setattr(exact_noise, "FLOAT64_ERROR", 1.0)  # nor in float64
+    monkeypatch.setattr(exact_noise, "FLOAT64_ERROR", 1.0)  # or in float64
     assert np.array_equal(released(300, step=2), fast[1])
 
 
 @pytest.mark.parametrize("start", [0.0, 0.3, 5.0])
 def test_cells_have_the_chances_of_an_ideal_normal_and_nothing_goes_with_anything(start):
-    """Cells, tails, neighbours, pairs and their squares; with EDP_LAB_LONG=1 of 10^9 numbers, and to 7 deviations."""
+    """Frequencies of cells, tails, neighbours, pairs and squares; with EDP_LAB_LONG=1, 10^9 numbers."""
     g, blocks, size = grid(STD), 1908 if LONG else 8, 2**19
     reach, last = int(3.6 * STD / g), int(12 * STD / g)
     counts, products = np.zeros(2 * last + 1, dtype=np.int64), np.zeros(3)
@@ -199,10 +199,10 @@ def test_the_grid_is_fine_and_public_and_without_noise_numbers_stay(std):
 
 
 def impossible(released: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """How many released numbers no float32 noise can give, if it is added to the sum in float32: (T, P), (P) -> (T).
+    """Count released numbers that no float32 noise can produce if added to the sum in float32: (T, P), (P) -> (T).
 
-    The release does not fall as the noise rises. So if any float32 gives it, one of the three nearest to the difference
-    does.
+    The release never decreases as the noise increases. Therefore, if any float32 produces it, one of the three floats
+    nearest to the difference does.
     """
     nearest = (released.astype(float) - total).astype(np.float32)
     neighbours = (np.nextafter(nearest, np.float32(end)) for end in (-np.inf, np.inf))
@@ -216,14 +216,14 @@ def exactly(totals: np.ndarray, std: float) -> np.ndarray:
 
 
 def test_float_noise_gives_itself_away_and_ours_does_not():
-    """At noise multiplier 4, whose epsilon allows true less false positives of 0.1 at most (Mironov 2012)."""
+    """At noise multiplier 4, epsilon limits true minus false positive rates to 0.1 (Mironov 2012)."""
     rng, trials = np.random.default_rng(0), 400
     rest, direction = rng.normal(size=(2, 1024))
     absent = (8 * rest / np.linalg.norm(rest)).astype(np.float32)
     present = absent + (direction / np.linalg.norm(direction)).astype(np.float32)
 
     def guessed(noised) -> tuple[int, int]:
-        """In how many releases with the canary, and without it, the guess is "present"."""
+        """Number of releases with the canary, and without it, for which the guess is "present"."""
         return tuple(
             int((impossible(released, absent) > impossible(released, present)).sum())
             for released in (noised(np.tile(total, (trials, 1)), 4.0) for total in (present, absent))
@@ -234,14 +234,14 @@ def test_float_noise_gives_itself_away_and_ours_does_not():
     assert guessed(lambda totals, std: totals + (std * drawn(totals.shape)).astype(np.float32)) == (trials, 0)
     found, alarms = guessed(exactly)
     assert stats.binomtest(found, trials, min(1.0, alarms / trials + 0.1), alternative="greater").pvalue > 1e-3
-    assert found + alarms > trials / 4  # it guesses, and does no better than chance
+    assert found + alarms > trials / 4  # the attack guesses, but no better than chance
 
 
-# ---- Keyed randomness: different places never share numbers, and the numbers are what they claim to be ---------------
+# ---- Keyed randomness: different positions never share numbers, and numbers match their specification ----------------
 
 
 def first_public(key: int, purpose: Purpose, *path: int) -> int:
-    """The first 64 raw bits of a stream: among a million of them a chance collision has probability 3e-8."""
+    """The first 64 raw bits of a stream; among a million streams, a chance collision has probability 3e-8."""
     return int(stream(key, purpose, *path).bit_generator.random_raw())
 
 
@@ -265,7 +265,7 @@ def test_streams_of_10_000_places_differ(first_draw):
 
 @both
 def test_every_bit_of_the_key_and_every_number_of_the_path_counts(first_draw):
-    """torch keeps 32 bits of a seed; and digits, zeros and purposes must not be run together."""
+    """torch keeps 32 bits of a seed; digits, zeros and purposes must not be confused."""
     key = key_from_seed(3)
     keys = [key, *(key ^ (1 << bit) for bit in range(128))]
     paths = [(1, 23), (12, 3), (123,), (1, 2, 3), (1,), (1, 0), (1, 0, 0), (0, 1), (0,), ()]
@@ -275,14 +275,14 @@ def test_every_bit_of_the_key_and_every_number_of_the_path_counts(first_draw):
 
 @pytest.mark.parametrize(("key", "path"), [(-1, ()), (2**128, ()), (1, (2**32,)), (1, (-1,)), (1, (0, 2**40))])
 def test_numbers_that_numpy_would_run_together_are_refused(key, path):
-    """SeedSequence cuts numbers into 32-bit words: 2**32 + 5 would be the path (5, 1)."""
+    """SeedSequence splits numbers into 32-bit words: 2**32 + 5 would equal the path (5, 1)."""
     for kind in (stream, SecretStream):
         with pytest.raises(ValueError, match="128-bit key"):
             kind(key, Purpose.NOISE, *path)
 
 
 def test_noise_is_aes_in_counter_mode():
-    """Block by block from 0 on, without repeating any where a request ends within a block."""
+    """Blocks are numbered from 0, and none is repeated if a request ends within a block."""
     place = (5).to_bytes(16, "big") + b"".join(word.to_bytes(4, "big") for word in (2, 2, 3, 1))
     own = hashlib.shake_128(b"edp_lab stream" + place).digest(16)
     blocks = Cipher(algorithms.AES(own), modes.ECB()).encryptor()
@@ -303,7 +303,7 @@ def test_words_are_those_of_the_stream_however_many():
     whole, parts = SecretStream(5, Purpose.SAMPLE, 3), SecretStream(5, Purpose.SAMPLE, 3)
     expected = np.concatenate([parts.words(n) for n in (0, 2, PIECE - 2, 2, PIECE)])
     assert np.array_equal(whole.words(2 * PIECE + 2), expected)
-    assert np.array_equal(whole.blocks(np.arange(3)).ravel(), expected[:6])  # by number, whatever was drawn
+    assert np.array_equal(whole.blocks(np.arange(3)).ravel(), expected[:6])  # by number, independent of earlier draws
 
 
 def test_seeds_that_torch_would_confuse_give_different_keys():
@@ -325,10 +325,10 @@ told = [hashlib.sha256(part).hexdigest() for part in drawn]
 
 
 def test_another_process_or_a_processor_without_vectors_or_fused_products_draws_the_same():
-    """Else a run that is taken up on another machine would put nearly the same noise on another gradient."""
+    """Otherwise a run resumed on another machine would add almost the same noise to a different gradient."""
     here: dict[str, list[str]] = {}
     exec(REPEATED, here)
-    stream(1, Purpose.NOISE, 1).standard_normal(1000)  # moves no other stream
+    stream(1, Purpose.NOISE, 1).standard_normal(1000)  # affects no other stream
     np.random.default_rng(0).normal(size=10)
     for extra in ({}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
         command = [sys.executable, "-c", REPEATED + "print(*told)"]
@@ -350,7 +350,7 @@ def test_where_machine_code_cannot_be_kept_noise_is_drawn_all_the_same(tmp_path)
 
 
 def test_a_pair_of_normals_is_what_its_bits_say_even_at_both_ends_of_a_logarithm():
-    """The first bits are the radius, the others the angle within 90 degrees and two signs."""
+    """The first bits determine the radius, the others the angle within 90 degrees and two signs."""
     corners = np.array([0, 1, 2, 2**31 - 1, 2**31, 3037000499, 3037000500, 2**32 - 2, 2**32 - 1], dtype=np.uint32)
     grid = np.array(list(itertools.product(corners, corners)), dtype=np.uint32)
     bits = np.concatenate([grid, np.random.default_rng(0).integers(0, 2**32, (200_000, 2), dtype=np.uint32)])
@@ -391,5 +391,5 @@ def test_rows_columns_places_and_keys_are_uncorrelated(key):
     neighbours = [(key, 1), (key + 1, 0), (key ^ 2**63, 0), (key ^ 2**64, 0), (key ^ 2**127, 0), (key, 2)]
     for other_key, place in neighbours:
         other = uniform_hash(other_key, place, np.arange(4096), 64) - 0.5
-        for shift, axis in itertools.product((0, 1, 5), (0, 1)):  # also against shifted rows and columns
+        for shift, axis in itertools.product((0, 1, 5), (0, 1)):  # also for shifted rows and columns
             assert abs((u * np.roll(other, shift, axis)).mean() * 12 * u.size**0.5) < 5

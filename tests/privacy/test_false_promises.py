@@ -1,4 +1,4 @@
-"""Ways to an epsilon that is smaller than the truth: each is refused, and the refusal names what is wrong."""
+"""Mistakes that would give an epsilon below the true one: each is refused with a message that names the problem."""
 
 import re
 from contextlib import nullcontext
@@ -22,11 +22,11 @@ def step_of(model: nn.Module, micro_batch_size: int = 8, **options) -> PrivateSt
     return PrivateStep(model, mechanism, key=1, epochs=3)
 
 
-# ---- What leaves beside the gradient ---------------------------------------------------------------------------------
+# ---- Releases besides the gradient -----------------------------------------------------------------------------------
 
 
 class Remembers(nn.Module):
-    """A linear layer that keeps the mean of its inputs, or does not."""
+    """A linear layer that stores the mean of its inputs in one of several ways, or not at all."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Remembers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mean = x.detach().mean(0)
         if self.way == "buffer":
-            self.buffer.data.lerp_(mean, 0.1)  # which no version counter sees
+            self.buffer.data.lerp_(mean, 0.1)  # not detected by version counters
         if self.way == "weight":
             self.layer.weight.data += mean
         if self.way == "memory":
@@ -68,7 +68,7 @@ def test_a_layer_that_keeps_something_of_the_examples_is_refused_by_name(model, 
     assert all(word in str(refused.value) for word in (kept, "eval"))
     assert all(p.grad is None for p in model.parameters()), "something was released"
     if "weight" not in kept:  # a parameter may change between steps
-        with pytest.raises(UsageError, match="eval"):  # also if they were computed before the step
+        with pytest.raises(UsageError, match="eval"):  # even if they were computed before the step
             step(0, 1, before(losses))
 
 
@@ -94,7 +94,7 @@ def test_a_layer_that_keeps_nothing_trains_as_before(model):
         optimizer.step()
 
 
-# ---- What is declared, against what arrives --------------------------------------------------------------------------
+# ---- Declared and actual sizes ---------------------------------------------------------------------------------------
 
 
 def sound(**given: object) -> Mechanism:
@@ -116,7 +116,7 @@ def losses_of(model: nn.Module, *sizes: int):
         (8, {}, lambda step, net: step(0, 0, losses_of(net, 1, 1, 1)), "3 micro-batches"),
         (8, {"sampling_rate": 0.1}, lambda step, net: step(0, 0, losses_of(net, 1, 1)), "Poisson.*micro_batch_size=8"),
         (1, {"sampling_rate": 0.1}, lambda step, net: step(0, 0, losses_of(net, *[1] * 105)), "105 micro-batches"),
-        (8, {}, lambda step, net: step(3, 0, losses_of(net, 1)), "epoch 3, but 3 epochs are accounted for"),
+        (8, {}, lambda step, net: step(3, 0, losses_of(net, 1)), "epoch 3, but only 3 epochs are accounted for"),
         (8, {}, lambda step, net: step(-1, 0, losses_of(net, 1)), "epoch is -1"),
         (8, {}, lambda step, net: step(0.5, 0, losses_of(net, 1)), "epoch is 0.5"),
         (8, {}, lambda step, net: [step(epoch, 0, losses_of(net, 1)) for epoch in (1, 0)], "epoch is 0"),
@@ -130,7 +130,7 @@ def losses_of(model: nn.Module, *sizes: int):
             1,
             {"sampling_rate": 0.5},
             lambda step, net: [step(0, number, losses_of(net, 1)) for number in range(3)],
-            "step 3 of epoch 0: 2 steps",
+            "step 3 of epoch 0: only 2 steps",
         ),
         (8, {}, lambda step, net: with_alpha(step, [1.0, 1.0])(0, 0, losses_of(net, 1)), "alpha.*none"),
         (8, {"alpha": "public"}, lambda step, net: with_alpha(step, [2.0, 1.0])(0, 0, losses_of(net, 1)), "2.0"),
@@ -243,7 +243,7 @@ def with_alpha(step: PrivateStep, alpha: list[float]) -> PrivateStep:
     return step
 
 
-# ---- A claim made with another library -------------------------------------------------------------------------------
+# ---- Claims made with another library --------------------------------------------------------------------------------
 
 WHOLE = {
     "sampler": "shuffle", "n": 60_000, "batch_size": 256, "epochs": 10, "noise_multiplier": 1.0, "delta": 1e-5,
@@ -259,7 +259,7 @@ def judged(**change):
 @pytest.mark.parametrize("missing", WHOLE)
 @pytest.mark.parametrize("sampler", ["shuffle", "poisson"])
 def test_a_setting_that_decides_is_asked_for_and_never_filled_in(missing, sampler):
-    """The case that was 3 claimed and 67.8 true had only its noise left out."""
+    """In the case with a claimed epsilon of 3 and a true one of 67.8, only the noise was missing."""
     with pytest.raises(UsageError, match=f"not given.* --{missing.replace('_', '-')}"):
         judged(**{"sampler": sampler, missing: None})
 
@@ -286,7 +286,7 @@ def test_what_holds_is_that_of_the_sampler_that_was_used():
     shuffled = judged(claimed=tight)
     assert (shuffled.status, shuffled.guaranteed) == ("false", gdp_epsilon(10**0.5, 1e-5))
     kept, dropped = shuffled_at_least(1.0, 235, 9, 1e-5), shuffled_at_least(1.0, 234, 10, 1e-5, 1 - 234 * 256 / 60_000)
-    assert shuffled.measured == min(kept, dropped) > 4.3  # nobody says whether the last batch, of 96, was used
+    assert shuffled.measured == min(kept, dropped) > 4.3  # unknown whether the last batch, of 96, was used
     assert judged(claimed=10.0).status == "not proven"
     assert judged(claimed=17.9).status == "holds"
     assert judged(sampler="poisson", claimed=0.7 * tight).status == "not proven"
@@ -323,6 +323,6 @@ GIVEN = {"clip_norm": 1.0, "z0": 1.0, "num_devices": 4, "micro_batch_size": 4}
     ],
 )
 def test_text_of_a_file_is_no_boolean_and_a_boolean_no_number(build, wrong):
-    """Read as true, a private seed of "False" would let epsilon hold."""
+    """If read as true, a private seed of "False" would make epsilon guaranteed."""
     with pytest.raises(UsageError, match="it must be"):
         build(**wrong)

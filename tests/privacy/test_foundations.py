@@ -1,4 +1,4 @@
-"""The textbook mechanisms: each guarantee as a likelihood ratio, each sampler against its distribution."""
+"""Textbook mechanisms: each guarantee as a likelihood ratio, and each sampler against its distribution."""
 
 import math
 from unittest.mock import Mock
@@ -110,7 +110,7 @@ def test_noisy_max_takes_extreme_scores(rng):
 
 
 def winning_probabilities(scores: np.ndarray, scale: float) -> np.ndarray:
-    """P[i wins] = integral of f(x - score_i) prod_{j != i} F(x - score_j), numerically."""
+    """Numerical integral for P[i wins]: integral of f(x - score_i) prod_{j != i} F(x - score_j)."""
     law = stats.laplace
     x = np.concatenate([np.linspace(scores.min() - 40 * scale, scores.max() + 40 * scale, 50_001), scores])
     x.sort()
@@ -136,7 +136,7 @@ def test_noisy_max_chooses_with_the_probabilities_of_its_noise(rng):
         ((6, 0, 0), (6, 1, 1), 1.0),
         ((4, 4, 3), (5, 3, 3), 2.0),  # one vote moved: not monotone, noise 2 / epsilon
         ((6, 0, 0), (5, 1, 1), 2.0),
-        ((8, 0), (7, 1), 1.0),  # half the noise fails where votes move
+        ((8, 0), (7, 1), 1.0),  # half the noise is not enough if votes move
     ],
 )
 def test_noisy_max_keeps_epsilon_for_counts(before, after, scale):
@@ -208,7 +208,7 @@ TABLE = np.array(
         ["511", "66", "f"],
     ]
 )
-ROLL = np.vstack([TABLE, [["420", "33", "f"], ["515", "69", "f"], ["510", "21", "m"]]])  # three who are no patients
+ROLL = np.vstack([TABLE, [["420", "33", "f"], ["515", "69", "f"], ["510", "21", "m"]]])  # plus three people
 
 tables = st.lists(
     st.tuples(st.sampled_from(["420", "421", "430", "511"]), st.integers(20, 60).map(str), st.sampled_from("fm")),
@@ -225,7 +225,7 @@ def test_forms_get_broader_until_nothing_is_left():
 
 
 def test_two_of_each_by_the_least_generalisation_which_suppression_saves():
-    """42*, ten years, sex: classes {1, 2}, {3, 4}, {5, 6}; no single step less does it."""
+    """The result is 42*, ten years, sex, with classes {1, 2}, {3, 4}, {5, 6}; no smaller generalisation is enough."""
     release = anonymise(TABLE, COLUMNS, 2, most_suppressed=0)
     assert release.forms == (CODE[1], AGE[1], SEX[0])
     assert anonymity(release.rows) == 2

@@ -1,4 +1,4 @@
-"""Epsilon against a 60-digit evaluation, monotonicity, and verdicts of the judge."""
+"""Epsilon against an evaluation with 60 digits, monotonicity, and verdicts of `judge`."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ DELTA = 1e-5
 
 
 def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
-    """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) with 60 digits."""
+    """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), with 60 digits."""
     with mpmath.workdps(60):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         return mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2)
@@ -52,7 +52,7 @@ def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
 @example(1e-3, 0.1)
 @example(1e8, 1e-12)
 @example(1e-3, 1e-12)
-@example(1e-3, 3.98942e-4)  # delta(0) at mu = 1e-3 is 3.989422e-4: epsilon hardly above 0
+@example(1e-3, 3.98942e-4)  # delta(0) at mu = 1e-3 is 3.989422e-4, so epsilon is just above 0
 def test_epsilon_is_never_below_the_truth_within_a_millionth_and_the_inverse_of_delta(mu, delta):
     epsilon = gdp_epsilon(mu, delta)
     assert exact_delta(mu, epsilon) <= delta
@@ -67,7 +67,7 @@ def test_epsilon_is_never_below_the_truth_within_a_millionth_and_the_inverse_of_
 @given(logarithmic(1e-17, 1e-3), logarithmic(1e-300, 1e-5))
 @example(1e-17, 1e-300)
 def test_tiny_mu_is_never_rounded_down(mu, delta):
-    """The two terms of delta cancel there: mu 1e-17 with delta 1e-300 once gave epsilon 0."""
+    """The two terms of delta cancel for tiny mu: mu 1e-17 with delta 1e-300 once gave epsilon 0."""
     assert exact_delta(mu, gdp_epsilon(mu, delta)) <= delta
 
 
@@ -123,7 +123,7 @@ BILLS.append(lambda bill: judge(MECHANISM, bill, DELTA))
 @pytest.mark.parametrize(
     ("calls", "bad", "sentence"),
     [
-        (LOSSES, (math.nan, -1.0, -1e-300, -math.inf), "0 or more"),  # mu = -1 "satisfies" every delta
+        (LOSSES, (math.nan, -1.0, -1e-300, -math.inf), "0 or more"),  # mu = -1 would "satisfy" every delta
         (DELTAS, (0.0, 1.0, -1e-5, math.nan, math.inf), "delta"),
         (EPOCHS, (-1, 2.5, math.nan), "epochs|utterances per person"),
         (BILLS, ({0: 0.9}, {0: -1}, {-5: 1}, {0.5: 1}, {0: math.nan}, {"a": 1}), "whole numbers"),
@@ -163,7 +163,7 @@ mechanisms = st.builds(
     st.sampled_from(["none", "linear", "exponential"]),
     st.floats(0, 2),
 )
-UP = 1 + 1e-12  # rounding
+UP = 1 + 1e-12  # for rounding errors
 
 
 @given(mechanisms, st.integers(1, 30), st.floats(1, 50))
@@ -196,7 +196,7 @@ def test_as_printed_more_devices_and_larger_scales_cost_more_than_is_claimed(z, 
 
 @given(logarithmic(1e-2, 1e3), st.integers(1, 64), st.integers(1, 64), st.integers(1, 30))
 def test_the_sound_version_never_exceeds_its_claim_whatever_clip_norm_and_devices(z, N, m, epochs):
-    """Sound z_t is the multiplier that zCDP assumes, and the closed form is tighter than zCDP."""
+    """The sound z_t is the multiplier that zCDP assumes, and the closed form is tighter than zCDP."""
     mechanism = Mechanism.sound(7.0, z, N, m)
     assert guaranteed_epsilon(mechanism, epochs, DELTA) <= claimed_epsilon(mechanism, epochs, DELTA)
     one = guaranteed_epsilon(Mechanism.sound(1.0, z, 1, m), epochs, DELTA)
@@ -208,7 +208,7 @@ def test_bills_count_every_release():
     twice = judge(mechanism, {0: 2, 1: 1}, DELTA)
     assert twice.mu == pytest.approx(math.sqrt(2 + math.exp(0.2)))
     assert judge(mechanism, {1: 1, 0: 2}, DELTA) == twice
-    for epochs, rate in ((10**6, 1e-13), (10**7, 1e-3)):  # counts beyond reckoning, not wrapped around
+    for epochs, rate in ((10**6, 1e-13), (10**7, 1e-3)):  # counts must not overflow
         with pytest.raises(UsageError):
             judge(Mechanism.sound(1, 0.1, 8, 8, sampling_rate=rate), epochs, DELTA)
 
@@ -240,7 +240,7 @@ def test_alpha_from_private_gradients_never_gives_an_epsilon(decay, z, epochs, p
     assert verdict.claimed_epsilon is not None
     with pytest.raises(NoGuarantee, match="alpha"):
         guaranteed_epsilon(mechanism, epochs, DELTA)
-    if z > 1e-4:  # below, float32 swallows the noise
+    if z > 1e-4:  # with less, float32 rounding removes the noise
         public = replace(mechanism, alpha="public")
         assert verdict.epsilon_if_alpha_public == guaranteed_epsilon(public, epochs, DELTA)
 
@@ -248,7 +248,7 @@ def test_alpha_from_private_gradients_never_gives_an_epsilon(decay, z, epochs, p
 NO_NOISE = [None, Mechanism.as_printed(1, 0, 8, 8), Mechanism.sound(1, 0, 8, 8)]
 VANISHING = [
     Mechanism.as_printed(1, 1e-200, 8, 8, alpha="public"),
-    Mechanism.sound(1, 1.0, 8, 8, "exponential", 1000.0),  # underflows to 0 after one epoch
+    Mechanism.sound(1, 1.0, 8, 8, "exponential", 1000.0),  # the noise underflows to 0 after one epoch
     Mechanism.sound(1e-200, 1e-200, 8, 8),  # the noise itself underflows
 ]
 
@@ -263,7 +263,7 @@ def test_without_noise_that_lasts_there_is_no_guarantee(mechanism, published):
 
 
 def test_the_papers_extremes_are_reported():
-    """Table 1 reaches 1e24; noise that small does not survive float32 arithmetic, so nothing holds."""
+    """Epsilons in Table 1 reach 1e24. Noise that small is lost in float32 arithmetic, so there is no guarantee."""
     mechanism = Mechanism.as_printed(1, 1e-12, 8, 8, alpha="public")
     verdict = judge(mechanism, 1, 5e-4, seed_published=False)
     assert (verdict.status, verdict.conditional_epsilon) == ("none", None)
@@ -310,7 +310,7 @@ BUILDS = (Mechanism.as_printed, Mechanism.sound)
 
 @given(positive, positive, st.integers(1, 512), st.integers(1, 512))
 def test_algorithm_1_has_2_sqrt_n_less_noise_than_its_z_says(C, z, N, m):
-    """sqrt(N) at micro-batch size 1."""
+    """The factor is sqrt(N) for micro-batches of size 1."""
     printed, sound = (build(C, z, N, m) for build in BUILDS)
     ratio = (1 if m == 1 else 2) * math.sqrt(N)
     assert printed.noise_multiplier(0) == pytest.approx(z / ratio)
@@ -371,7 +371,7 @@ def test_what_does_not_go_together_is_refused_however_it_is_built(changes, sente
 
 
 def test_a_mechanism_survives_a_record_of_plain_strings_and_cannot_be_changed():
-    """asdict -> JSON -> Mechanism: compared by identity, "as-printed" would become sound, and private alpha free."""
+    """asdict -> JSON -> Mechanism: compared by identity, "as-printed" would become sound, and private alpha allowed."""
     before = Mechanism.as_printed(1.0, 0.5, 8, 4, "linear", 0.1)
     after = Mechanism(**{k: str(v) if isinstance(v, str) else v for k, v in dataclasses.asdict(before).items()})
     assert after == before

@@ -1,4 +1,4 @@
-"""Our privacy loss distributions: never below the truth, hardly above it, at ordinary and at absurd settings."""
+"""Our privacy loss distributions: never below the truth, and barely above it, for ordinary and extreme settings."""
 
 import math
 import os
@@ -21,7 +21,7 @@ HERE = [(1.0, 0.01), (0.06, 0.3), (0.4, 1e-6), (30.0, 0.7), (200.0, 1e-9), (2.0,
 
 
 def exact_delta(z: float, q: float, epsilon: mpmath.mpf, removed: bool) -> mpmath.mpf:
-    """delta of one release, from the two normals: 60 digits."""
+    """The delta of one release, computed from the two normals with 60 digits."""
     with mpmath.workdps(60):
         z, q, growth = mpmath.mpf(z), mpmath.mpf(q), mpmath.exp(epsilon)
         odds = (growth if removed else 1 / growth) - (1 - q)  # at the edge, q e^((2x-1)/(2 z^2))
@@ -36,7 +36,7 @@ def exact_delta(z: float, q: float, epsilon: mpmath.mpf, removed: bool) -> mpmat
 @pytest.mark.parametrize(("z", "q"), HERE)
 @pytest.mark.parametrize("removed", [True, False])
 def test_masses_of_one_release_dominate_it_at_and_between_the_edges(z, q, removed):
-    """In exact arithmetic on the floats that come out, so that roundings of edges and quotients are covered."""
+    """Tested in exact arithmetic on the resulting floats, so roundings of edges and quotients are included."""
     whole = Losses(Schedule([z], [1], q), removed)
     losses = whole.released(whole.width)
     between = losses.width * np.random.default_rng(0).uniform(losses.grid[0], losses.grid[-1], 6)
@@ -53,7 +53,7 @@ def test_masses_of_one_release_dominate_it_at_and_between_the_edges(z, q, remove
 
 
 def test_transforms_are_as_precise_as_is_charged():
-    """Beside a convolution of all terms; 17 draws of one and 4 of another."""
+    """Compared with a convolution of all terms, for 17 draws of one distribution and 4 of another."""
     rng = np.random.default_rng(1)
     masses = rng.dirichlet(np.ones(9), 2)
     slow = np.ones(1)
@@ -69,7 +69,7 @@ def test_transforms_are_as_precise_as_is_charged():
 @pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-5, 1e-9, 1e-13, 1e-30])
 @pytest.mark.parametrize(("z", "count"), [(1.0, 1), (3.0, 40), (1000.0, 10**6), (0.2, 7)])
 def test_where_hardly_anybody_is_left_out_it_is_the_closed_form(delta, z, count):
-    """Nobody is left out but once in 10^9 or more, so that the closed form without sampling is the truth."""
+    """An utterance is left out at most once in 10^9 times, so the closed form without sampling is the truth."""
     exact, side = gdp_epsilon(math.sqrt(count) / z, delta), Losses(Schedule([z], [count], 1 - 1e-15), True)
     ours, _ = side.epsilon(delta)
     assert exact * (1 - 1e-9) <= ours <= exact * 1.001 + 1e-9
@@ -85,7 +85,7 @@ def settings(number: int) -> tuple[Schedule, float]:
 
 
 def peer(schedule: Schedule, delta: float, width: float, pessimistic: bool) -> float:
-    """dp_accounting's."""
+    """The epsilon computed by dp_accounting."""
     total = None
     for z, count in zip(schedule.noise_multipliers.tolist(), schedule.counts.tolist(), strict=True):
         one = pld.from_gaussian_mechanism(
@@ -110,7 +110,7 @@ def test_between_the_peers_optimistic_and_a_thousandth_above_its_pessimistic_dis
 
 @pytest.mark.parametrize(("z", "count", "q", "delta"), [(0.65, 13, 0.0015, 3.7e-4), (1.4, 29, 0.006, 1.8e-4)])
 def test_where_hardly_anybody_takes_part_the_grid_is_fine_enough_too(z, count, q, delta):
-    """Epsilon lies far below the mean of the tilted losses, by which the grid's width is chosen at first."""
+    """Epsilon is far below the mean of the tilted losses, which determines the grid's width at first."""
     schedule = Schedule([z], [count], q)
     ours = PrivacyLossDistribution(schedule).epsilon(delta)
     assert peer(schedule, delta, ours / 200, False) <= ours <= peer(schedule, delta, ours / 200, True) * 1.001
@@ -132,14 +132,14 @@ def test_a_direction_that_is_surely_below_is_below(number):
 @pytest.mark.parametrize("count", [1, 10**6, 2**49])
 @pytest.mark.parametrize("z", [1e-300, 0.049, 0.051, 1.0, 1e7])
 def test_absurd_settings_get_an_answer_that_no_other_bound_contradicts(z, count, q, delta):
-    """No more than the other bounds say, and no less than a single release costs."""
+    """Epsilon is at most that of the other bounds, and at least that of a single release."""
     schedule, everyone = Schedule([z], [count], q), GaussianDP(Schedule([z], [count]))
     account = PrivacyLossDistribution(schedule)
     ours = account.epsilon(delta)
     assert 0 <= ours <= min(RenyiDP(schedule).epsilon(delta), everyone.epsilon(delta)) * 1.001 + 1e-12
     if math.isfinite(ours):
         if account._composed_epsilon(delta)[1] <= HARD:
-            assert account.delta(ours) <= 100 * delta  # by other transforms, whose charges differ
+            assert account.delta(ours) <= 100 * delta  # different transforms, with different error bounds
         assert all(exact_delta(z, q, ours, removed) <= delta for removed in (True, False))
     else:
         assert z < 1e-200
@@ -151,7 +151,7 @@ def test_absurd_settings_get_an_answer_that_no_other_bound_contradicts(z, count,
 def account_of(
     q: float, z0: float, steps: float, delta: float, tau: float, people: int
 ) -> tuple[PrivacyLossDistribution | GroupRenyiDP, float]:
-    """The accountant that `judge` would take for eight equally long phases of decaying noise, or one."""
+    """The accountant that `judge` would use for eight equally long phases of decaying noise, or for one phase."""
     phases = 8 if tau else 1
     counts = [max(1, int(steps / phases))] * phases
     schedule = Schedule(z0 * np.exp(-tau * np.arange(phases)), counts, min(q, 1.0))
@@ -168,9 +168,9 @@ def account_of(
     what=st.sampled_from(["sampling rate", "noise", "steps", "delta", "people"]),
     factor=st.sampled_from([1.002, 1.05, 1.3, 2.0, 10.0]),
 )
-@example((1e-9, 1.0, 1e6, 1e-10), 0.0, 1, "sampling rate", 10.0)  # 0.458 beside 0.00008 once
-@example((3.17e-9, 1.0, 1e6, 1e-5), 0.0, 1, "sampling rate", 3.16)  # 0.181 beside 0.00005
-@example((1e-3, 0.05, 1e3, 1e-5), 0.0, 1, "noise", 1.002)  # 1,470 beside 20,000 a little below
+@example((1e-9, 1.0, 1e6, 1e-10), 0.0, 1, "sampling rate", 10.0)  # once 0.458 and 0.00008
+@example((3.17e-9, 1.0, 1e6, 1e-5), 0.0, 1, "sampling rate", 3.16)  # once 0.181 and 0.00005
+@example((1e-3, 0.05, 1e3, 1e-5), 0.0, 1, "noise", 1.002)  # once 1,470, and 20,000 slightly below
 def test_a_larger_rate_less_noise_more_steps_smaller_delta_and_more_people_never_cost_less(
     setting: tuple[float, float, float, float], tau: float, people: int, what: str, factor: float
 ) -> None:
@@ -183,19 +183,19 @@ def test_a_larger_rate_less_noise_more_steps_smaller_delta_and_more_people_never
         "people": (q, z0, steps, delta, tau, people + 1),
     }[what]
     (here, at), (there, below) = account_of(*setting, tau, people), account_of(*worse)
-    # Grids make epsilon a per mille rough, at tiny rates up to 1 % or 0.01:
+    # Grids make epsilon inaccurate by one per mille; at tiny rates, by up to 1 % or 0.01:
     assert here.epsilon(at) <= there.epsilon(below) * 1.01 + 0.01
 
 
 def test_little_noise_is_a_little_dearer_than_a_little_more_noise_and_says_which_bound_was_used():
-    """Below 0.05 no losses are composed: once all steps were accounted as if everyone took part, 14 times as much."""
+    """Below 0.05, no losses are composed: once, all steps were accounted as unsampled, with 14 times the epsilon."""
     more, less = (PrivacyLossDistribution(Schedule([z], [1000], 1e-3)).bound(1e-5) for z in (0.05, 0.0499))
     assert more.epsilon < less.epsilon < 1.5 * more.epsilon
     assert (more.method, less.method) == ("privacy loss distributions", CountedParticipation.method)
     everyone = GroupRenyiDP(Schedule([0.01], [3], 0.9), 2).bound(1e-5)
     assert everyone.method == CLOSED_FORM
     never = PrivacyLossDistribution(Schedule([0.01], [100], 1e-9)).bound(1e-5)
-    assert never.epsilon == 0  # delta covers every run that samples it at all
+    assert never.epsilon == 0  # delta covers every run in which the utterance is sampled at all
 
 
 HARDEST = [

@@ -1,5 +1,5 @@
-"""The paper's tables as typed in, and the settings behind Table 1's epsilons: they give the printed values back, and
-none was missed."""
+"""The paper's tables as typed in, and the settings behind Table 1's epsilons, which reproduce the printed values; no
+setting was missed."""
 
 import math
 from dataclasses import astuple, replace
@@ -76,7 +76,7 @@ def test_every_setting_gives_the_printed_value_exactly_or_at_a_bound_within_roun
 
 
 def test_brute_force_over_z0_reaches_the_same_cells_and_all_of_them_with_30_or_31_epochs_only():
-    """Epsilon at every (tau, T, z0) of a fine grid with both bounds in it, without any inversion."""
+    """Epsilon at every (tau, T, z0) of a fine grid that includes both bounds, without inversion."""
     z0, t = np.logspace(-6, 0, 1201), np.arange(120)
     squares = {
         "none": np.ones((1, 120)),
@@ -117,7 +117,7 @@ def test_guaranteed_epsilon_is_that_of_algorithm_1_as_printed_with_public_alpha_
 
 @pytest.mark.parametrize(("printed", "z0", "tau", "epochs"), [(70.0, 1e-6, 0.5, 31), (0.1, 1.0, 0.01, 1)])
 def test_a_value_that_nothing_explains_gets_its_nearest_miss(printed, z0, tau, epochs):
-    row = replace(TABLE_1[8], exponential=Change(0.0, 0.0, printed))  # its 1.7 under linear decay needs T <= 31
+    row = replace(TABLE_1[8], exponential=Change(0.0, 0.0, printed))  # its 1.7 with linear decay requires T <= 31
     result = explain_table1([row])
     assert result.common_epochs == ()
     *explained, missed = result.rows

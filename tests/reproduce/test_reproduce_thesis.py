@@ -1,7 +1,7 @@
-"""Tables of the thesis trained again: every printed row has ours beside it, each epsilon is the guaranteed one, and
-nothing is trained twice.
+"""Retrained tables of the thesis: each printed row is shown with our row, each epsilon is guaranteed, and nothing is
+trained twice.
 
-What only concerns the tables is tested on networks that guess; the others are trained, shortly.
+Tests of the tables alone use networks that guess; other tests train networks briefly.
 """
 
 import json
@@ -39,7 +39,7 @@ Rows = dict[tuple[str, str], Row]
 
 
 def guess(job: Job, *_: object) -> Any:
-    """In place of `Job.train`: a network that guesses."""
+    """Replacement for `Job.train`: a network that guesses."""
     settings = job.settings.resolved(len(job.x))
     rng = np.random.default_rng(settings.seed)
     epsilon = settings.epsilon * 0.999 if settings.private else None
@@ -53,7 +53,7 @@ def guess(job: Job, *_: object) -> Any:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Rows:
-    """All rows, of networks that guess."""
+    """All rows, for networks that guess."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "train", guess)
         return {(row.table, row.name): row for row in reproduce(Lab(tmp_path_factory.mktemp("thesis"), TINY))}
@@ -61,7 +61,7 @@ def made(tmp_path_factory) -> Rows:
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch) -> tuple[Lab, list[Job]]:
-    """A lab with three instructors that trains nothing, and what it was asked to train."""
+    """A lab with three instructors that trains nothing, and a list of the requested jobs."""
     lab, jobs = Lab(tmp_path, replace(TINY, instructors=3)), []
     monkeypatch.setattr(lab, "train", lambda found: jobs.extend(found) or [Network(found[0].test_y, [], None, {})])
     return lab, jobs
@@ -116,7 +116,7 @@ def test_noise_on_images_leaves_labels_bare_and_costs_what_their_sensitivity_mak
     noised = [row for (table, _), row in made.items() if table == "4.5"]
     assert {row.epsilon_if_seed_secret for row in noised} == {None}
     [image] = {row.epsilon_image for row in noised}
-    assert gdp_delta(8 / 0.6, image) == pytest.approx(1e-5)  # 64 pixels: 8
+    assert gdp_delta(8 / 0.6, image) == pytest.approx(1e-5)  # 64 pixels: mu is multiplied by 8
     assert (made["4.4", "VGG-Net"].epsilon_if_seed_secret, made["4.4", "VGG-Net"].epsilon_image) == (None, None)
     assert {row.delta for row in noised} == {1e-5}
 
@@ -141,11 +141,11 @@ def test_tables_on_circles_have_the_noise_that_their_epsilon_means(made):
         assert (row.epsilon_if_seed_secret, row.epsilon_image) == (None, point_epsilon(sigma))
     assert made["4.1", "1000 points"].note.startswith("no noise")
     assert (circle_sigma(0.2), circle_sigma(None)) == (pytest.approx(7.5), 0)
-    assert (point_epsilon(2.0), point_epsilon(0.0)) == (pytest.approx(4.38, abs=0.005), None)  # mu = 1
+    assert (point_epsilon(2.0), point_epsilon(0.0)) == (pytest.approx(4.38, abs=0.005), None)  # for mu = 1
 
 
 def best_accuracy(sigma: float, inner: float) -> float:
-    """The best accuracy on two circles of radius 1 and `inner` under this noise: their distances from the centre."""
+    """The best accuracy for two circles of radius 1 and `inner` with this noise, based on distances from the centre."""
     r = np.linspace(0, 2 + 8 * sigma, 20_001)
     one, two = (stats.rice(radius / sigma, scale=sigma).pdf(r) for radius in (1, inner))
     return float(np.trapezoid(np.maximum(one, two), r)) / 2

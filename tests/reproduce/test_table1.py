@@ -1,4 +1,4 @@
-"""Table 1: settings are chosen on the validation split, changes are formed within a seed, intervals are Student's."""
+"""Table 1: settings are chosen on the validation split, changes are computed per seed, and intervals are Student's."""
 
 import json
 import math
@@ -49,7 +49,7 @@ SCALE = Scale("small", 1, STEPS, MOST, Z0, batch_size=64)
 
 
 class Runs:
-    """Stands for `TableRuns`: error by z0, a split of each seed's own, and what was asked for."""
+    """Replacement for `TableRuns`: errors by z0, a different split per seed, and a list of the requested runs."""
 
     def __init__(self, validation: dict[float, float]) -> None:
         self.validation, self.jobs, self.prepared = validation, [], []
@@ -85,7 +85,7 @@ class Runs:
 
 
 def tolerable() -> Runs:
-    """Whatever the noise, the error is SGD's."""
+    """Runs whose error is SGD's at any noise."""
     return Runs(dict.fromkeys(Z0, 0.1))
 
 
@@ -95,7 +95,7 @@ def cells(runs: Any, **changes: Any) -> list[dict[str, Any]]:
 
 
 def test_students_interval_covers_the_mean_as_often_as_it_says():
-    assert estimate([1.0, 2.0, 3.0])["high"] == pytest.approx(2 + 4.302653 / math.sqrt(3))  # t of 2 degrees: a table
+    assert estimate([1.0, 2.0, 3.0])["high"] == pytest.approx(2 + 4.302653 / math.sqrt(3))  # t for 2 degrees
     assert estimate([4.0]) == {"mean": 4.0, "low": None, "high": None}
 
 
@@ -111,7 +111,7 @@ def test_chosen_is_the_most_noise_that_keeps_the_error_on_the_validation_split()
 
 @pytest.mark.parametrize("most", range(6))
 def test_halving_finds_what_trying_all_levels_would(most):
-    """Error grows with noise; of five levels the first `most` are within the tolerance, else the least is taken."""
+    """The error grows with noise; the first `most` of five levels are within the tolerance, otherwise use the least."""
     levels = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     errors = {z0: 0.1 + 0.001 * k if k < most else 0.2 + 0.1 * k for k, z0 in enumerate(levels)}
     row = cells(Runs(errors), z0=levels)
@@ -122,7 +122,7 @@ def test_halving_finds_what_trying_all_levels_would(most):
 @pytest.mark.parametrize("decay", list(Decay))
 @pytest.mark.parametrize("as_printed", [False, True])
 def test_decays_are_compared_at_equal_epsilon(decay, as_printed):
-    """By the paper's account and by ours; noise that starts at the same level would cost more."""
+    """For the paper's accounting and for ours; noise that starts at the same level would have a larger epsilon."""
     still = TrainConfig(CORPUS, z0=0.5, as_printed=as_printed, epochs=12, num_devices=8, alpha="none")
     falling = under(decay, still)
     assert (falling.decay, falling.z0 > still.z0) == (decay, decay is not Decay.NONE)
@@ -156,11 +156,11 @@ def test_where_all_noise_costs_too_much_the_smallest_error_is_chosen_and_the_row
     row = cells(Runs({1e-3: 0.5, 1e-2: 0.4, 1e-1: 0.6}))
     assert {(cell["z0"], cell["within_tolerance"]) for cell in row if cell["decay"] == "none"} == {(1e-2, False)}
     found = {cell["decay"]: cell["within_tolerance"] for cell in cells(tolerable())}
-    assert found == {None: None, "none": True, "linear": False, "exponential": False}  # 0.13 at levels not named
+    assert found == {None: None, "none": True, "linear": False, "exponential": False}  # 0.13 at other levels
 
 
 def test_a_row_has_the_largest_epsilon_of_its_seeds_and_every_device_they_ran_on():
-    """A run that went on elsewhere is billed for the steps that it did twice."""
+    """A run that was resumed elsewhere is charged for the steps that it took twice."""
 
     class Billed(Runs):
         def result(self, config: TrainConfig) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_a_row_has_the_largest_epsilon_of_its_seeds_and_every_device_they_ran_on
 
 
 def test_changes_are_formed_within_a_seed_beside_what_the_paper_prints_and_what_holds():
-    """The error grows threefold from seed to seed, and the change is the same in each."""
+    """The error triples from seed to seed, and the relative change is the same for each seed."""
     plain, _, *others = cells(tolerable())
     assert plain["ser"]["mean"] == pytest.approx(20)
     assert plain["ser_change"] is plain["auc_change"] is plain["epsilon_if_seed_secret"] is None
@@ -198,12 +198,12 @@ def test_changes_are_formed_within_a_seed_beside_what_the_paper_prints_and_what_
 
 
 def test_all_methods_start_alike_from_a_published_encoder():
-    """Else a sound run, which may not read words off its training set, would differ from SGD in more than noise."""
+    """Otherwise a sound run, which must not use words of its training set, would differ from SGD not only in noise."""
     runs = tolerable()
     list(table1(runs, SCALE, ["clc", "bert"], [CORPUS]))  # type: ignore[arg-type]
     found = {(config.model, config.pretrained) for config in runs.jobs}
     assert found == {("clc", WORDS), ("bert", f"{LAYERS}{SCALE.layers}")}
-    assert [config.method for config in runs.prepared] == ["sgd"] * 2  # what cannot be had shows before hours of work
+    assert [config.method for config in runs.prepared] == ["sgd"] * 2  # detects missing inputs before hours of work
 
 
 # Runs behind Table 1: each is done once, resumed after a kill, and found by settings and data; starts are public.
@@ -215,7 +215,7 @@ CONFIG = TrainConfig(CORPUS, epochs=1, **BASE)
 
 @pytest.fixture
 def stubs(monkeypatch, tmp_path):
-    """No public corpus, no committed result; a run comes to its z0 at once. Returns the runs that were done."""
+    """No public corpus and no committed results; a run reaches its z0 immediately. Returns the completed runs."""
     done: list[TrainConfig] = []
 
     def stub(work: Work) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def test_a_result_counts_for_its_settings_data_and_numerics_alone(stubs, tmp_pat
 
 @pytest.fixture
 def committed(stubs, tmp_path):
-    """A checkout with one result, of a corpus and an encoder that are not at hand."""
+    """A checkout with one result, for a corpus and an encoder that are not available."""
     config = replace(CONFIG, corpus="atis", pretrained=f"{LAYERS}2")
     contents = {"atis": "its sha256", "encoder": "its digest"}
     line = {"config": settings(config), "contents": contents, "numerics": TableRuns(tmp_path)._numerics}
@@ -315,7 +315,7 @@ def test_the_committed_table_1_is_that_of_the_committed_results_without_corpora_
     made_now = json.loads(json.dumps([cell for row in rows for cell in row]))
     stored = json.loads((RESULTS / "table1.json").read_text())
     for cell in (*made_now, *stored):
-        del cell["about"]["machine"]  # of one seed, run again since then with the same result
+        del cell["about"]["machine"]  # one seed was re-run with the same result
     assert made_now == stored
     assert len(read_lines(COMMITTED)) == 163
 
@@ -325,14 +325,14 @@ def test_a_run_that_was_cut_off_is_resumed(tmp_path, monkeypatch):
     config = replace(CONFIG, pretrained=None, epochs=2)
     assert train(config, folder, lambda event: stop.set(), stop)["status"] == "interrupted"
     whole = do(Work(config, tmp_path / "whole", "generated", tmp_path / "shadows"))
-    monkeypatch.setattr(study, "train", None)  # it may only be resumed
+    monkeypatch.setattr(study, "train", None)  # the run may only be resumed
     resumed = do(Work(config, folder, "generated", tmp_path / "shadows"))
     assert {**resumed, "seconds": 0, "run": ""} == {**whole, "seconds": 0, "run": ""}
     assert whole["shadow_corpora"] == ["generated"]
     assert 0 < whole["auc"] < 1
 
 
-# ---- What runs start from --------------------------------------------------------------------------------------------
+# ---- Starting models of runs -----------------------------------------------------------------------------------------
 
 SENTENCES = [("turn", "on", "the", "lights"), ("turning", "lights", "off", "[", "now", "]")] * 30
 

@@ -1,4 +1,4 @@
-"""Table 2: which methods take part and what is reported. Ratios themselves depend on the machine."""
+"""Table 2: which methods are measured, and what is reported. The ratios themselves depend on the machine."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_every_method_takes_a_step_in_every_round_and_sgd_one_beside_it(model, t
     told = list(turns(chosen, contestants, encoder, memory=False))
     places = [(t["round"], t["number"]) for t in told]
     assert [number for number, _ in places] == sorted(number for number, _ in places)
-    assert places != sorted(places)  # in random order within a round
+    assert places != sorted(places)  # random order within a round
     assert {(r, k) for r in range(2) for k in range(1, len(contestants))} == set(places)
     assert min(t[name] for t in told for name in ("seconds", "sgd")) > 0
 

@@ -1,4 +1,4 @@
-"""Training image classifiers: what is released, what is guaranteed, what is learnt, and what is refused."""
+"""Training of image classifiers: releases, guarantees, accuracy and refusals."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def train(settings: ClassifierSettings, examples: int | None = None) -> Trained:
 
 @pytest.fixture
 def noise_multiplier(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A function that sets the noise multiplier of the networks that follow, whatever their epsilon."""
+    """A function that sets the noise multiplier of later networks, regardless of their epsilon."""
     return lambda z0: monkeypatch.setattr(classifier, "calibrated_noise", lambda *_: z0)
 
 
@@ -58,7 +58,7 @@ DP_SGD = ClassifierSettings(method="dp-sgd", lr=1.0, epochs=1)
 
 
 def one_step(**changes: float) -> Trained:
-    """One step on all examples, whose change of the weights is the released gradient."""
+    """One step on all examples; the change of the weights is the released gradient."""
     return train(replace(DP_SGD, batch_size=200, **changes), examples=200)
 
 
@@ -76,7 +76,7 @@ def test_the_noise_that_is_added_has_the_standard_deviation_that_is_judged(chang
 
 
 def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_batch(noise_multiplier):
-    """Of those whom the key draws, one by one, by plain autograd; the others' labels play no part."""
+    """The key draws the examples, which plain autograd processes singly; other examples' labels have no effect."""
     noise_multiplier(0.0)
     settings = replace(DP_SGD, batch_size=100, clip_norm=0.7, weight_decay=0.2, seed=5)
     data = digits()
@@ -218,7 +218,7 @@ def test_impossible_settings_are_refused(changes, problem: str):
         train(ClassifierSettings(**changes))
 
 
-# ---- Each way to bound a gradient keeps the sensitivity that it states, and no smaller one would do ------------------
+# ---- Each way to bound a gradient has the stated sensitivity, and no smaller one -------------------------------------
 
 
 PRIVATE = ("by norm", "by value", "normalising")
@@ -227,7 +227,7 @@ SIZE = 7
 
 @st.composite
 def gradients(draw: st.DrawFn) -> torch.Tensor:
-    """(3, 7) of any length from 0 to 1e300, whose squares underflow and overflow."""
+    """Gradients (3, 7) with any norm from 0 to 1e300, whose squares underflow and overflow."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     lengths = draw(st.lists(st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.3, 1.0, 5.0, 1e300]), min_size=3, max_size=3))
     return (

@@ -27,7 +27,7 @@ QUICK = ThreePhaseSettings(instructors=3, epochs=2)
 
 @pytest.fixture
 def jobs(monkeypatch) -> dict[str, Job]:
-    """Every job of the runs that follow, by name."""
+    """Jobs of later runs, by name."""
     seen: dict[str, Job] = {}
     train = Job.train
 
@@ -41,7 +41,7 @@ def jobs(monkeypatch) -> dict[str, Job]:
 
 @pytest.fixture(scope="module")
 def record() -> ThreePhaseRecord:
-    """As every test wants it that does not say otherwise."""
+    """The record of the default run for tests."""
     return run_three_phase(QUICK, FEW)
 
 
@@ -51,7 +51,7 @@ def test_all_parts_are_scored_on_the_last_tenth_and_privacy_is_that_of_the_label
     assert [part.examples for part in record.parts] == [300, 300, 100, 100, 100, 300, 90]
     assert {sum(map(sum, part.scores.confusion)) for part in record.parts} == {10}
     assert (record.data["public"], record.data["test"]) == (90, 10)
-    # 90 labels, 0.2 each: plain sum 18; rho = 90 * 0.02 = 1.8, rho + 2 sqrt(rho ln 1e5) = 10.90.
+    # 90 labels with 0.2 each: plain sum 18; rho = 90 * 0.02 = 1.8, rho + 2 sqrt(rho ln 1e5) = 10.90.
     assert record.privacy.queries == record.labels.queries == 90
     assert record.privacy.query_epsilon == pytest.approx(0.2)
     assert record.privacy.composed["plain sum"] == pytest.approx(18)
@@ -94,7 +94,7 @@ def test_noise_on_the_test_set_is_not_that_on_the_training_set(jobs):
 
 
 def test_which_instructor_gets_an_example_does_not_depend_on_the_data(jobs):
-    """Else a replaced example would move others, and more than one vote could change."""
+    """Otherwise replacing an example would move others, and more than one vote could change."""
     settings = replace(QUICK, phases=(2,))
     run_three_phase(settings, FEW)
     before = {name: job.x for name, job in jobs.items()}
@@ -165,7 +165,7 @@ def test_processes_seeds_and_secret_ones_give_the_same_networks_or_others(record
 
 
 def test_private_instructors_are_as_private_as_the_worst_and_a_private_understudy_gains_nothing():
-    """T9: parallel composition is the maximum, not a tenth. T15: its epsilon is that of its labels, with or without."""
+    """T9: parallel composition gives the maximum, not a tenth. T15: the epsilon is that of the labels in both cases."""
     private = {"epochs": 1, "train_epsilon": 5.0}
     found = run_three_phase(ThreePhaseSettings(instructors=2, phases=(1, 2), method="dp-adam", **private), FEW)
     each = [found.part(f"instructor {i}").conditional_epsilon for i in (1, 2)]
@@ -197,7 +197,7 @@ def test_data_that_do_not_suffice_are_refused(change, images, message):
         run_three_phase(replace(QUICK, **change), images)
 
 
-# ---- Phase I: the noise is as asked, the statistics are the thesis', and the epsilon is that of a whole image --------
+# ---- Phase I: the noise is as requested, statistics match the thesis, and epsilon is that of a whole image -----------
 
 
 IMAGES = load_images("digits").train

@@ -1,4 +1,4 @@
-"""Votes: how often noise changes a label, that each query keeps its promise exactly, and what many cost."""
+"""Votes: how often noise changes a label, the exact guarantee of each query, and the cost of many queries."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ RNG = partial(np.random.default_rng, 0)
 
 
 def neighbours(counts: np.ndarray) -> list[np.ndarray]:
-    """One vote moved from one class to another."""
+    """Counts in which one vote has moved to another class."""
     moved = []
     for a, b in itertools.permutations(range(len(counts)), 2):
         if counts[a]:
@@ -45,7 +45,7 @@ def neighbours(counts: np.ndarray) -> list[np.ndarray]:
 
 def test_votes_are_counted_and_their_noise_is_drawn_one_by_one():
     assert vote_counts([[0, 2], [0, 1], [1, 1]], 3).tolist() == [[2, 1, 0], [0, 2, 1]]
-    counts = np.array([[2, 1, 0], [0, 1, 1]])  # tied: the lowest class wins
+    counts = np.array([[2, 1, 0], [0, 1, 1]])  # ties: the lowest class wins
     assert Aggregator(Vote.HARD).labels(counts, RNG()).tolist() == [0, 1]
     for vote in PRIVATE:
         assert len(set(Aggregator(vote, 1.0).labels(np.ones((200, 3), int), RNG()).tolist())) == 3
@@ -61,7 +61,7 @@ def test_labels_come_out_as_often_as_computed(vote):
 
 
 def test_label_probabilities_have_closed_forms_for_two_classes():
-    """P[Laplace difference > -g] = 1 - (2 + g) / (4 e^g), and a normal difference has deviation sqrt(2) sigma."""
+    """P[Laplace difference > -g] = 1 - (2 + g) / (4 e^g); a normal difference has standard deviation sqrt(2) sigma."""
     for gap in (0.0, 0.3, 4.0, 30.0):
         laplace = label_probabilities([gap * 2, 0], Aggregator(Vote.LAPLACE, 2.0))
         assert laplace[1] == pytest.approx((2 + gap) / (4 * math.exp(gap)), rel=1e-10)
@@ -72,7 +72,7 @@ def test_label_probabilities_have_closed_forms_for_two_classes():
 @settings(max_examples=40)
 @given(COUNTS, st.floats(0.05, 3))
 def test_a_query_keeps_its_epsilon_exactly(counts, epsilon):
-    """No neighbour makes any set of labels more than e^epsilon times as likely (Gaussian: + delta)."""
+    """No neighbour makes a set of labels more than e^epsilon times as likely (Gaussian noise: plus delta)."""
     for vote in (Vote.LAPLACE, Vote.GAUSSIAN):
         aggregator = Aggregator.for_epsilon(vote, epsilon, 1e-3)
         chances = label_probabilities(counts, aggregator)
@@ -92,13 +92,13 @@ def test_noise_is_calibrated_to_the_epsilon_of_a_query_and_the_distance_that_one
 
 class TestComposition:
     def test_labels_of_the_thesis_of_pate_and_gaussian_labels_by_hand(self):
-        """9000 queries, 0.2 each: 9000 * 0.2; rho = 9000 * 0.2^2 / 2 = 180, rho + 2 sqrt(rho ln 1e5); T12."""
+        """9000 queries with 0.2 each: 9000 * 0.2; rho = 9000 * 0.2^2 / 2 = 180, rho + 2 sqrt(rho ln 1e5); T12."""
         account = account_votes(Aggregator.for_epsilon("laplace", 0.2, DELTA), 9000, DELTA)
         assert account.query_epsilon == pytest.approx(0.2)
         assert account.composed["plain sum"] == pytest.approx(1800)
         assert account.composed["zCDP"] == pytest.approx(180 + 2 * math.sqrt(180 * math.log(1e5)))
         assert account.epsilon == min(account.composed.values()) == pytest.approx(270.0, abs=0.1)
-        # PATE 2017: 1000 labels at gamma 0.05 have "still epsilon = 26" by strong composition; ours rounds nothing off.
+        # PATE 2017: 1000 labels at gamma 0.05 have "still epsilon = 26" by strong composition; we do not round.
         found = composed_epsilons(Aggregator(Vote.LAPLACE, 20.0), 1000, DELTA)
         assert found["advanced composition"] == pytest.approx(26, abs=0.5)
         assert found["Renyi DP"] < found["zCDP"] < found["advanced composition"] < found["plain sum"]
@@ -125,7 +125,7 @@ class TestComposition:
 
 
 def test_ten_instructors_are_not_ten_times_more_private_and_full_batches_change_nothing():
-    """T9: each samples its part ten times as densely, and the guarantee is that of the worst one."""
+    """T9: each instructor samples its part at ten times the rate, and the guarantee is that of the worst instructor."""
     cost = partition_cost(60_000, 10, 256, 10, 1.0, DELTA)
     assert cost.claimed == pytest.approx(cost.one / 10)
     assert cost.together == partition_cost(6000, 1, 256, 10, 1.0, DELTA).one > 2 * cost.one

@@ -1,4 +1,4 @@
-"""A corpus of the user's own, small enough to be learnt in seconds, an encoder, and how the tests train on them."""
+"""A small corpus of the user's own that is learnt in seconds, an encoder, and helper functions for training tests."""
 
 import json
 import os
@@ -32,8 +32,8 @@ def write_corpus(path: Path, utterances: int = 120, tags: bool = True, first: in
 
 
 def write_encoder(folder: Path, texts: Sequence[Sequence[str]], layers: int = 1) -> str:
-    """An untrained BERT, too small to be of use: a private one needs pretrained weights."""
-    from transformers import BertForMaskedLM  # takes seconds, which processes that need none should not wait for
+    """Write an untrained BERT, which is too small to be useful; private training requires pretrained weights."""
+    from transformers import BertForMaskedLM  # this takes seconds, so import it only here
 
     from edp_lab.corpora.encoding import train_wordpieces
     from edp_lab.models.bert import BertSize, bert_config
@@ -52,7 +52,7 @@ def config(corpus: str | Path, **changes: object) -> TrainConfig:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether it came true in time."""
+    """Return whether the condition became true in time."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -60,7 +60,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
 
 
 def runs(pid: int) -> bool:
-    """Orphans are reaped by whatever adopts them; one that waits for that does not run."""
+    """Whether a process runs; a terminated orphan that has not been reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -68,13 +68,13 @@ def runs(pid: int) -> bool:
 
 
 def contents(folder: Path) -> dict[str, int]:
-    """Hashes of all files but the lock, whose content says nothing."""
+    """Hashes of all files except the lock, whose content is irrelevant."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(folder)): hash(path.read_bytes()) for path in files}
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """All of a finished run that must not depend on what happened to it."""
+    """The parts of a finished run that must not depend on interruptions."""
     record, ledger = read_record(folder), run_ledger(folder)
     rows = [{**row, "seconds": None} for row in (*record["epochs"], record["final"])]
     told = {name: record[name] for name in ("status", "keys", "guarantee")}

@@ -1,4 +1,4 @@
-"""The eDP-SGD step against Algorithm 1 written out line by line, and its noise against its own description."""
+"""The eDP-SGD step against Algorithm 1 written out line by line, and its noise against its description."""
 
 import math
 from functools import partial
@@ -51,7 +51,7 @@ def small_model():
 
 
 def algorithm_1(model, data, batch, devices, clip, z_t, alpha, key, step):
-    """Algorithm 1 of the paper, line by line: a dictionary of tensors per device, plain autograd, no tricks."""
+    """Algorithm 1 of the paper, line by line, with a dictionary of tensors per device and plain autograd."""
     parameters = dict(model.named_parameters())
     released = {k: torch.zeros_like(w) for k, w in parameters.items()}
     size = sum(w.numel() for w in parameters.values())
@@ -97,7 +97,7 @@ def test_alpha_follows_its_definition():
 
 
 def flat(clipped: Clipped) -> torch.Tensor:
-    """The mean of a step on one rank: (P)."""
+    """The mean of a step on one rank, shape (P)."""
     return clipped.scale * torch.cat([layer.to_dense() for layer in clipped.layers]).double()
 
 
@@ -109,7 +109,7 @@ def fake_layout(sizes=(7, 40, 3)) -> Layout:
 @given(scale=st.floats(0.05, 20), clip=st.floats(0.1, 5), z=st.floats(0, 2), seed=st.integers(0, 1000))
 @settings(max_examples=50)
 def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
-    """step(s alpha, C, z) = step(alpha, s C, z / s): alpha's constant is no further knob."""
+    """step(s alpha, C, z) = step(alpha, s C, z / s): a constant factor of alpha is not an additional setting."""
     layout, generator = fake_layout(), torch.Generator().manual_seed(seed)
     gradients = StackedGradients(torch.randn(4, layout.size, generator=generator, dtype=torch.float64), layout)
     noise = torch.randn(layout.size, generator=generator, dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_scaling_alpha_is_scaling_clip_and_noise(scale, clip, z, seed):
 )
 @settings(max_examples=100)
 def test_sound_clip_never_exceeds_its_sensitivity(size, bound, seed, scaled, divisor):
-    """Swapping one micro-batch's gradient moves what is noised, in the scaled space, by at most what it says."""
+    """Replacing one micro-batch's gradient changes the sum, in the scaled space, by at most the stated sensitivity."""
     layout, generator = fake_layout(), torch.Generator().manual_seed(seed)
     gradients = torch.randn(4, layout.size, generator=generator)
     other = gradients.clone()
@@ -151,14 +151,14 @@ def test_noise_hides_only_what_was_clipped():
     layout = fake_layout()
     silence, stack = GivenNoise(torch.zeros(layout.size)), StackedGradients(torch.ones(4, layout.size), layout)
     for unclipped in (torch.ones(layout.size), stack):
-        with pytest.raises(TypeError, match=r"noise hides only what was clipped, not a \w+: call clip"):
+        with pytest.raises(TypeError, match=r"noise can be added only to Clipped, not to \w+: call clip"):
             add_noise(unclipped, 0, 0, silence)
     clipped = clip([stack], Mechanism.sound(1, 1, 4, 8), layout, None, 4, torch.zeros(layout.size))
     assert float(add_noise(clipped, 0, 0, silence).gradient.norm()) == pytest.approx(1, rel=6e-4)
 
 
 def test_norms_of_millions_of_numbers_are_exact_enough_for_the_clip():
-    """A float32 sum of 10^7 equal squares is off by 0.8 %: a clip that trusts it lets 1.008 C through."""
+    """A float32 sum of 10^7 equal squares is off by 0.8 %, so clipping based on it would allow a norm of 1.008 C."""
     layout = fake_layout((10**7, 5000))
     gradients = torch.full((1, layout.size), 0.1)
     exact = gradients[:, layout.columns[0]].double().norm(), gradients[:, layout.columns[1]].double().norm()
@@ -171,7 +171,7 @@ def test_norms_of_millions_of_numbers_are_exact_enough_for_the_clip():
 @pytest.mark.parametrize("draws", [0, 8])
 @pytest.mark.parametrize("variant", ["as printed", "sound", "sound with public alpha", "sound, 20 micro-batches"])
 def test_noise_is_what_the_mechanism_says(draws, variant):
-    """Zero gradients released 40 times: per layer and in aggregate, Gaussian with the described deviation."""
+    """For zero gradients, 40 releases are Gaussian with the described deviation, per layer and in aggregate."""
     devices, layout, divisor = 8, fake_layout((2000, 300, 5000)), None
     alpha = torch.tensor([1.0, 0.25, 0.01], dtype=torch.float64)
     if variant == "as printed":
@@ -216,7 +216,7 @@ def test_gradients_that_are_not_finite_and_scales_beyond_those_that_are_judged_a
 @pytest.mark.parametrize("variant", ["pass", "naive", "one of one", "one of two ranks"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_utterance_whose_gradient_is_not_finite_counts_as_if_it_were_not_there(variant, value):
-    """Were it refused, whether the step is taken would tell that it is there, whatever epsilon says."""
+    """If it were refused, the absence of a step would reveal the utterance's presence, whatever epsilon is."""
     model, everything = small_model(), utterances(5)
     data = model.dataset([*everything, Utterance(("poison",), ("O",), "alarm")])
     with torch.no_grad():
@@ -236,7 +236,7 @@ def test_an_utterance_whose_gradient_is_not_finite_counts_as_if_it_were_not_ther
 
 @pytest.mark.parametrize("naive", [False, True])
 def test_empty_micro_batches_add_nothing_and_the_divisor_stays(naive):
-    """Two utterances on four devices: the mean is over four all the same. Without any, the noise goes out alone."""
+    """With two utterances on four devices, the mean is still over four. Without utterances, only noise is released."""
     model = small_model()
     data, layout = model.dataset(utterances(2)), Layout.of(trainable(model))
     mechanism, parts = Mechanism.sound(1e-3, 0.7, 4, 1), np.array_split(np.arange(2), 4)
@@ -253,7 +253,7 @@ def test_empty_micro_batches_add_nothing_and_the_divisor_stays(naive):
 
 
 def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
-    """`optimizer.zero_grad()` sets gradients to None, behind the back of whoever holds views of them."""
+    """`optimizer.zero_grad()` sets gradients to None, although views of them exist."""
     model = torch.nn.Linear(3, 2)
     step = PrivateStep(model, Mechanism.sound(1.0, 1.0, 2, 4), key=1, epochs=1)
     losses = [lambda: model(torch.ones(4, 3)).square().sum(1)] * 2
@@ -265,20 +265,20 @@ def test_the_step_survives_zero_grad_and_refuses_to_use_noise_twice():
         step(0, 1, losses)
 
 
-# ---- What floats round within a clipped sum is less than what the clip leaves for it ---------------------------------
+# ---- The rounding error of a clipped sum is below the clip's margin --------------------------------------------------
 
 
-SHORT = 515  # u, by which a clipped gradient may be too long
-ASSUMED = 1 / 2200  # of C, where a pass forms many gradients
+SHORT = 515  # in units u, by which a clipped gradient may be too long
+ASSUMED = 1 / 2200  # times C, if a pass computes many gradients
 
 
 def room(count: int) -> float:
-    """For two sums' rounding, in u C."""
+    """Margin for the rounding errors of two sums, in units of u C."""
     return headroom(count) / U - SHORT
 
 
 def sum_of(gradients: torch.Tensor, kind: str, bound: float, count: int | None = None) -> torch.Tensor:
-    """Of rows (M, P), clipped to `bound` and summed as computed, `count` (M) being expected: (P)."""
+    """The computed sum (P) of rows (M, P) clipped to `bound`, if `count` rows are expected."""
     layout = Layout(("all",), (slice(0, gradients.shape[1]),))
     given = [StackedGradients(gradients, layout)]
     if kind == "loop":
@@ -291,7 +291,7 @@ def sum_of(gradients: torch.Tensor, kind: str, bound: float, count: int | None =
 
 
 def adversarial(count: int, width: int) -> torch.Tensor:
-    """Numbers that a float32 sum, from 256 of them on, rounds all one way, by nearly half a unit."""
+    """Numbers that a float32 sum of 256 or more always rounds in the same direction, by almost half a unit."""
     return torch.full((count, width), 1 + 2.0**-16 + 2.0**-20)
 
 
@@ -299,10 +299,10 @@ def adversarial(count: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("count", [1, 2, 512, 4096])
 def test_sums_of_gradients_formed_one_by_one_are_as_near_the_exact_ones_as_is_charged(kind, count):
     rows = adversarial(count, 16)
-    bound = 1.01 * float(rows[0].double().norm())  # nothing is shortened: the exact sum is known
+    bound = 1.01 * float(rows[0].double().norm())  # nothing is clipped, so the exact sum is known
     error = sum_of(rows, kind, bound) - count * rows[0].double()
     assert float(error.norm()) <= room(count) / 2 * U * bound
-    if count > 256:  # a float32 accumulator would not have done
+    if count > 256:  # a float32 accumulator would fail
         naive = torch.from_numpy(np.cumsum(rows.numpy(), axis=0, dtype=np.float32)[-1]).double()
         assert float((naive - count * rows[0].double()).norm()) > room(count) / 2 * U * bound
 
@@ -323,7 +323,7 @@ def test_in_a_large_batch_the_last_rounding_of_the_sum_is_charged(monkeypatch):
     without = torch.cat([rows[:-1], 0 * rows[-1:]])
 
     def furthest() -> float:
-        """By how much of C one of many equal gradients moves the sum, over some C."""
+        """Largest change of the sum, relative to C, when one of many equal gradients is removed, over several C."""
         bounds = np.linspace(1, 2, 9)
         return max(float((sum_of(rows, "stacked", c) - sum_of(without, "stacked", c)).norm()) / c for c in bounds)
 
@@ -335,7 +335,7 @@ def test_in_a_large_batch_the_last_rounding_of_the_sum_is_charged(monkeypatch):
 def test_more_than_floats_can_add_up_is_refused():
     with pytest.raises(UsageError, match="lower --batch-size or --processes"):
         headroom(10**6, ranks=8)
-    with pytest.raises(UsageError, match="a step of 1 micro-batches got 103 or more: it may have 102 at most"):
+    with pytest.raises(UsageError, match="a step of 1 micro-batches got 103 or more: it may have at most 102"):
         sum_of(torch.ones(103, 1), "stacked", 1.0, count=1)
 
 
@@ -353,7 +353,7 @@ def test_a_norm_whose_squares_underflow_is_not_too_short():
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_what_one_pass_for_many_micro_batches_rounds_is_far_less_than_is_assumed(size):
-    """Ghost clipping in float32, with an utterance and without, against float64, one by one."""
+    """Ghost clipping in float32, with and without an utterance, against float64, one by one."""
     corpus = generate(64, seed=3)
     widths = {"hidden": 32, "layers": 2, "word": 20, "character": 8, "filters": 8, "dropout": 0.0}
     model = build_model("clc", Labels.of(corpus), seed=1, private=True, size=widths)
@@ -376,7 +376,7 @@ def test_what_one_pass_for_many_micro_batches_rounds_is_far_less_than_is_assumed
 # ---- A trusted peer: with one utterance per micro-batch and no layer scales, our step is Opacus's DPOptimizer --------
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # from Opacus, for a first layer
 
 C = 1.2
 
@@ -393,7 +393,7 @@ def utterance_loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, k: 
 
 
 def looped(size: int) -> tuple[torch.nn.Module, list[LoopGradient]]:
-    """Our gradients, one utterance per micro-batch."""
+    """Our gradients with one utterance per micro-batch."""
     model, x, y = batch(size)
     named = trainable(model)
     parameters, layout = [p for _, p in named], Layout.of(named)
@@ -401,13 +401,13 @@ def looped(size: int) -> tuple[torch.nn.Module, list[LoopGradient]]:
 
 
 def ours(size: int, mechanism: Mechanism, noise: torch.Tensor) -> torch.Tensor:
-    """(P) released by our step, one utterance per device."""
+    """Our step's release (P), with one utterance per device."""
     _, gradients = looped(size)
     return release(mechanism, 0, gradients, gradients[0].layout, None, noise).gradient
 
 
 def theirs(size: int, noise_multiplier: float, seed: int = 0) -> torch.Tensor:
-    """(P) the gradient that Opacus hands to the optimizer."""
+    """The gradient (P) that Opacus passes to the optimizer."""
     model, x, y = batch(size)
     wrapped = GradSampleModule(model)
     optimizer = DPOptimizer(
@@ -433,7 +433,7 @@ def test_without_noise_the_step_equals_opacus(size):
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
-    """Whatever the number of devices that share the eight utterances, the mean is over eight."""
+    """The mean is over eight utterances for any number of devices that share them."""
     model, gradients = looped(8)
     printed = Mechanism.as_printed(C, 0.0, devices, 1, alpha="none")
     step = PrivateStep(model, printed, key=1, epochs=1, micro_batches=8)
@@ -444,7 +444,7 @@ def test_the_step_for_any_module_leaves_in_grad_what_opacus_does(devices):
 
 @pytest.mark.parametrize("draws", [0, pytest.param(4, marks=pytest.mark.long)])
 def test_with_noise_the_distribution_is_that_of_opacus(draws):
-    """Two samples of 300 steps each: means, spread and shape of every coordinate."""
+    """Two samples of 300 steps each: means, spread and distribution of every coordinate."""
     size, z = 4, 0.7
     sound = Mechanism.sound(C, z, size, 1)
     mean = theirs(size, 0.0)

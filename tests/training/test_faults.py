@@ -1,7 +1,7 @@
-"""A run that is killed at a chosen operation, stopped, locked out or without room: what is on the disk is enough.
+"""Runs that are killed at a chosen operation, stopped, locked out or without disk space: the files are sufficient.
 
-Importing torch takes seconds, so a server does it once, and every process is forked from there. Kills of ranks and
-their launcher: test_launch.py.
+Importing torch takes seconds, so a server imports it once, and every process is forked from the server. For kills of
+ranks and their launcher, see test_launch.py.
 """
 
 import gc
@@ -33,26 +33,26 @@ from tests.training.own_corpus import contents, result, wait_for, write_corpus
 
 EPOCHS, STEPS = 3, 5  # steps in an epoch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and limits files of other processes")
-PATIENCE = 60.0  # seconds, for a machine with much else to do
+PATIENCE = 60.0  # seconds, for a busy machine
 FORKS = get_context("forkserver")
 PRELOADED = ["pytest", "edp_lab.cli.train", "edp_lab.training.session", "torch._dynamo", "typer._adapters"]
 RELEASE = f"write {LEDGER}"
 KILLED = -signal.SIGKILL
 FAULTS: dict[str, Any] = {
-    "die_at": None,  # SIGKILL comes before this operation, when it is due for the n-th time: ("unlink .lock", 1)
-    "die_before": None,  # as well as before this change to the run's folder, counted from 1
-    "hold_at": None,  # before the entry of this release, from 0, the process waits until its file "held" is removed
-    "save_every": 60.0,  # seconds between two states
-    "threads": 1,  # of torch
+    "die_at": None,  # SIGKILL before this operation is executed for the n-th time: ("unlink .lock", 1)
+    "die_before": None,  # SIGKILL before this change to the run's folder, counted from 1
+    "hold_at": None,  # before the entry of this release (from 0), wait until the file "held" is removed
+    "save_every": 60.0,  # seconds between two saved states
+    "threads": 1,  # for torch
 }
 operations: list[str] = []
 set_threads = torch.set_num_threads
 
 
 def be(arguments: list[str], home: Path, faults: dict[str, Any]) -> None:
-    """``python -m edp_lab ARGUMENTS`` and its faults, in a process of its own; it leaves files for `Job` in `home`."""
-    gc.freeze()  # to look through all that was imported would copy it
-    sys.dont_write_bytecode = True  # on a full disk Python would leave half of a module's, for good
+    """Run ``python -m edp_lab ARGUMENTS`` with its faults in a separate process; `home` receives files for `Job`."""
+    gc.freeze()  # scanning all imported objects would copy them
+    sys.dont_write_bytecode = True  # on a full disk, Python would leave incomplete bytecode
     FAULTS.update(faults, home=home)
     os.dup2(os.dup2(os.open(home / "log", os.O_WRONLY | os.O_CREAT), 1), 2)
     for name in ("fsync", "replace", "unlink"):
@@ -104,7 +104,7 @@ def note(pieces: Any, key: int, purpose: Any, step: int, block: int) -> None:
 
 
 class Job:
-    """A test's view of such a process, whose files lie beside the run's folder."""
+    """A test's handle for such a process; its files are next to the run's folder."""
 
     def __init__(self, folder: Path, arguments: list[str], **faults: Any) -> None:
         self.folder, self.home = folder, Path(tempfile.mkdtemp(dir=folder.parent))
@@ -113,23 +113,23 @@ class Job:
         self.process.start()
 
     def held(self) -> int:
-        """Waits until it is held; its process id."""
+        """Wait until the process is held; return its process id."""
         waited(lambda: (self.home / "held").exists() or not self.process.is_alive())
         assert self.process.is_alive(), (self.home / "log").read_text()
         return self.process.pid or 0
 
     def ends(self, status: int) -> str:
-        """Waits until it has ended with this status (minus a signal's number); checks what must always hold; log."""
+        """Wait for the end with this status (minus a signal's number), check all invariants, and return the log."""
         self.process.join(PATIENCE)
         said, drawn, folder = (self.home / "log").read_text(), self.home / "drawn", self.folder
         assert self.process.exitcode == status, said
-        if drawn.exists():  # no noise that is not in the ledger
+        if drawn.exists():  # all noise is in the ledger
             assert {*map(tuple, map(json.loads, drawn.open()))} <= set(run_ledger(folder).releases)
-        assert len(read_record(folder)["epochs"]) < 2 or load_model(folder / MODEL)  # it follows the first record
+        assert len(read_record(folder)["epochs"]) < 2 or load_model(folder / MODEL)  # saved after the record
         return said
 
     def error(self) -> str:
-        """Waits until it has ended with one sentence; that, without "error: "."""
+        """Wait until it has ended with one sentence, and return the sentence without "error: "."""
         (said,) = [line for line in self.ends(2).splitlines() if not line.startswith(("epoch ", "ending after"))]
         assert said.startswith("error: ")
         return said.removeprefix("error: ")
@@ -155,11 +155,11 @@ def resumed(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Also sees to it that processes find all modules imported, and run on the CPU, where sums have a fixed order."""
+    """A corpus; also imports all modules for the processes, and selects the CPU, where sums have a fixed order."""
     path = write_corpus(tmp_path_factory.mktemp("corpus") / "own.jsonl", 110)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait should not keep others waiting
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads should not slow down others
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         FORKS.set_forkserver_preload(PRELOADED)
         yield path
@@ -167,7 +167,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path) -> dict[str, Any]:
-    """What a run gives if nothing happens to it."""
+    """The result of a run without faults."""
     folder = corpus.parent / "whole"
     Job(folder, new(corpus, folder)).ends(0)
     return result(folder)
@@ -181,7 +181,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("first", "then", "save_every"),
     [
-        ((RELEASE, 4), (f"replace {STATE}", 1), 60),  # before there is a state, and while the first one is written
+        ((RELEASE, 4), (f"replace {STATE}", 1), 60),  # before a state exists, and while the first one is written
         pytest.param((f"replace {STATE}", 7), (f"replace {RECORD}", 2), 0, marks=pytest.mark.long),  # within an epoch
         ((f"fsync {RECORD}", 2), (f"unlink {STATE}", 1), 60),
     ],
@@ -193,9 +193,9 @@ def test_killed_twice_anywhere_a_run_ends_as_if_nothing_had_happened(corpus, who
 
 
 def test_killed_at_any_change_before_there_is_a_record_a_run_may_begin_anew(corpus, folder):
-    """Each begins over what the one before has left."""
+    """Each run starts in the folder that the previous run left."""
     left = set()
-    for number in range(4, 40, 7):  # every one of them would do, and take seven times as long
+    for number in range(4, 40, 7):  # all numbers would pass, but take seven times as long
         job = Job(folder, [*new(corpus, folder), "--private-seed"], die_before=number)
         job.process.join(PATIENCE)
         assert job.process.exitcode == KILLED, (job.home / "log").read_text()
@@ -216,7 +216,7 @@ def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(c
     os.kill(process, signal.SIGINT)
     waited(lambda: "ending after" in (job.home / "log").read_text())
     (job.home / "held").unlink()
-    assert f"interrupted: run edp-lab train --resume {folder}" in job.ends(130)
+    assert f"interrupted: to continue, run edp-lab train --resume {folder}" in job.ends(130)
     record = read_record(folder)
     assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("interrupted", 1, 2)
     assert len(run_ledger(folder).releases) == 8
@@ -225,7 +225,7 @@ def test_others_are_refused_and_ctrl_c_ends_after_the_step_with_a_model_of_use(c
 
 
 @pytest.mark.parametrize(
-    ("hold_at", "save_every", "room", "status", "written"),  # a record needs more bytes, a state as well
+    ("hold_at", "save_every", "room", "status", "written"),  # a record needs more bytes, and so does a state
     [(7, 60, 2_000, "running", {LEDGER}), (3, 0, 3_000_000, "failed", {LEDGER, RECORD})],
 )
 def test_a_full_disk_costs_nothing(corpus, whole, folder, hold_at, save_every, room, status, written):

@@ -1,4 +1,4 @@
-"""The ranks of a run, started by torchrun: rank 0 is heard, a dead rank is named, and no process is left behind."""
+"""The ranks of a run, started by torchrun: rank 0's output is shown, a dead rank is named, and no process remains."""
 
 import json
 import os
@@ -57,7 +57,7 @@ with Ranks(2, "toy:work", sys.argv[1]) as ranks:
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """Writes the module of the ranks, whose work ends with these lines; returns its arguments for ``Ranks``."""
+    """Write the module of the ranks, whose work ends with these lines; returns its arguments for ``Ranks``."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
 
     def write(*lines):
@@ -68,13 +68,13 @@ def toy(tmp_path, monkeypatch):
 
 
 def processes(folder, count=2):
-    """The ids of the toy ranks, once all of them are there."""
+    """The ids of the toy ranks, once all of them have started."""
     files = [folder / f"pid{rank}" for rank in range(count)]
     assert wait_for(lambda: all(file.is_file() and file.read_text() for file in files), 60)
     return [int(file.read_text()) for file in files]
 
 
-ORPHANS = 5.0 if os.environ.get("EDP_LAB_LONG") else 30.0  # seconds until none is left; 30 on a machine with much to do
+ORPHANS = 5.0 if os.environ.get("EDP_LAB_LONG") else 30.0  # seconds until no process is left; 30 on a busy machine
 
 
 def gone(ranks, seconds=ORPHANS):
@@ -105,10 +105,10 @@ KILLED = f"rank 1 of 2 was killed by signal SIGKILL (out of memory?): {HINT}"
 
 
 @pytest.mark.parametrize(
-    ("one", "zero", "message"),  # what the ranks do, and the sentence
+    ("one", "zero", "message"),  # actions of both ranks, and the message
     [
         ("raise UsageError('C is 0: give --clip')", CLOSED, "C is 0: give --clip"),
-        (f"time.sleep(1); {KILL}", CLOSED, KILLED),  # rank 0 is cut off, and torchrun sees both
+        (f"time.sleep(1); {KILL}", CLOSED, KILLED),  # rank 0 loses its connection, and torchrun sees both
         pytest.param("os._exit(3)", HOUR, f"rank 1 of 2 ended with status 3: {HINT}", marks=pytest.mark.long),
         (
             "os.kill(os.getppid(), signal.SIGKILL)",
@@ -127,7 +127,7 @@ def test_a_dead_rank_ends_the_run_with_one_sentence(toy, tmp_path, one, zero, me
 
 
 def test_an_interrupted_consumer_leaves_no_process_no_file_and_no_thread(toy, tmp_path, monkeypatch):
-    """Even if a rank is stopped, so that it notices nothing."""
+    """This holds even if a rank is stopped and notices nothing."""
     monkeypatch.setattr(launch, "GRACE", 0.5)
     before = threading.active_count(), len(os.listdir("/dev/fd"))
 
@@ -165,15 +165,15 @@ def test_ctrl_c_reaches_the_parent_alone_which_lets_the_ranks_finish(toy, tmp_pa
     assert parent.returncode == 0
 
 
-# Kills of the parent, of torchrun and of ranks at random moments: no process is left, and no step is lost or redone.
+# Kills of the parent, of torchrun and of ranks at random moments: no process is left, and no step is lost or repeated.
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 VICTIMS = ["parent", "torchrun", "rank 0", "rank 1"]
 KILLS = 20 if os.environ.get("EDP_LAB_LONG") else 1
 SETTINGS = f"--z0 0.03 --size small --gpus 4 --batch-size 10 --processes 2 --epochs {5 * (KILLS + 1)}"
-PATIENCE = 120.0  # seconds, for a machine with much else to do
-SENTENCES = {  # of the parent
+PATIENCE = 120.0  # seconds, for a busy machine
+SENTENCES = {  # messages of the parent
     "torchrun": "torchrun was killed by signal SIGKILL (out of memory?)",
     "rank 0": "rank 0 of 2 was killed by signal SIGKILL (out of memory?)",
     "rank 1": "rank 1 of 2 was killed by signal SIGKILL (out of memory?)",
@@ -198,7 +198,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def family(parent: subprocess.Popen[str]) -> dict[str, psutil.Process]:
-    """The processes of a run by their parts in it; fewer at its beginning and its end."""
+    """A run's processes by role; fewer at its beginning and end."""
     found = {"parent": psutil.Process(parent.pid)}
     for process in found["parent"].children(recursive=True):
         try:
@@ -211,12 +211,12 @@ def family(parent: subprocess.Popen[str]) -> dict[str, psutil.Process]:
 
 
 def steps(folder: Path) -> int:
-    """Lines of the ledger."""
+    """Number of lines in the ledger."""
     return (folder / LEDGER).read_bytes().count(b"\n") if (folder / LEDGER).exists() else 0
 
 
 def kill(parent: subprocess.Popen[str], folder: Path, victim: str, after: int) -> None:
-    """Kill one process after so many more steps, and check what is left."""
+    """Kill one process after this many more steps, and check the remaining files and processes."""
     until = steps(folder) + after
     assert wait_for(lambda: steps(folder) > until, PATIENCE)
     processes = family(parent)
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_the_ranks_after_the_step_in_hand_with_a_usable_model(corpus
         parent.send_signal(signal.SIGINT)
         _, errors = parent.communicate(timeout=PATIENCE)
     assert parent.returncode == 130
-    assert f"interrupted: run edp-lab train --resume {folder}" in errors
+    assert f"interrupted: to continue, run edp-lab train --resume {folder}" in errors
     assert not any(runs(one.pid) for one in processes.values())
     record = read_record(folder)
     assert (record["status"], record["final"]["ser"] is not None) == ("interrupted", True)

@@ -1,4 +1,4 @@
-"""The ledger: written before the noise, never short of an entry, and every damage said in one sentence."""
+"""The ledger: written before the noise, never missing an entry, with one sentence about every kind of damage."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ DISJOINT = Mechanism.sound(1.0, 0.7, 4, 4, "linear", 0.5)
 POISSON = Mechanism.sound(1.0, 1.5, 4, 4, "exponential", 0.1, sampling_rate=0.25)
 KEY, OTHER_KEY = 2**127 + 11, 5
 
-# Steps are numbered through: step s belongs to epoch s // 10.
+# Steps are numbered across epochs: step s belongs to epoch s // 10.
 steps = st.integers(0, 39).map(lambda step: (step // 10, step))
 entries = st.lists(st.tuples(steps, st.sampled_from([KEY, OTHER_KEY])).map(lambda x: (*x[0], x[1])), max_size=25)
 mechanisms = st.sampled_from([DISJOINT, POISSON])
@@ -58,7 +58,7 @@ def refused(path: Path, saying: str = "^ledger", chain: str | None = None) -> No
     assert len(str(caught.value).splitlines()) == 1
 
 
-# What is written, and when
+# Content and order of writes
 
 
 def test_an_entry_is_synced_to_the_disk_before_write_returns_and_does_not_tell_the_key(path, monkeypatch):
@@ -77,7 +77,7 @@ def test_an_entry_is_synced_to_the_disk_before_write_returns_and_does_not_tell_t
     assert not any(spelled in path.read_text() for spelled in (str(KEY), f"{KEY:x}"))
 
 
-# The bill
+# Number of releases
 
 
 @settings(max_examples=25)
@@ -114,7 +114,7 @@ def test_nothing_taken_costs_nothing(path):
     assert judge(DISJOINT, {}, 1e-5, False).conditional_epsilon == 0
 
 
-# Going on
+# Resuming
 
 
 @settings(max_examples=25)
@@ -139,8 +139,8 @@ def test_a_last_line_torn_at_any_byte_is_replaced_and_writing_goes_on(path, monk
         torn = raw[: len(raw) - len(last) + kept]
         path.write_bytes(torn)
         ledger = PrivacyLedger.open(path)
-        assert path.read_bytes() == torn  # judging a run that is going on must not touch it
-        whole = kept == len(last) - 1  # nothing but the line break is missing
+        assert path.read_bytes() == torn  # judging an active run must not modify the ledger
+        whole = kept == len(last) - 1  # only the line break is missing
         assert len(ledger.releases) == (3 if whole else 2)
         ledger.write(1, 2, KEY)
         ledger.write(1, 3, OTHER_KEY)
@@ -151,7 +151,7 @@ def test_a_last_line_torn_at_any_byte_is_replaced_and_writing_goes_on(path, monk
 
 @pytest.mark.parametrize("torn", [b'{"chain": "' + b"0" * 500, b"\x00" * 500])
 def test_a_torn_line_longer_than_the_next_entry_leaves_no_rest(path, torn):
-    """Some file systems leave zeros where a write was lost."""
+    """Some file systems leave zeros if a write was lost."""
     ledger, raw = three(path)
     path.write_bytes(raw + torn)
     again = PrivacyLedger.open(path, ledger.chain)
@@ -182,7 +182,7 @@ def test_a_ledger_that_exists_is_gone_or_was_continued_elsewhere_takes_no_entry(
 def test_every_changed_byte_is_noticed(path):
     _, raw = three(path)
     for place in range(len(raw)):
-        for byte in {raw[place] ^ 1, b"\n}\t"[place % 3]} - {raw[place]}:  # a tab for a space means the same
+        for byte in {raw[place] ^ 1, b"\n}\t"[place % 3]} - {raw[place]}:  # a tab means the same as a space
             path.write_bytes(raw[:place] + bytes([byte]) + raw[place + 1 :])
             refused(path)
 
@@ -196,7 +196,7 @@ def test_lines_cut_off_that_the_record_remembers_are_missed(path):
         PrivacyLedger.open(path, middle)
         refused(path, "lacks entries", chain=ledger.chain)
     path.write_bytes(raw)
-    PrivacyLedger.open(path, middle)  # a record may be older than its ledger
+    PrivacyLedger.open(path, middle)  # a record can be older than its ledger
 
 
 def test_an_unreadable_ledger_is_one_sentence(path):
@@ -212,7 +212,7 @@ def test_an_unreadable_ledger_is_one_sentence(path):
 @pytest.mark.parametrize(
     "entry",
     [
-        {"mechanism": {**vars(DISJOINT), "colour": "red"}},  # of a later version
+        {"mechanism": {**vars(DISJOINT), "colour": "red"}},  # from a later version
         {"mechanism": {**vars(DISJOINT), "clip_norm": -1}},
         {"mechanism": {"variant": "sound"}},
         {"mechanism": None},
@@ -242,12 +242,12 @@ def test_a_spliced_or_random_file_is_refused_or_has_lost_its_last_lines_only(dat
         assert found.chain in raw.decode()
 
 
-# Disks and processes that fail
+# Disk and process faults
 
 
 @contextmanager
 def room_for(size: int):
-    """A disk on which no file grows beyond `size` bytes: a write stops half way, as on a full one."""
+    """A disk on which no file grows beyond `size` bytes: a write stops midway, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -286,7 +286,7 @@ def test_a_new_ledger_without_room_leaves_no_file(path):
 
 
 def test_noise_that_would_be_used_twice_is_refused(path):
-    """The same stream in two epochs could be subtracted away: billed as two releases, it would protect neither."""
+    """Equal noise in two epochs could be subtracted away; counted as two releases, it would protect neither."""
     ledger = PrivacyLedger(path, Mechanism.sound(1.0, 0.7, 4, 4))
     ledger.write(0, 5, KEY)
     for epoch, step in ((1, 5), (-1, 6), (0, -1)):

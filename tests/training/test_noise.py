@@ -1,4 +1,4 @@
-"""A step's noise: standard normal, the same for any number of threads, never drawn twice."""
+"""A step's noise: standard normal, the same for any number of threads, and never drawn twice."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float64)
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
-    """So that a short vector has many."""
+    """Small blocks, which give a short vector many of them."""
     monkeypatch.setattr(noise, "BLOCK", 64)
     return 64
 
@@ -28,7 +28,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("devices", [0, DEVICES])
 def test_float_noise_is_distributed_as_the_exact_noise_of_a_private_run(devices, dtype):
-    """Standard normal, with the moments and tails of one; rounded to its grid, the exact noise has the same values."""
+    """Standard normal in its moments and tails; rounded to its grid, the exact noise has the same values."""
     size, cell = 400_000, grid(1.0)
     total = float_noise(KEY, STEP, size, devices, dtype)
     assert total.dtype == dtype
@@ -41,12 +41,12 @@ def test_float_noise_is_distributed_as_the_exact_noise_of_a_private_run(devices,
         assert abs(draws.var() - 1) < 4 * (2 / size) ** 0.5
         assert abs(stats.skew(draws)) < 4 * (6 / size) ** 0.5
         assert abs(stats.kurtosis(draws)) < 4 * (24 / size) ** 0.5
-        for cut in (2 + cell / 2, 3 + cell / 2, 4 + cell / 2):  # tails are where epsilon lives
+        for cut in (2 + cell / 2, 3 + cell / 2, 4 + cell / 2):  # epsilon depends on the tails
             assert stats.binomtest(int((abs(draws) > cut).sum()), size, 2 * stats.norm.sf(cut)).pvalue > 1e-3
 
 
 def test_each_device_draws_noise_of_its_own():
-    """N draws, no two alike, whose sum over sqrt(N) is the step's noise."""
+    """N different draws, whose sum divided by sqrt(N) is the step's noise."""
     draws = np.array([stream(KEY, Purpose.DEVICE_NOISE, STEP, i).standard_normal(20_000) for i in range(DEVICES)])
     assert np.abs(np.corrcoef(draws) - np.eye(DEVICES)).max() < 5 / 20_000**0.5
     total = float_noise(KEY, STEP, 20_000, DEVICES, torch.float64)
@@ -54,9 +54,9 @@ def test_each_device_draws_noise_of_its_own():
 
 
 def test_no_two_of_key_step_and_number_of_devices_share_numbers():
-    """No four numbers in a row occur twice, so that no two streams coincide, not even shifted against each other.
+    """No four consecutive numbers occur twice, so no two streams coincide, even if shifted against each other.
 
-    Keys differ in one bit, in all 128 places: torch would keep 32 of them.
+    Keys differ in one bit, in all 128 positions: torch would keep 32 of them.
     """
     keys = [KEY, *(KEY ^ 1 << bit for bit in range(128))]
     draws = [float_noise(key, step, 64, devices) for key in keys for step in range(8) for devices in (0, 1)]
@@ -71,12 +71,12 @@ def test_shards_are_even_and_leave_nothing_out(count, world):
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
-# ---- One step after the other ----------------------------------------------------------------------------------------
+# ---- Consecutive steps -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("devices", [0, DEVICES])
 def test_what_is_added_is_the_steps_noise(devices):
-    """With several standard deviations, to layers that mean `scale` times themselves."""
+    """With several standard deviations, added to layers that are scaled by `scale`."""
     layers = [torch.arange(200.0).double(), torch.ones(100).double()]
     draws = float_noise(KEY, 4, 300, devices, torch.float64)
     FloatNoise(KEY, devices).add(4, layers, layers, 0.75, [2.0, 0.5])
@@ -86,7 +86,7 @@ def test_what_is_added_is_the_steps_noise(devices):
 
 @pytest.mark.parametrize("source", [FloatNoise(KEY), ExactNoise(KEY, 3)])
 def test_noise_is_bit_for_bit_the_same_however_the_sum_lies_in_memory(source, small_blocks):
-    """In one layer or several, also sparse ones whose memory holds anything; exact, on any number of threads."""
+    """In one layer or several, including sparse ones with arbitrary memory between them, for any number of threads."""
     size = 10 * small_blocks + 3
     sums = torch.randn(size)
     sums[100:500] *= torch.rand(400) < 0.1

@@ -1,7 +1,7 @@
-"""Per-example gradients of our models against those that Opacus computes (Yousefpour et al. 2021, arXiv 2109.12298).
+"""Per-example gradients of our models against those computed by Opacus (Yousefpour et al. 2021, arXiv 2109.12298).
 
-A peer has the weights of one of our models in modules whose gradients Opacus knows. The CRF, which it does not know, is
-taken out: our utterances have no slots here, and `tests/models` compares the CRF with another library's.
+A peer has the weights of one of our models, in modules whose gradients Opacus computes. The CRF, which Opacus does not
+support, is removed: utterances have no slots here, and `tests/models` compares the CRF with another library's.
 """
 
 from copy import deepcopy
@@ -23,14 +23,14 @@ from edp_lab.models.factory import build_model, seeded
 from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.training.gradients import Layout, layer_norms, model_gradients, trainable
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # of Opacus, on a first layer
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook")  # from Opacus, for a first layer
 
 LABELS = Labels(("on", "off", "dim"), ())
 SIZE = {"word": 6, "character": 5, "filters": 7, "hidden": 8, "layers": 2, "dropout": 0.0}
 
 
 def utterances() -> list[Utterance]:
-    """Of 11 words to 1, longest first: DPLSTM leaves the gradients of packed sequences in that order."""
+    """Utterances of 11 words to 1, longest first: DPLSTM returns gradients of packed sequences in that order."""
     rng = np.random.default_rng(0)
     texts = [tuple(f"w{'s' * rng.integers(9)}{rng.integers(20)}" for _ in range(length)) for length in range(11, 0, -1)]
     return [Utterance(words, None, LABELS.intents[k % 3]) for k, words in enumerate(texts)]
@@ -47,7 +47,7 @@ def our_model(kind: str) -> IntentSlotModel:
 
 
 class CLCPeer(nn.Module):
-    """Gives one loss per utterance, (B), as does the next."""
+    """A peer of the CLC; like the next class, it returns one loss per utterance (B)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -73,12 +73,12 @@ class CLCPeer(nn.Module):
 
 
 def reordered(weight: Tensor) -> Tensor:
-    """Rows (4H, ...) from our order of gates to DPLSTM's, where the candidate stands before the output, or back."""
+    """Reorder rows (4H, ...) from our order of gates to DPLSTM's, which swaps candidate and output, or back."""
     return weight.detach().unflatten(0, (4, -1))[[0, 1, 3, 2]].flatten(0, 1)
 
 
 def dp_lstm(layer: Any) -> nn.Module:
-    """One layer of Opacus' LSTM with our weights, and without its second bias."""
+    """One layer of Opacus's LSTM with our weights and without its second bias."""
     lstm = DPLSTM(layer.w_ih.shape[2], layer.w_hh.shape[2], bidirectional=True).double()
     for direction, cell in enumerate((lstm.l0, lstm.l0_reverse)):
         for ours, theirs in ((layer.w_ih, cell.ih.weight), (layer.w_hh, cell.hh.weight), (layer.bias, cell.ih.bias)):
@@ -94,14 +94,14 @@ class BertPeer(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         pieces, mask = to_padded(batch.inputs["pieces"], batch.inputs["pieces_rows"])
-        # By default both have a single row, which Opacus takes for a single example.
+        # By default, both have a single row, which Opacus treats as a single example.
         given = {"position_ids": torch.arange(pieces.shape[1]).expand_as(pieces), "token_type_ids": pieces * 0}
         hidden = self.bert(pieces, mask, **given).last_hidden_state
         return F.cross_entropy(self.intent(hidden[:, 0].clone()), batch.intents, reduction="none")
 
 
 def as_ours(peer: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of a peer's weights, (B, ...) each, under our names and in our shapes."""
+    """Gradients of a peer's weights, (B, ...) each, with our names and shapes."""
     rows = dict(peer)
     for layer in sorted({name.rpartition(".")[0] for name in rows if name.startswith("lstm.")}):
         for ours, theirs in (("w_ih", "weight_ih"), ("w_hh", "weight_hh"), ("bias", "bias_ih")):

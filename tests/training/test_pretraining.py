@@ -1,4 +1,4 @@
-"""Pretraining: the loss falls, the result is a function of the arguments, and others can read it."""
+"""Pretraining: the loss decreases, the result depends only on the arguments, and other libraries can read it."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_the_loss_falls_to_what_cannot_be_known(tmp_path, monkeypatch):
     assert [p.loss for p in heard] == losses
     assert [(p.epoch, p.epochs) for p in heard] == [(k, 40) for k in range(1, 41)]
     assert losses[0] > 3  # about ln(vocabulary)
-    assert math.log(4) / 6 < losses[-1] < 0.6  # one word in six, the room, cannot be known better than 1 in 4
+    assert math.log(4) / 6 < losses[-1] < 0.6  # one word in six, the room, cannot be predicted better than 1 in 4
 
 
 def test_the_same_arguments_give_the_same_files_which_load_here_and_with_transformers(tmp_path):
@@ -95,7 +95,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path, train):
     ):
         with pytest.raises(UsageError, match=message):
             train(text, tmp_path / folder, epochs=1)
-    with pytest.raises(UsageError, match="holds no letter or digit"):
+    with pytest.raises(UsageError, match="has no letter or digit"):
         pretrain_bert([("\0",)], tmp_path / "new", epochs=1, size=TINY)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]
 
@@ -124,6 +124,6 @@ def test_the_text_of_pretraining(tmp_path):
     corpus = smart_home.generate(30, smart_home.EMBEDDED_SEED)
     smart_home.write_jsonl(corpus, tmp_path / "corpus.jsonl")
     assert read_sentences(str(tmp_path / "corpus.jsonl"), 0) == [u.tokens for u in corpus.utterances]
-    generated = read_sentences(None, 30)  # the default text is another than the embedded corpus
+    generated = read_sentences(None, 30)  # the default text differs from the embedded corpus
     assert len(generated) == 30
     assert generated != [u.tokens for u in corpus.utterances]

@@ -1,4 +1,4 @@
-"""A run and its ledger, and what a private seed promises: the key is nowhere but in the run's memory and one file."""
+"""A run and its ledger, and the promise of a private seed: the key is only in the run's memory and in one file."""
 
 import errno
 import json
@@ -57,7 +57,7 @@ def ctrl_c(event: object) -> None:
 
 @pytest.fixture
 def nan_in_epoch(monkeypatch):
-    """Make the weights of a later run not a number when it comes to this epoch."""
+    """Make the weights of a later run NaN in this epoch."""
 
     def poison(epoch: int) -> None:
         original = Trainer.step
@@ -74,7 +74,7 @@ def nan_in_epoch(monkeypatch):
 
 @pytest.fixture
 def no_room_after(monkeypatch, tmp_path):
-    """Let the disk take so many lines of the ledger and no more."""
+    """Let the disk accept this number of ledger lines and no more."""
 
     def fill(number: int) -> None:
         original, ledger = os.fsync, tmp_path / "run" / LEDGER
@@ -109,7 +109,7 @@ def test_every_step_is_on_the_disk_before_its_noise_is_drawn(corpus, tmp_path, m
 def test_record_and_ledger_give_the_same_bill(corpus, tmp_path, stop):
     record = train(config(corpus, private_seed=True, decay="linear", tau=0.3), tmp_path / "run", stop)
     ledger = run_ledger(tmp_path / "run")
-    assert ledger.releases_by_epoch() == {0: 1, 1: 1}  # an epoch that was broken off as a whole
+    assert ledger.releases_by_epoch() == {0: 1, 1: 1}  # an interrupted epoch counts as a whole epoch
     assert record["status"] == ("interrupted" if stop is ctrl_c else "finished")
     verdict = judge(ledger.mechanism, ledger.releases_by_epoch(), record["guarantee"]["delta"], seed_published=False)
     assert verdict.conditional_epsilon == record["final"]["conditional_epsilon"]
@@ -117,7 +117,7 @@ def test_record_and_ledger_give_the_same_bill(corpus, tmp_path, stop):
     assert ledger.chain == record["ledger"]
     assert record == read_record(tmp_path / "run")
     assert len(record["epochs"]) == (1 if stop is ctrl_c else 2)
-    assert record["final"]["ser"] == evaluate_run(tmp_path / "run")["ser"]  # of use, also where it was broken off
+    assert record["final"]["ser"] == evaluate_run(tmp_path / "run")["ser"]  # usable even after an interruption
 
 
 def test_plain_training_has_no_ledger_and_leaves_no_key(corpus, tmp_path):
@@ -146,7 +146,7 @@ def test_a_step_that_cannot_be_billed_is_not_taken(corpus, tmp_path, monkeypatch
     assert drawn == set(range(STEPS + 1))
     record = read_record(tmp_path / "run")
     assert (record["status"], len(record["epochs"]), record["guarantee"]["epochs"]) == ("failed", 1, 2)
-    assert (tmp_path / "run" / SECRET).exists()  # the run can be taken up again once there is room
+    assert (tmp_path / "run" / SECRET).exists()  # the run can be resumed once there is space
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
@@ -185,7 +185,7 @@ def test_lines_that_only_the_state_of_a_killed_run_remembers_are_missed(corpus, 
     lines = (folder / LEDGER).read_bytes().splitlines(keepends=True)
     record = read_record(folder) | {
         "ledger": json.loads(lines[0])["chain"]
-    }  # as of a run that is killed in its first epoch
+    }  # as in a run that is killed in its first epoch
     write_record(folder, record)
     assert run_ledger(folder).releases
     (folder / LEDGER).write_bytes(lines[0])
@@ -194,7 +194,7 @@ def test_lines_that_only_the_state_of_a_killed_run_remembers_are_missed(corpus, 
 
 
 def test_two_runs_into_one_folder_do_not_touch_each_other(corpus, tmp_path):
-    """Both found the folder empty, but the first was faster."""
+    """Both found the folder empty, but the first run was faster."""
     folder = tmp_path / "run"
     first = PrivacyLedger(folder / LEDGER, config(corpus).mechanism())
     (folder / SECRET).write_text("of the first")
@@ -244,7 +244,7 @@ def test_the_secret_key_lies_in_one_guarded_file_and_goes_with_the_run(corpus, t
     assert (len(record["epochs"]), record["guarantee"]["epochs"]) == (2 if ending == "finished" else 1, 2)
     if ending == "failed":
         assert "not finite" in record["error"]
-        assert evaluate_run(folder)["ser"] >= 0  # the last whole epoch's model is kept
+        assert evaluate_run(folder)["ser"] >= 0  # the model of the last complete epoch is kept
 
 
 def test_a_resume_that_is_refused_leaves_the_key_as_it_is(corpus, tmp_path, monkeypatch):
@@ -286,7 +286,7 @@ def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):
 
 
 def broken_off(corpus: str, folder: Path, **changes: object) -> Path:
-    """A run that was ended in its second epoch."""
+    """A run that was interrupted in its second epoch."""
     assert train(config(corpus, private_seed=True, **changes), folder, ctrl_c)["status"] == "interrupted"
     return folder
 
@@ -307,7 +307,7 @@ def test_a_ledger_of_other_noise_or_that_lost_what_state_or_record_remembers_is_
 
 @pytest.mark.parametrize("change", ["learning rate", "code"])
 def test_a_run_that_goes_on_with_other_inputs_gets_a_fresh_key(corpus, tmp_path, change, monkeypatch):
-    """Else the same noise would hide two different gradients, and could be subtracted."""
+    """Otherwise the same noise would hide two different gradients, and could be subtracted."""
     folder = broken_off(corpus, tmp_path / "run")
     if change == "learning rate":
         record = read_record(folder)

@@ -1,6 +1,6 @@
-"""Real processes compute what one process simulates: the same parameters, whatever model, method and noise.
+"""Real processes compute the same parameters as one process that simulates them, for any model, method and noise.
 
-Starting a rank costs seconds, so the ranks of one launch go through all cases one after another: they run this file.
+Starting a rank takes seconds, so the ranks of one launch process all cases in turn: they execute this file.
 """
 
 import hashlib
@@ -47,13 +47,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def cases(processes: int) -> list[str]:
-    """Those with BERT, whose import takes seconds, on two processes alone."""
+    """The cases; BERT, whose import takes seconds, is tested only with two processes."""
     return [case for case, changes in CASES.items() if processes == 2 or changes.get("model") != "bert"]
 
 
 def config(folder: Path, processes: int, **changes: Any) -> TrainConfig:
-    """Five steps an epoch; batches of 20 and, at the end, 19. Where a gradient is 0, Adam makes lr / 1e-8 of what
-    rounding leaves of it; hence the low learning rate."""
+    """Five steps per epoch, with batches of 20 and a last one of 19. If a gradient is 0, Adam turns its rounding error
+    into a change of lr / 1e-8 times that error; hence the low learning rate."""
     settings: dict[str, Any] = {"num_devices": 4, "batch_size": 20, "epochs": EPOCHS, "size": "small", "lr": 1e-3}
     settings |= {"precision": "float64", "noise": "per-device", "dropout": 0.3, "processes": processes, **changes}
     if "pretrained" in settings:
@@ -62,7 +62,7 @@ def config(folder: Path, processes: int, **changes: Any) -> TrainConfig:
 
 
 def trained(folder: Path, case: str, accelerator: Accelerator | None = None) -> tuple[Tensor, Trainer]:
-    """All parameters after the steps."""
+    """All parameters after training."""
     corpus = load_corpus(folder / CORPUS)
     settings = config(folder, 1 if accelerator is None else accelerator.num_processes, **CASES[case])
     run = Trainer(settings, corpus, split(corpus, 0), accelerator, KEY)
@@ -87,7 +87,7 @@ def main(argument: str, stop: threading.Event) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a corpus of 99 training utterances, and an encoder."""
+    """A folder with a corpus of 99 training utterances, and an encoder."""
     folder = tmp_path_factory.mktemp("processes")
     rows = map(json.loads, write_corpus(folder / CORPUS, 220).open())
     write_encoder(folder / ENCODER, [row["tokens"] for row in rows])
@@ -116,7 +116,7 @@ def test_real_processes_give_the_parameters_and_scores_of_the_simulation(folder,
         assert scores(told[case][1]) == pytest.approx(scores(rows), rel=1e-9), case
     assert max(differences.values()) < 1e-9, differences
     noise = float((simulated["aggregate noise"][0] - simulated["CLC sound"][0]).abs().max())
-    assert noise > 1e-3  # so the noise is no small matter in what was compared
+    assert noise > 1e-3  # the noise is large enough to matter in the comparison
     many = f"{processes} processes"
     assert told["CLC sound"][0] == f"4 devices: {many}, {4 - processes} simulated"
     assert told["five devices"][0] == f"5 devices: {many}, {5 - processes} simulated"
@@ -125,7 +125,7 @@ def test_real_processes_give_the_parameters_and_scores_of_the_simulation(folder,
 
 @pytest.mark.parametrize(("started", "asked"), [(2, 3), (2, 1), (1, 2)])
 def test_another_number_of_processes_than_asked_for_is_refused_in_one_sentence(folder, monkeypatch, started, asked):
-    """At once, before they wait for others that never come."""
+    """Immediately, before they wait for processes that never start."""
     for name, value in {"WORLD_SIZE": started, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UsageError, match=f"{started} processes take part, but --processes asks for {asked}: start"):

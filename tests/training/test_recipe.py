@@ -1,4 +1,4 @@
-"""A run for an epsilon: what the recipe makes of a corpus, what the run promises, and that its certificate is true."""
+"""Runs for a given epsilon: the recipe for a corpus, the run's promise, and a certificate that is true."""
 
 import json
 import shutil
@@ -84,10 +84,10 @@ def test_a_run_ends_with_a_certificate_whose_numbers_come_from_the_ledger(run):
     assert "/" not in told["corpus"]
     page = (folder / PAGE).read_text()
     assert "ε" in page
-    assert "everyday" in page  # what the model started from
+    assert "everyday" in page  # the starting model
 
 
-COPIES = {  # texts of which each is in the corpus so often, and how often the most frequent one is
+COPIES = {  # number of copies of each text, forms of a text, and the frequency of the most frequent text
     "ten of each": (10, ["item{} please"], 10),
     "near-copies": (2, ["item{} please", "Item{} Please", "ｉtem{} please"], 6),
     "three of each": (3, ["item{} please"], 3),
@@ -176,13 +176,13 @@ def test_a_certificate_beside_another_page_or_model_is_refused(run, tmp_path, ch
         model = load_model(other / "model")
         next(model.parameters()).data.add_(1.0)
         save_model(model, other / "model", "")
-    hint = "; if another version made it, remove both files, and edp-lab train --resume .* makes them again"
+    hint = "; if another version wrote it, remove both files and run edp-lab train --resume .* to restore them"
     says = {"more": f"epsilon_total.*{hint}", "page": f"differs.*{hint}", "model": "not the one"}
     with pytest.raises(UsageError, match=says[changed]):
         check_certificate(other)
     if changed != "model":
         (other / CERTIFICATE).unlink(), (other / PAGE).unlink()
-        resume(other)  # as the sentence says
+        resume(other)  # following the message's advice
         assert check_certificate(other)
 
 
@@ -213,7 +213,7 @@ def test_a_published_seed_gets_no_certificate(run, tmp_path):
 def test_what_cannot_be_private_is_refused_before_work(corpus):
     with pytest.raises(UsageError, match=r"too few for epsilon 0\.01.*train on about"):
         plan(corpus, 0.01)
-    with pytest.raises(UsageError, match=r"delta 0\.01 would permit publishing one of 3\d\d: give less than 0\.002"):
+    with pytest.raises(UsageError, match=r"delta 0\.01 would permit publishing one of 3\d\d .*: give less than 0\.002"):
         plan(corpus, 3.0, delta=0.01)
-    with pytest.raises(UsageError, match="with a published seed no epsilon is guaranteed"):
+    with pytest.raises(UsageError, match="with a published seed, no epsilon is guaranteed"):
         plan(corpus, 3.0, private_seed=False)

@@ -1,4 +1,4 @@
-"""Training end to end on a small corpus of the user's own: what is learnt, what is recorded, what is refused."""
+"""Training from start to end on a small corpus of the user's own: results, records and refusals."""
 
 import json
 import math
@@ -79,13 +79,13 @@ def test_seed_and_weight_of_the_intent_make_another_loss_and_the_same_seed_the_s
 
 @pytest.mark.parametrize("settings", [{}, {"as_printed": True, "alpha": "none"}])
 def test_model_with_an_epsilon_does_not_depend_on_words_of_the_training_set(corpus, settings):
-    """Where an epsilon is shown, the vocabulary must not come from private text: only hash buckets are left."""
+    """For a guaranteed epsilon, the vocabulary must not come from private text, so it has only hash buckets."""
     loaded = load_corpus(corpus)
     assert Trainer(config(corpus, **settings), loaded, split(loaded, 0)).model.features.words == ()
 
 
 def test_no_model_is_left_whose_epochs_were_not_billed(corpus, tmp_path, monkeypatch):
-    """Broken off between its two writes, a save has written the bill, not the model."""
+    """A save that is interrupted between its two writes has written the ledger entries, but not the model."""
     original, saved = run.save_model, []
 
     def once(model, folder, *cure):
@@ -116,7 +116,7 @@ def test_interrupt_while_the_test_split_is_scored_leaves_a_usable_run(corpus, tm
 
 
 def test_a_run_adds_the_noise_it_is_billed_for(corpus, monkeypatch):
-    """Fresh at every step, of the deviation that the mechanism describes for that epoch."""
+    """The noise is new in every step, with the standard deviation that the mechanism describes for that epoch."""
     loaded, noises, original = load_corpus(corpus), [], run.add_noise
     settings = config(corpus, epochs=3, z0=0.5, decay="exponential", tau=0.4)
 
@@ -148,7 +148,7 @@ def test_corpus_without_tags_trains_the_intent_head_alone_and_says_so(tmp_path):
 
 @pytest.mark.parametrize("method", ["sgd", "dp-sgd"])
 def test_text_without_spaces_is_learnt_by_its_characters(tmp_path, method):
-    """Without, each sentence is one word, of which nothing is known in another."""
+    """Otherwise each sentence would be one word, which reveals nothing about other sentences."""
     wishes = {"on": "请帮我把{}的灯打开", "off": "请帮我把{}的灯关掉", "close": "请帮我把{}的窗帘拉上"}
     places = [a + b for a in "北南东西上下前后" for b in "京海方边楼山门厅"]
     rows = [{"text": wish.format(at), "intent": intent} for at in places for intent, wish in wishes.items()]
@@ -184,7 +184,7 @@ def test_learns_real_atis(real_data, tmp_path):
     [{}, {"as_printed": True}, {"clip_norm": 1e-3}, {"clip_norm": 1e9}, {"model": "bert", "as_printed": True}],
 )
 def test_one_device_steps_in_place_as_by_book_keeping(corpus, settings, monkeypatch):
-    """The same clip, the same noise, the same parameters after steps; with layer scales from private gradients, too."""
+    """Same clip, noise and parameters after several steps, also with layer scales from private gradients."""
     loaded, ended = load_corpus(corpus), []
     one = config(corpus, num_devices=1, z0=0.3, precision="float64", **settings)
     for in_place in (True, False):

@@ -1,4 +1,4 @@
-"""Which utterance is where in which step: nobody twice, nobody forgotten, and nobody moved by a neighbour."""
+"""Assignment of utterances to steps: none occurs twice, none is omitted, and none affects a neighbour's place."""
 
 import json
 import math
@@ -76,12 +76,12 @@ def test_each_utterance_takes_part_with_the_chance_that_is_accounted_for(batches
 
 @pytest.mark.parametrize("batches", [POISSON, ALONE, *SECRET])
 def test_one_utterance_more_moves_no_other(batches):
-    """What add/remove adjacency under Poisson sampling rests on."""
+    """This is required for add/remove adjacency under Poisson sampling."""
     larger = replace(batches, examples=401, batch_size=32 * 401 / 400)  # type: ignore[arg-type]  # the same rate
     for step in range(100):
         few, many = batches.devices(0, 0, step), larger.devices(0, 0, step)
         with_it = {k: place for k, place in places(many).items() if k != 400}
-        if batches.per_example:  # the number of the micro-batch is only a position then
+        if batches.per_example:  # the micro-batch number is then only a position
             assert {k: i for k, (i, _) in with_it.items()} == {k: i for k, (i, _) in places(few).items()}
         else:
             assert with_it == places(few)
@@ -96,7 +96,7 @@ def test_a_poisson_epoch_has_the_steps_that_are_accounted_for_in_which_nobody_ma
     assert min(len(everyone(rare.devices(0, 0, step))) for step in range(50)) == 0
 
 
-# Every method takes the step that its mechanism describes; what cannot be judged is refused before anything starts.
+# Every method takes the step that its mechanism describes; settings that cannot be judged are refused at the start.
 
 
 WORDS = ("play", "the", "song", "again", "please", "now")
@@ -118,7 +118,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def after(corpus: str, steps: int, **changes: object) -> torch.Tensor:
-    """All parameters after some steps, (P)."""
+    """All parameters after several steps, shape (P)."""
     loaded = load_corpus(corpus)
     run = Trainer(config(corpus, lr=1e-3, **changes), loaded, split(loaded, 0))
     for _ in range(steps):
@@ -129,7 +129,7 @@ def after(corpus: str, steps: int, **changes: object) -> torch.Tensor:
 @pytest.mark.parametrize("model", ["clc", "bert"])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_dp_sgd_is_the_naive_loop_made_fast(corpus, encoder, model, precision):
-    """Five Poisson steps with dropout and noise, clipping some utterances and sparing others."""
+    """Five Poisson steps with dropout and noise, in which only some utterances are clipped."""
     shared = {"model": model, "precision": precision, "z0": 0.01, "clip_norm": 3.0}
     shared |= {"pretrained": encoder} if model == "bert" else {}
     fast, naive = (after(corpus, 5, method=method, **shared) for method in ("dp-sgd", "dp-sgd-naive"))
@@ -137,14 +137,14 @@ def test_dp_sgd_is_the_naive_loop_made_fast(corpus, encoder, model, precision):
 
 
 def test_the_ladder_ends_at_dp_sgd_and_its_noise_grows_only_through_the_divisor(corpus):
-    """With micro-batches of one utterance, eDP-SGD takes DP-SGD's steps, however many devices there are."""
+    """With micro-batches of one utterance, eDP-SGD takes the same steps as DP-SGD, for any number of devices."""
     shared = {"precision": "float64", "sampling": "shuffle"}
     per_example = after(corpus, 3, method="dp-sgd", **shared)
     for devices in (1, 4):
         ladder = after(corpus, 3, micro_batch_size=1, num_devices=devices, **shared)
         torch.testing.assert_close(ladder, per_example, rtol=0, atol=1e-10)
     assert not torch.allclose(after(corpus, 3, micro_batch_size=2, **shared), per_example, atol=1e-6)
-    # Smaller micro-batches: more of them, so less noise on the mean at the same z.
+    # Smaller micro-batches are more numerous, so the mean has less noise at the same z.
     loaded, stds = load_corpus(corpus), []
     for size in (None, 4, 2):
         run = Trainer(config(corpus, micro_batch_size=size, num_devices=2), loaded, split(loaded, 0))
@@ -163,7 +163,7 @@ def test_the_ladder_ends_at_dp_sgd_and_its_noise_grows_only_through_the_divisor(
 )
 @settings(max_examples=300)
 def test_no_clip_is_shared_by_more_utterances_than_are_accounted_for(n, sampling, step, **settings):
-    """The sensitivity is C where everyone is alone and 2C elsewhere, so alone has to mean alone."""
+    """The sensitivity is C if no utterance shares a micro-batch and 2C otherwise, so the condition must be exact."""
     try:
         chosen = TrainConfig("x", sampling=sampling, **settings)
     except UsageError:
@@ -190,7 +190,7 @@ def random_tensors(seed: int) -> list[Tensor]:
 
 
 def weighted_mean(values: list[Tensor], beta: float) -> Tensor:
-    """The bias-corrected exponential moving average is the mean with weight beta^age."""
+    """The bias-corrected exponential moving average is the mean with weights beta^age."""
     weights = [beta**age for age in reversed(range(len(values)))]
     return sum((w * x for w, x in zip(weights, values, strict=True)), torch.zeros(())) / sum(weights)
 

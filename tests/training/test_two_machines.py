@@ -1,7 +1,7 @@
-"""Two machines, which a network of their own connects: they train as one does, and one that is gone is named.
+"""Two machines, connected by their own network: they train like one machine, and a machine that disappears is named.
 
-A machine is a process that holds a name, a list of hosts and a network namespace; a virtual cable joins the two. What
-runs on one sees the files, but not the network, of this computer.
+A machine is a process with its own host name, list of hosts and network namespace; a virtual cable connects the two.
+Programs on a machine see the files of this computer, but not its network.
 """
 
 import os
@@ -23,14 +23,14 @@ from tests.training.own_corpus import result, runs, wait_for, write_corpus
 
 NAMES, ADDRESSES = ("one", "two"), ("10.77.0.1", "10.77.0.2")
 BOTH = range(2)
-PATIENCE = 60.0  # seconds, for a machine with much else to do
-TIMEOUT = 20  # seconds that ranks wait for one another; they need some of them to start
+PATIENCE = 60.0  # seconds, for a busy machine
+TIMEOUT = 20  # seconds that ranks wait for one another; starting takes some of them
 SETTINGS = "--z0 0.03 --size small --gpus 4 --batch-size 10 --epochs 8 --processes 2"
 HOLD = "hostname {} && mount --bind {} /etc/hosts && ip link set lo up && echo ready && exec cat"
 TORCHRUN = (
     "torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint one:29500 --rdzv-id r"
 )
-# `edp-lab`, but less patient.
+# `edp-lab` with a shorter timeout.
 QUICK = f"from edp_lab.training import launch; launch.PATIENCE = {TIMEOUT}; from edp_lab.__main__ import main; main()"
 
 
@@ -43,7 +43,7 @@ class Machines:
         self.holders = [subprocess.Popen([*command, HOLD.format(name, hosts)], text=True, **pipes) for name in NAMES]
         for holder in self.holders:
             stack.enter_context(holder)
-            stack.callback(holder.kill)  # with it go namespace and cable
+            stack.callback(holder.kill)  # this removes the namespace and the cable
             if holder.stdout.readline() != "ready\n":
                 pytest.skip(f"no namespaces can be made here: {holder.stderr.read().strip()}")
         pids = [str(holder.pid) for holder in self.holders]
@@ -56,7 +56,7 @@ class Machines:
         self.cable("up")
 
     def run(self, machine: int, command: list[str], **options: Any) -> subprocess.Popen[str]:
-        """On a core of its own, if there are two."""
+        """Run a command on a separate core, if there are two."""
         core = sorted(os.sched_getaffinity(0))[-machine:][:1]
         enter = ["nsenter", "--net", "--uts", "--mount", "--target", str(self.holders[machine].pid)]
         own_core = partial(os.sched_setaffinity, 0, core)
@@ -79,7 +79,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
-    """One core for each rank, also where there are more: the number of threads can change bits."""
+    """One core per rank, even if there are more, because the number of threads can change bits."""
     cores = os.sched_getaffinity(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -97,7 +97,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(machines: Machines, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two processes of one machine come to."""
+    """The result of two processes on one machine."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     subprocess.run([sys.executable, "-m", "edp_lab", *new(corpus, folder)], check=True, capture_output=True)
     return result(folder)
@@ -108,7 +108,7 @@ def new(corpus: Path, folder: Path) -> list[str]:
 
 
 class Launch:
-    """The same torchrun on both machines, as from a terminal of each."""
+    """The same torchrun command on both machines, as from a terminal on each."""
 
     def __init__(self, machines: Machines, program: Path, arguments: list[str]) -> None:
         command = [sys.executable, "-m", *TORCHRUN.split(), str(program), *arguments]
@@ -119,7 +119,7 @@ class Launch:
         return [child for one in self.terminals for child in psutil.Process(one.pid).children(recursive=True)]
 
     def ends(self) -> list[str]:
-        """What stands on standard error of each."""
+        """The standard error of each machine."""
         return [terminal.communicate(timeout=PATIENCE)[1] for terminal in self.terminals]
 
 
@@ -131,7 +131,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def after_release(folder: Path, number: int) -> None:
-    """Waits until the ledger has so many lines."""
+    """Wait until the ledger has this number of lines."""
     ledger = folder / LEDGER
     assert wait_for(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") > number, PATIENCE)
 
@@ -156,7 +156,7 @@ def test_two_machines_come_to_the_bits_of_one_after_a_killed_rank_and_a_cut_cabl
     assert wait_for(lambda: not any(runs(rank.pid) for rank in ranks), 3 * TIMEOUT)
     for terminal in second.terminals:
         terminal.kill()  # torchrun itself waits for minutes
-    said = f"error: no word from another process for {TIMEOUT} seconds{hint}\n"
+    said = f"error: no response from another process for {TIMEOUT} seconds{hint}\n"
     assert all(said in errors for errors in second.ends())
 
     machines.cable("up")

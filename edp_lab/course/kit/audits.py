@@ -1,4 +1,4 @@
-"""Tiles, sentence and figure for an audit of one step, in notebooks 00 and 06."""
+"""Tiles, summary sentence and figure for the audit of a single step (notebooks 00 and 06)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ REACH = 4.5  # a histogram extends this many standard deviations beyond the mean
 
 
 def on_trial(audit: Audit) -> str:
-    """The epsilon under test, rounded as a claimed or as a guaranteed epsilon."""
+    """Format the epsilon under test, rounded as a claimed or as a guaranteed epsilon."""
     return (digits if audit.mechanism.variant is Variant.AS_PRINTED else at_most)(audit.claimed_epsilon)
 
 
 def trial(audit: Audit, what: str) -> Tile:
-    """The tile of the epsilon under test: claimed if as printed, else guaranteed."""
+    """Tile for the epsilon under test: claimed for the mechanism as printed, guaranteed for the sound one."""
     at = f"ε of {what} at δ = {short(audit.delta)}"
     if audit.mechanism.variant is Variant.AS_PRINTED:
         return claimed(on_trial(audit), at)
@@ -33,26 +33,26 @@ def trial(audit: Audit, what: str) -> Tile:
 
 
 def tell_step(result: StepAudit) -> tuple[Tile, Tile, str]:
-    """The claimed or guaranteed epsilon, the measured one, and the number of wrong guesses."""
+    """Tiles for the epsilon under test and the measured epsilon, and a sentence on the number of wrong guesses."""
     audit = result.audit
     wrong = audit.false_positive_rate.errors + audit.false_negative_rate.errors
     tested = f"ε = {on_trial(audit)}"
     verdict = {
-        Finding.REFUTED: f"too few for {tested}, which is refuted",
-        Finding.CONSISTENT: f"{tested} allows that, and is not refuted",
-        Finding.NO_POWER: f"even without errors, so few draws could not refute {tested}",
+        Finding.REFUTED: f"so few errors refute {tested}",
+        Finding.CONSISTENT: f"this is consistent with {tested}",
+        Finding.NO_POWER: f"with so few draws, no result could refute {tested}",
     }[audit.verdict]
     role = "printed" if audit.verdict is Finding.REFUTED else "plain"
-    proven = Tile("measured", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE}, for Gaussian noise", role)
+    proven = Tile("measured", f"≥ {at_least(audit.bounds.gaussian)}", f"{SURE} confidence, Gaussian noise", role)
     missed = {0: "none is", 1: "one is"}.get(wrong, f"{wrong:,} are")
-    sentence = f"Of {2 * audit.draws:,} guesses {missed} wrong: {verdict}."
+    sentence = f"Of {2 * audit.draws:,} guesses, {missed} wrong: {verdict}."
     return trial(audit, "one step"), proven, sentence
 
 
 def draw_step(result: StepAudit) -> fig.Figure:
-    """Histograms of a step's release in the direction of one sentence, without and with it, and the threshold."""
+    """Histograms of one step's release along a sentence's gradient, with and without the sentence."""
     edges = np.linspace(-1, 1, BINS + 1) * (result.distance / 2 + REACH * result.std)
-    looks = (("without it", PLAIN, ""), ("with the sentence", NOISE, "/"))
+    looks = (("without the sentence", PLAIN, ""), ("with the sentence", NOISE, "/"))
     bars, bells = fig.histograms(edges, (result.absent, result.present), looks, "the draws "), []
     for color, dash, side in ((PLAIN, "solid", -1), (NOISE, "dash", 1)):
         density = norm.pdf(edges, side * result.distance / 2, result.std)
@@ -68,13 +68,13 @@ def draw_step(result: StepAudit) -> fig.Figure:
         fig.beside("guess: with", 0, left=False),
         height=390,
         **fig.OVERLAID,
-        xaxis=fig.axis("released, along the sentence's gradient", edges[[0, -1]].tolist()),
-        yaxis=fig.axis("share of the draws (%)", [0, top]),
+        xaxis=fig.axis("release along the sentence's gradient", edges[[0, -1]].tolist()),
+        yaxis=fig.axis("share of draws (%)", [0, top]),
     )
 
 
 def step_command(result: StepAudit, **_: Any) -> str:
-    """The `edp-lab audit mechanism` command that draws the same steps."""
+    """The `edp-lab audit mechanism` command that reproduces the same draws."""
     audit, m = result.audit, result.audit.mechanism
     options: dict[str, Any] = {"gpus": m.num_devices, "z0": m.z0, "clip": m.clip_norm}
     options |= {"delta": audit.delta, "draws": audit.draws, "seed": result.seed}

@@ -1,12 +1,12 @@
-// One input of a panel (`Control` in controls.py): its name, native elements that keyboards and screen readers know, and
-// below them the sentence that says what is wrong with its value.
+// Front end of `Control` (controls.py): a label, native input elements, which support keyboards and screen readers, and
+// an error message below them.
 function element(tag, properties = {}, ...children) {
     const one = Object.assign(document.createElement(tag), properties);
     one.append(...children);
     return one;
 }
 
-// Each kind of input gives its elements, and how they show a value.
+// For each kind of control, a function that returns its elements and a function that shows a value in them.
 const KINDS = {
     number(model, id, enter) {
         const stops = model.get("stops"), unit = model.get("unit"), label = model.get("label");
@@ -25,7 +25,7 @@ const KINDS = {
             enter(typed !== "" && Number.isFinite(Number(typed)) ? Number(typed) : typed);
         };
         box.addEventListener("change", read);
-        box.addEventListener("keydown", event => { if (event.key == "Enter") read(); });  // no change event in JupyterLab
+        box.addEventListener("keydown", event => { if (event.key == "Enter") read(); });  // JupyterLab fires no change event
         const show = value => {
             box.value = value;
             if (Number.isFinite(Number(value))) range.valueAsNumber = nearest(value);
@@ -61,7 +61,7 @@ export default { render({ model, el }) {
     if (kind == "choice") { el.setAttribute("role", "radiogroup"); el.setAttribute("aria-labelledby", name.id); }
     el.append(name, ...inputs, error);
     const elements = el.querySelectorAll("input, select");
-    elements.forEach(one => { one.dataset.lmSuppressShortcuts = true; });  // JupyterLab's: an arrow key would leave the slider
+    elements.forEach(one => { one.dataset.lmSuppressShortcuts = true; });  // in JupyterLab, arrow keys would leave the slider
     const follow = () => {
         show(model.get("entered"));
         error.textContent = model.get("error");

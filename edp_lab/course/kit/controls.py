@@ -1,4 +1,4 @@
-"""Inputs of a panel (a slider with a box, buttons, a list), and checks of their values."""
+"""Controls of a panel (sliders with text boxes, buttons, lists), and checks of their values."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from edp_lab.privacy import Alpha, Decay, Mechanism
 Array = NDArray[np.float64]
 BATCH = 64  # utterances per step, split into one micro-batch per device
 DEVICES = (1, 2, 4, 8, 16, 32)  # numbers of devices to compare
-DELTA = 1e-5  # the usual delta, if no corpus sets its own
-OPTIONS = {"choice", "list"}  # kinds whose value is one of several options
+DELTA = 1e-5  # the default delta, unless a corpus sets its own
+OPTIONS = {"choice", "list"}  # kinds of control with a fixed list of options
 
 
 class Control(anywidget.AnyWidget):
-    """One input. Nothing is clamped: the library checks numbers outside the slider's range, and reports errors.
+    """An input of a panel. Numbers outside a slider's range are not clamped: the library checks them.
 
     Args:
-        kind: "number" (a box, with a slider if there are `stops`), "choice" (buttons) or "list".
-        label: its name on screen.
-        value: its initial value, which `reset` restores.
+        kind: "number" (a text box, with a slider if there are `stops`), "choice" (buttons) or "list".
+        label: the control's name on screen.
+        value: the initial value, which `Panel.reset` restores.
         unit: the unit of a number.
-        options: the (name, meaning) pairs of a choice or list.
+        options: the (name, value) pairs of a choice or list.
         tips: the tooltip of each button.
-        rare: whether it is rarely needed, so that it is hidden behind "more".
+        rare: whether the control is hidden until "more" is pressed.
 
     Attributes:
-        entered: the value on the page: a number, the text typed instead of one, or the index of the chosen option.
-        error: the message shown under it, "" for none.
+        entered: the input on the page: a number, typed text that is not a number, or the index of the chosen option.
+        error: the message shown under the control, or "".
     """
 
     _esm = Path(__file__).with_name("control.js")
@@ -74,7 +74,7 @@ class Control(anywidget.AnyWidget):
     def value(self) -> Any:
         """The entered value, as passed to `compute`.
 
-        UsageError: the text typed is not a number, or not a whole number if one is needed.
+        Raises UsageError if the input is not a number, or not a whole number if the control requires one.
         """
         return self.meaning(self.entered)
 
@@ -87,7 +87,7 @@ class Control(anywidget.AnyWidget):
         self.entered = value
 
     def meaning(self, entered: Any) -> Any:
-        """The value of a possible entry; raises the same errors as `value`."""
+        """Convert an input to the control's value; raises the same errors as `value`."""
         if self.kind in OPTIONS:
             return None if entered is None else self.options[entered][1]
         if isinstance(entered, str):
@@ -100,17 +100,17 @@ class Control(anywidget.AnyWidget):
 
 
 def _plain(value: Any) -> Any:
-    """Make a value fit for JSON, which has no infinity."""
+    """Convert infinity and NaN, which JSON does not support, to text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def number(label: str, value: float, stops: Sequence[float] = (), *, unit: str = "", rare: bool = False) -> Control:
-    """A slider with increasing `stops`, and a box for any number; only whole numbers if value and stops are whole."""
+    """A slider with increasing `stops` and a text box; it requires integers if the value and all stops are integers."""
     return Control("number", label, value, unit=unit, stops=stops, rare=rare)
 
 
 def decades(low: int, high: int) -> list[float]:
-    """Round numbers from 10^low to 10^high, ten per power of ten, as the stops of a logarithmic slider."""
+    """Stops of a logarithmic slider: ten round numbers per power of ten, from 10^low to 10^high."""
     steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     return [float(f"{step}e{power}") for power in range(low, high) for step in steps] + [float(f"1e{high}")]
 
@@ -123,7 +123,7 @@ def choice(
     tooltips: Sequence[str] = (),
     rare: bool = False,
 ) -> Control:
-    """Buttons, one of which is pressed; `options` maps their labels to their values if these differ."""
+    """Buttons for choosing one of several options; `options` maps labels to values if these differ."""
     meanings = options if isinstance(options, Mapping) else {name: name for name in options}
     return Control("choice", label, value, options=meanings.items(), tips=tooltips, rare=rare)
 
@@ -132,36 +132,36 @@ def choice(
 
 
 def variant(as_printed: bool) -> Control:
-    """Buttons "as printed" (True) and "sound" (False)."""
+    """Buttons for the mechanism's variant: "as printed" (True) or "sound" (False)."""
     tips = ["Algorithm 1 of the paper, verbatim", "noise in the scaled space, in proportion to the true sensitivity"]
     return choice("variant", as_printed, {"as printed": True, "sound": False}, tooltips=tips)
 
 
 def devices(num_devices: int, stops: Sequence[int] = DEVICES) -> Control:
-    """The number of GPUs."""
+    """A slider for the number of GPUs."""
     return number("GPUs N", num_devices, stops, unit="devices")
 
 
 def decay_of(decay: str) -> Control:
-    """How the noise decreases: a name of `Decay`."""
+    """Buttons for the decay of the noise; the values are the names in `Decay`."""
     return choice("decay of the noise", decay, map(str, Decay))
 
 
 def delta_of(delta: float, low: int = -9, high: int = -2) -> Control:
-    """The delta, from 10^low to 10^high."""
+    """A slider for delta, from 10^low to 10^high."""
     return number("δ", delta, decades(low, high), unit="probability", rare=True)
 
 
 def seed_of(seed: int) -> Control:
-    """The seed; another seed gives another draw."""
+    """A slider for the seed of the random draws."""
     return number("seed", seed, range(21), unit="another draw", rare=True)
 
 
-# ---- Checks of values, and mechanisms shared by several rooms --------------------------------------------------------
+# ---- Checks of values, and mechanisms shared by several notebooks ----------------------------------------------------
 
 
 def require(holds: object, sentence: str) -> None:
-    """Raise UsageError with this sentence, which names the problem and a fix, unless `holds` is true."""
+    """Raise UsageError unless `holds` is true; `sentence` is the message, which names the problem and a fix."""
     if not holds:
         raise UsageError(sentence)
 
@@ -182,16 +182,16 @@ def check_option(what: str, name: str, options: Collection[str]) -> None:
 
 
 def rng_of(seed: int, purpose: int) -> np.random.Generator:
-    """Random number generator of a seed, a different one per purpose; UsageError if the seed is negative."""
+    """Random number generator for a seed and a purpose; UsageError if the seed is negative."""
     check_seed(seed)
     return np.random.default_rng([seed, purpose])
 
 
-SHARED = 8  # utterances per micro-batch: with more than one, replace-one and zero-out both have sensitivity 2C
+SHARED = 8  # utterances per micro-batch; for more than one, the sensitivity to replace-one and to zero-out is 2C
 
 
 def attacked_mechanism(as_printed: bool, clip_norm: float, z0: float, num_devices: int) -> Mechanism:
-    """Mechanism that attacks and audits test: eDP-SGD with public layer scales (as printed), or none (sound)."""
+    """Mechanism for attacks and audits: as printed with public layer scales, or the sound mechanism without scales."""
     if as_printed:
         return Mechanism.as_printed(clip_norm, z0, num_devices, SHARED, alpha=Alpha.PUBLIC)
     return Mechanism.sound(clip_norm, z0, num_devices, SHARED)

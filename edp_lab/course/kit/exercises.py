@@ -1,11 +1,11 @@
-"""Exercises, which a notebook checks against the library.
+"""Exercises, and checks that compare a student's answers with the library.
 
     check = Checks("02", strict=STRICT, seed=seed)
     check("clip", clip)                             # a function that the student wrote, or an answer
     check.score()
 
-The checks of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`. The ``room.toml`` beside them has all
-their texts.
+The exercises of notebook 02 are `edp_lab.course.nb02_dp_sgd.exercises.EXERCISES`. Their texts are in the
+``room.toml`` in the same folder.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Differences: TypeAlias = Iterable[str | None]
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise.
+    """An exercise: its texts and its check.
 
     Attributes:
-        name: unique in its notebook, such as "clip".
+        name: an identifier that is unique in the notebook, such as "clip".
         title: the task, in a few words.
-        check: given an answer and a seeded generator, yields for each comparison None, or a sentence on the difference;
-            it is stopped after the first sentence. It compares with the library on random cases. An error counts as a
-            wrong answer, except NotImplementedError, which means that there is no answer yet.
-        hint: one sentence, shown with a wrong answer.
-        why: one or two sentences, shown with a right answer: the point of the exercise.
+        check: generator function of an answer and a seeded generator. It compares the answer with the library on random
+            cases, and yields None or a sentence about the difference; only the first sentence is used. An exception
+            counts as a wrong answer, except NotImplementedError, which means that the exercise is unanswered.
+        hint: one sentence, shown after a wrong answer.
+        why: the point of the exercise in one or two sentences, shown after a right answer.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Exercise:
 
 
 class Mark(NamedTuple):
-    """Result of one exercise, one of `STATUSES`, and a message for the student."""
+    """Result of an exercise: its name, its status (one of `STATUSES`) and a message for the student."""
 
     exercise: str
     status: str
@@ -60,11 +60,11 @@ class Mark(NamedTuple):
 
 
 class WrongAnswerError(Exception):
-    """A wrong or missing answer although `strict` is set."""
+    """Raised for a wrong or missing answer if `strict` is set."""
 
 
 def exercises(notebook: str) -> dict[str, Exercise]:
-    """The exercises of a notebook ("02") by name, in order. UsageError: there is no such notebook."""
+    """The exercises of a notebook ("02") by name, in order; UsageError if there is no such notebook."""
     rooms = [*Path(__file__).parents[1].glob(f"nb{notebook}_*/exercises.py")]
     if len(rooms) != 1:
         raise UsageError(f"there is no notebook {notebook!r}")
@@ -73,7 +73,7 @@ def exercises(notebook: str) -> dict[str, Exercise]:
 
 
 def exercises_of(beside: str, **checks: Callable[..., Differences]) -> tuple[Exercise, ...]:
-    """One exercise per check, in order; the texts come from the ``room.toml`` beside the file.
+    """Create one exercise per check, in order, with texts from the ``room.toml`` in the file's folder.
 
     EXERCISES = exercises_of(__file__, clip=_clip, noise=_noise)
     """
@@ -82,7 +82,7 @@ def exercises_of(beside: str, **checks: Callable[..., Differences]) -> tuple[Exe
 
 
 def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
-    """The verdict on an answer, tested on the cases of a seed; an error it raises becomes part of the verdict."""
+    """Check an answer on random cases drawn with `seed`; an exception from the answer is part of the verdict."""
     if answer is None:
         return Mark(exercise.name, "open", _OPEN)
     cases = np.random.default_rng([seed, *exercise.name.encode()])
@@ -90,7 +90,7 @@ def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
         differs = first_wrong(exercise.check(answer, cases))
     except NotImplementedError as nothing:
         return Mark(exercise.name, "open", f"{_OPEN} {nothing}".strip())
-    except (Exception, SystemExit) as error:  # whatever the student's code does
+    except (Exception, SystemExit) as error:  # the student's code may raise anything
         differs = stopped(error)
     if differs is None:
         return Mark(exercise.name, "solved", exercise.why)
@@ -98,14 +98,14 @@ def mark(exercise: Exercise, answer: Any, seed: int) -> Mark:
 
 
 def stopped(error: BaseException) -> str:
-    """Message to the student about an error: its type and text, and the student's last line in its traceback."""
-    if isinstance(error.__cause__, StopIteration):  # which Python turns into a RuntimeError when it leaves a check
+    """Message for the student about an error: its type, its text and the last line of the student's code."""
+    if isinstance(error.__cause__, StopIteration):  # Python turns it into a RuntimeError in a generator
         error = error.__cause__
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     if isinstance(error, SyntaxError):
         return f"your code stops with {what}."
-    if not lines:  # raised by the check or the library, because of a value that neither can use
+    if not lines:  # raised by the check or the library, which cannot use the value
         return f"the check cannot use your answer ({what})."
     last = lines[-1]
     where = "the cell" if last.name == "<module>" else last.name
@@ -116,12 +116,12 @@ class Checks:
     """The checks of one notebook.
 
     Args:
-        notebook: its number, such as "02".
+        notebook: the notebook's number, such as "02".
         strict: raise WrongAnswerError instead of continuing; for tests.
-        seed: seed of the cases on which answers are tested.
+        seed: seed of the random cases on which answers are checked.
 
     Attributes:
-        verdicts: the last verdict on each exercise.
+        verdicts: the latest verdict on each exercise.
     """
 
     def __init__(self, notebook: str, *, strict: bool = False, seed: int = 0) -> None:
@@ -130,10 +130,10 @@ class Checks:
         self.verdicts = {name: Mark(name, "open", "not tried yet") for name in self._exercises}
 
     def __call__(self, name: str, answer: Any) -> None:
-        """Judge an answer and print the verdict.
+        """Check an answer and print the verdict.
 
-        UsageError: the notebook has no such exercise. WrongAnswerError: the answer is wrong or missing, and `strict` is
-        set.
+        Raises UsageError if the notebook has no such exercise, and WrongAnswerError if `strict` is set and the answer
+        is wrong or missing.
         """
         if name not in self._exercises:
             raise UsageError(f"notebook {self.notebook} has no exercise {name!r}: it has {', '.join(self._exercises)}")
@@ -144,7 +144,7 @@ class Checks:
             raise WrongAnswerError(f"exercise {self.notebook}.{name}: {verdict.message}")
 
     def score(self) -> None:
-        """Print how many are solved, and which are not: "1 of 3 exercises solved; wrong: clip; open: noise"."""
+        """Print a summary, such as "1 of 3 exercises solved; wrong: clip; open: noise"."""
         of = {
             status: [mark.exercise for mark in self.verdicts.values() if mark.status == status] for status in STATUSES
         }
@@ -175,10 +175,10 @@ def close(
     atol: float = 1e-9,
     slips: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """None if two arrays or numbers agree; else a sentence on where they first differ.
+    """Return None if two arrays or numbers agree, otherwise a sentence about the first difference.
 
-    If `got` is the result of a known mistake (by the sentence to print), that sentence instead. NotImplementedError:
-    there is nothing to compare yet, because `got` is None.
+    `slips` maps sentences about known mistakes to their results; if `got` is one of these results, its sentence is
+    returned. Raises NotImplementedError if `got` is None, because there is nothing to compare yet.
     """
     mine, theirs = np.asarray(given(got), dtype=float), np.asarray(wanted, dtype=float)
     wrong = mine.shape != theirs.shape or ~np.isclose(mine, theirs, rtol=rtol, atol=atol)
@@ -188,23 +188,23 @@ def close(
         if mine.shape == np.shape(value) and np.allclose(mine, value, rtol=1e-4, atol=1e-12):
             return sentence
     if mine.shape != theirs.shape:
-        return f"{what}: yours has shape {mine.shape}, it should be {theirs.shape}."
+        return f"{what}: yours has shape {mine.shape}; it should be {theirs.shape}."
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
     where = f" (first at {list(first)})" if first else ""
-    return f"{what}{where}: yours is {mine[first]:.4g}, it should be {theirs[first]:.4g}."
+    return f"{what}{where}: yours is {mine[first]:.4g}; it should be {theirs[first]:.4g}."
 
 
 def given(got: Any) -> Any:
-    """The value that a student's function returned; NotImplementedError if it is None."""
+    """Return the result of a student's function; NotImplementedError if it is None."""
     if got is None:
         raise NotImplementedError(NOTHING)
     return got
 
 
 def first_wrong(differences: Iterable[str | None], untouched: bool = False, still: str = "") -> str | None:
-    """The first sentence on a difference, if any.
+    """Return the first sentence about a difference, or None.
 
-    NotImplementedError: the answer still behaves like the stub (`untouched`), as the sentence `still` explains.
+    Raises NotImplementedError with the message `still` if the answer behaves like the stub (`untouched`).
     """
     if untouched:
         raise NotImplementedError(f"({still})")
@@ -215,40 +215,40 @@ MOVES = ("rises", "falls", "stays")
 
 
 def moved(before: float, after: float) -> str:
-    """One of `MOVES`; a number stays if both values agree to a relative 1e-6."""
+    """Return one of `MOVES`: "stays" if both values agree to a relative tolerance of 1e-6."""
     return "stays" if np.isclose(before, after, rtol=1e-6, atol=0) else "rises" if after > before else "falls"
 
 
 def predicted(prediction: Any, measured: Mapping[str, tuple[float, float]], what: str) -> str | None:
-    """None if every "rises", "falls" or "stays" is right; else a sentence on a wrong one, with the numbers.
+    """Return None if every predicted move is right, otherwise a sentence about a wrong one, with the numbers.
 
     Args:
-        prediction: the student's answer to each question.
-        measured: the values before and after the change, by question: see `moved`.
+        prediction: the student's answers by question, each one of `MOVES`.
+        measured: the values before and after the change, by question (see `moved`).
         what: the name of the value, such as "δ".
 
-    NotImplementedError: a question has no prediction yet.
+    Raises NotImplementedError if a question has no prediction yet.
     """
     right = {}
     for question, (before, after) in measured.items():
         correction = f"you said {{!r}}, but {what} is {before:.3g} before and {after:.3g} after"
         right[question] = moved(before, after), correction
-    return chosen(prediction, right, MOVES, 'not one of "rises", "falls" and "stays"')
+    return chosen(prediction, right, MOVES, 'not "rises", "falls" or "stays"')
 
 
 def chosen(
     prediction: Any, right: Mapping[str, tuple[str, str]], options: Collection[str], otherwise: str
 ) -> str | None:
-    """None if every question is answered with the right option; else a sentence on the first that is not.
+    """Return None if every answer is the right option, otherwise a sentence about the first wrong answer.
 
     Args:
-        right: by question, the answer, and the reply to a wrong option, which replaces its ``{}``.
-        otherwise: description of an answer that is not an option: it is "neither 'A' nor 'B'".
+        right: by question, the right option and the reply to a wrong one, in which ``{}`` becomes the wrong option.
+        otherwise: description of an answer that is not an option, such as "neither 'A' nor 'B'".
 
-    NotImplementedError: a question has no answer yet.
+    Raises NotImplementedError if a question has no answer yet.
     """
     if not isinstance(prediction, Mapping) or prediction.keys() != right.keys():
-        return f"a prediction is a dictionary with the questions {', '.join(map(repr, right))}."
+        return f"a prediction must be a dictionary with the questions {', '.join(map(repr, right))}."
     if None in prediction.values():
         raise NotImplementedError
     for question, (option, correction) in right.items():

@@ -1,10 +1,10 @@
-// plotly.js, which a page has once (`theme.bundle`), turns the figure that is drawn into the one that is wanted. In a
-// narrow place titles break into lines, plots side by side go into fewer columns, and the figure grows higher by that.
-const LINE = 1.3;  // height of a line of text over its size
-const LEGEND = 67, TITLE = 20;  // heights in pixels: of a legend of three rows, of a plot's title
-const UNSEEN = 700, BUTTONS = 64;  // widths in pixels: of a figure that is out of view, of its buttons
-const telephone = matchMedia("(max-width: 30rem)");  // which has no buttons: see panel.css
-const NARROW = 150;  // pixels that each of several plots side by side has at least
+// Draws and updates a figure with plotly.js, which is loaded once per page (`theme.bundle`). If the page is narrow, titles
+// are wrapped, the plots of a grid are arranged in fewer columns, and the figure becomes taller.
+const LINE = 1.3;  // line height relative to font size
+const LEGEND = 67, TITLE = 20;  // heights in pixels of a three-row legend and of a plot's title
+const UNSEEN = 700, BUTTONS = 64;  // widths in pixels of a figure that is out of view and of a figure's buttons
+const telephone = matchMedia("(max-width: 30rem)");  // phones show no buttons: see panel.css
+const NARROW = 150;  // minimum width in pixels of a plot in a grid
 const NOTHING = { legend: 0, axes: {} };
 const pen = document.createElement("canvas").getContext("2d");
 const lines = text => text.split("<br>").length;
@@ -17,7 +17,7 @@ function broken(text, size, most) {
     return words.reduce((done, word) => done + (fits(`${done.split("<br>").at(-1)} ${word}`) ? " " : "<br>") + word, first);
 }
 
-// Puts the plots of a grid into as many columns as there is room for; returns how much higher all plots become together.
+// Arranges the plots of a grid in as many columns as fit; returns the factor by which the grid's height grows.
 function stack(layout, width) {
     const ids = Object.keys(layout).map(name => /^xaxis(\d*)$/.exec(name)?.[1]).filter(id => id !== undefined);
     const axes = side => ids.map(id => layout[`${side}axis${id}`]);
@@ -40,7 +40,7 @@ function stack(layout, width) {
     return whole;
 }
 
-// The layout for a place so wide, in which the last drawing had this legend and these axes: [start, length] by name.
+// Returns the layout for a container of this width, given the last drawing's legend height and axes: [start, length] by name.
 function fitted(layout, margin, width, { legend, axes }) {
     const { t, b } = { ...margin, ...layout.margin }, high = layout.height ??= 450;
     const fit = (title, size, most) => {
@@ -50,7 +50,7 @@ function fitted(layout, margin, width, { legend, axes }) {
         return (lines(title.text) - before) * size * LINE;
     };
     const free = width - 16, headed = fit(layout.title, 14, free - (telephone.matches ? 0 : BUTTONS)) + fit(layout.title?.subtitle, 12, free);
-    if (lines(layout.title?.text ?? "") > 1) layout.title.pad = { t: 20, l: 8 };  // plotly draws several lines higher
+    if (lines(layout.title?.text ?? "") > 1) layout.title.pad = { t: 20, l: 8 };  // plotly places titles of several lines higher
     const plots = (high - t - b) * (stack(layout, width) - 1);
     let below = 0;
     for (const [name, [start, length]] of Object.entries(axes)) {
@@ -59,7 +59,7 @@ function fitted(layout, margin, width, { legend, axes }) {
         if (name[0] == "x") below = Math.max(below, more);
     }
     const under = layout.legend?.yref == "container" ? (1 - layout.legend.y) * high : 0;
-    const room = layout.margin?.autoexpand === false ? t - under - TITLE : LEGEND;  // plotly makes room for a few rows itself
+    const room = layout.margin?.autoexpand === false ? t - under - TITLE : LEGEND;  // plotly reserves space for a few rows
     const above = headed + (under && Math.max(0, legend - room));
     layout.width = width;
     layout.height = Math.round(high + above + plots + below);
@@ -70,7 +70,7 @@ function fitted(layout, margin, width, { legend, axes }) {
 
 export default { render({ model, el }) {
     const bundle = (globalThis.edpLabPlotly ??= Promise.withResolvers()).promise;
-    let loaded, width = 0, seen = NOTHING;  // of the last drawing
+    let loaded, width = 0, seen = NOTHING;  // width and measurements of the last drawing
     const look = () => {
         const { legend, _subplots, _plots } = el._fullLayout;
         const axes = _subplots.cartesian.flatMap(id => [_plots[id].xaxis, _plots[id].yaxis]);
@@ -87,20 +87,20 @@ export default { render({ model, el }) {
         for (let times = 0; times < 3; times++) {
             const text = JSON.stringify(layout);
             (el.closest(".edp-figure") ?? el).style.height = `${layout.height}px`;
-            // plotly writes into what it is given; a zoom stays
+            // plotly modifies the data passed to it; uirevision preserves the zoom
             plotly.react(el, structuredClone(drawn.data), { ...layout, template, uirevision: true }, config);
             seen = look();
             if (JSON.stringify(layout = wanted()) == text) return;
         }
     };
-    const resize = () => {  // asks how wide the place is, which takes long: not at every move
+    const resize = () => {  // measuring the width is slow, so not at every slider move
         const now = el.clientWidth;
         if (!loaded || !now || now == width) return;
         [width, seen] = [now, NOTHING];
         draw();
     };
     const watch = new ResizeObserver(resize);
-    el.setAttribute("role", "figure");  // to a screen reader it is one thing with a name: its title
+    el.setAttribute("role", "figure");  // screen readers announce the figure's title
     model.on("change:drawn", draw);
     addEventListener("resize", resize);
     bundle.then(all => {

@@ -1,6 +1,6 @@
-"""Figures as plain dicts in plotly.js's format, and the live widget that follows a slider.
+"""Figures as plain dicts in plotly.js's format, and a widget that updates them when a slider moves.
 
-    def draw(result):                                    # pure; the same function draws and redraws
+    def draw(result):                                    # a pure function, called for every update
         curve = line("loss", PLAIN, x=result.steps, y=result.losses)
         steps, loss = axis("step", [0, result.steps[-1]]), log_axis("loss", result.losses)
         return figure("Training", curve, xaxis=steps, yaxis=loss, hover="step %{x}: %{y:.3g}")
@@ -8,11 +8,11 @@
     live = LiveFigure(draw(first))
     live.show(draw(second))                              # plotly.js finds what has changed
 
-A dict costs almost nothing, while every property of a ``go.Figure`` is looked up in plotly's schema: one move of a
-slider takes 1 to 3 ms this way, and 80 to 190 ms if all objects are redrawn.
+Dicts are fast, while plotly looks up every property of a ``go.Figure`` in its schema. A slider move takes 1 to 3 ms
+with dicts, and 80 to 190 ms if all objects are redrawn.
 
-plotly.js treats all text as a kind of HTML, with links. Here every string is plain text, wherever it comes from:
-`figure` escapes it, and keeps its line breaks. Markup needs a type of its own: ``Html("e<sup>ε</sup>")``.
+plotly.js interprets text as a subset of HTML, including links. Here every string is plain text: `figure` escapes it
+and keeps line breaks. Markup must have its own type: ``Html("e<sup>ε</sup>")``.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Still: TypeAlias = go.Figure
 NUMBERS = {bool, int, float, type(None)}
 
 LEGEND = {"orientation": "h"}
-HERE = {"color": "#444", "dash": "dashdot", "width": 1.5}  # a line at the value of a slider
+HERE = {"color": "#444", "dash": "dashdot", "width": 1.5}  # style of a line at a slider's value
 DOTTED = {"color": "#666", "dash": "dot", "width": 1.5}
-# plotly draws powers of ten 1.25 times as large.
+# plotly draws powers of ten 1.25 times as large as other labels.
 LOG = {"type": "log", "dtick": 1, "exponentformat": "power", "tickfont": {"size": 10}}
-OVERLAID: dict[str, Any] = {"barmode": "overlay", "bargap": 0}  # layout of `histograms`
-ALONE = Html("<extra></extra>")  # at the end of a ``hovertemplate``: hides the trace's name beside it
+OVERLAID: dict[str, Any] = {"barmode": "overlay", "bargap": 0}  # layout options for `histograms`
+ALONE = Html("<extra></extra>")  # end of a ``hovertemplate`` that hides the trace's name
 
 # ---- Drawing -------------------------------------------------------------------------------------------------------
 
@@ -57,26 +57,26 @@ ALONE = Html("<extra></extra>")  # at the end of a ``hovertemplate``: hides the 
 def figure(
     title: str, *marks: Mark, caption: str = "", height: int = 400, top: Any = None, hover: Any = "", **layout: Any
 ) -> Figure:
-    """A figure with a title, an optional caption under it, and a legend in a row.
+    """A figure with a title, an optional caption below the title, and a horizontal legend.
 
     Args:
-        title, caption: text, as all strings in a figure.
+        title, caption: plain text, like all strings in a figure.
         marks: traces (`line`, `points`, `area`, `bar`), shapes (`vline`, `hline`) and annotations (`note`, `beside`).
-        height: pixels.
+        height: in pixels.
         top: minimum pixels above the plot, for title, caption and legend.
-        hover: the ``hovertemplate`` of all traces without their own.
-        layout: options by plotly's names, such as ``xaxis`` (see `axis`); a dict is merged into an existing one.
+        hover: the ``hovertemplate`` for traces that have none.
+        layout: plotly's layout options, such as ``xaxis`` (see `axis`); dicts are merged into existing ones.
     """
     heading: dict[str, Any] = {"text": title}
     if caption:
         heading["subtitle"] = {"text": caption}
     above = {} if top is None else {"margin": {"t": top}}
     lines = as_text(caption).count("<br>") + 1 if caption else 0
-    # Under the title, from the figure's left edge: the plot begins below the legend, however many rows it has.
+    # The legend is below the title, at the figure's left edge. The plot begins below it, however many rows it has.
     under = {"xref": "container", "yref": "container", "y": 1 - (32 + 17 * lines) / height, "yanchor": "top"}
     legend = LEGEND if "legend" in layout else {**LEGEND, **under}
     whole = merged({"height": height, "title": heading, "legend": legend}, above, layout)
-    for name, place in whole.items():  # plotly.js has no plain-text titles
+    for name, place in whole.items():  # plotly.js requires a dict here
         if name[1:5] == "axis" and isinstance(place.get("title"), str):
             whole[name] = {**place, "title": {"text": place["title"]}}
     data: list[Trace] = []
@@ -97,7 +97,7 @@ def still(title: str, *marks: Mark, **more: Any) -> Still:
 
 
 def as_text(value: Any) -> Any:
-    """Part of a figure with all strings except `Html` escaped, so that plotly.js shows them literally."""
+    """Escape all strings in part of a figure, except `Html`, to make plotly.js show them literally."""
     if isinstance(value, str):
         return (str(value) if hasattr(value, "__html__") else html.escape(value, quote=False)).replace("\n", "<br>")
     if isinstance(value, Mapping):
@@ -110,7 +110,7 @@ def as_text(value: Any) -> Any:
 
 
 def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **more: Any) -> Trace:
-    """A line; with a `symbol` (and `size`), it also has markers. `more`: see `trace`."""
+    """A line, with markers if `more` contains a `symbol` (and a `size`). `more`: see `trace`."""
     look: Trace = {
         "mode": "lines",
         "line": {"color": color, "dash": dash} | ({} if width is None else {"width": width}),
@@ -121,7 +121,7 @@ def line(name: str, color: str, dash: str = "solid", *, width: Any = None, **mor
 
 
 def points(name: str, color: str, symbol: str, size: int, *, edge: Any = 1.5, **more: Any) -> Trace:
-    """Markers without a line; their outline, if any, is `edge` pixels wide. `more`: see `trace`."""
+    """Markers without a line; the markers' outline is `edge` pixels wide, unless it is None. `more`: see `trace`."""
     marker: Trace = {"color": color, "symbol": symbol, "size": size}
     if edge is not None:
         marker["line"] = {"width": edge, "color": color}
@@ -129,30 +129,30 @@ def points(name: str, color: str, symbol: str, size: int, *, edge: Any = 1.5, **
 
 
 def ring(size: int = 12, **more: Any) -> Trace:
-    """A marker on a chosen point, without an entry in the legend. `more`: see `trace`."""
+    """A ring around a chosen point, without a legend entry. `more`: see `trace`."""
     return points("", theme.INK, "circle-open", size, **{"edge": 2, "showlegend": False, **more})
 
 
 def area(name: str, color: str, opacity: float, **more: Any) -> Trace:
-    """The area inside an outline ``x``, ``y``; `color` as ``#rrggbb``. `more`: see `trace`."""
+    """The filled area inside an outline ``x``, ``y``; `color` is ``#rrggbb``. `more`: see `trace`."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     look = {"mode": "lines", "fill": "toself", "fillcolor": f"rgba({red},{green},{blue},{opacity})"}
     return trace(name, {**look, "line": {"width": 0}}, **more)
 
 
 def bar(name: str, color: str, hatch: Any = None, **more: Any) -> Trace:
-    """Bars of one colour, with white strokes if a `hatch` is given ("/", "x"). `more`: see `trace`."""
-    # By default, plotly replaces the colour by a white pattern, and the bar cannot be seen.
+    """Bars of one colour, with a white pattern if `hatch` is given ("/" or "x"). `more`: see `trace`."""
+    # By default, plotly replaces the colour with a white pattern, which makes the bar invisible.
     pattern = {} if hatch is None else {"pattern": {"shape": hatch, "fillmode": "overlay", "fgcolor": "white"}}
     return trace(name, {"type": "bar", "marker": {"color": color, **pattern}}, **more)
 
 
 def histograms(edges: Any, samples: Iterable[Any], looks: Iterable[tuple[str, str, str]], of: str = "") -> list[Trace]:
-    """Transparent histograms of samples with the same bin `edges`; the outer bins include all values beyond them.
+    """Transparent histograms of samples, with common bin `edges`; the outer bins include all values beyond the edges.
 
     Args:
         looks: name, colour and hatch of each histogram.
-        of: the text before the name that says what the bars are shares of.
+        of: text before the name in hover labels, such as "the draws ".
     """
     bins: dict[str, Any] = {"x": (edges[1:] + edges[:-1]) / 2, "width": edges[1] - edges[0]}
     sheer = {"opacity": 0.6, "pattern": {"size": 6}, "line": {"width": 0}}
@@ -175,13 +175,13 @@ def between(x: NDArray, low: NDArray, high: NDArray) -> dict[str, Any]:
 
 
 def gaps(starts: Iterable[Any], ends: Iterable[Any], rows: Iterable[Any]) -> dict[str, Any]:
-    """``x`` and ``y`` of one line with many segments: one per row of `rows`, from a start to an end."""
+    """``x`` and ``y`` of a line with horizontal segments, each from a start to an end at the height given in `rows`."""
     pieces = list(zip(starts, ends, rows, strict=True))
     return {"x": [x for a, b, _ in pieces for x in (a, b, None)], "y": [y for *_, y in pieces for y in (y, y, None)]}
 
 
 def error_bars(values: Iterable[float], intervals: Iterable[tuple[float, float]], **look: Any) -> dict[str, Any]:
-    """``error_y`` or ``error_x`` from each value to both ends of its interval."""
+    """Error bars from each value to both ends of its interval, for plotly's ``error_x`` or ``error_y``."""
     ends = [(high - value, value - low) for value, (low, high) in zip(values, intervals, strict=True)]
     above, below = [up for up, _ in ends], [down for _, down in ends]
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **look}
@@ -193,25 +193,25 @@ def note(text: str, **place: Any) -> dict[str, Any]:
 
 
 def over(text: str, y: Any, **place: Any) -> Mark:
-    """An annotation above the right end of a horizontal line at this value."""
+    """An annotation above the right end of a horizontal line at `y`."""
     here = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y", "y": y, "yanchor": "bottom"}
     return note(text, **{**here, **place})
 
 
 def beside(text: str, x: Any, left: bool) -> dict[str, Any]:
-    """An annotation at the top of the plot, left or right of a vertical line at this value."""
+    """An annotation at the top of the plot, to the left or right of a vertical line at `x`."""
     side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
     return note(text, x=x, yref="paper", y=1, yanchor="top", **side)
 
 
 def vline(x: Any, axis: str = "x", **look: Any) -> dict[str, Any]:
-    """A shape: a line from top to bottom of that x axis' plot, with the same dashes as `HERE`."""
+    """A shape: a vertical line across the plot of this x axis, in the style `HERE`."""
     of = f"{axis.replace('x', 'y', 1)} domain"
     return {"type": "line", "x0": x, "x1": x, "xref": axis, "y0": 0, "y1": 1, "yref": of, "line": HERE, **look}
 
 
 def hline(y: Any, axis: str = "y", **look: Any) -> dict[str, Any]:
-    """A shape: a line from left to right of that y axis' plot, with the same dashes as `HERE`."""
+    """A shape: a horizontal line across the plot of this y axis, in the style `HERE`."""
     of = f"{axis.replace('y', 'x', 1)} domain"
     return {"type": "line", "y0": y, "y1": y, "yref": axis, "x0": 0, "x1": 1, "xref": of, "line": HERE, **look}
 
@@ -220,7 +220,7 @@ def hline(y: Any, axis: str = "y", **look: Any) -> dict[str, Any]:
 
 
 def axis(title: str, span: Any = None, **more: Any) -> dict[str, Any]:
-    """An axis that covers its `span`."""
+    """An axis with a title and, if given, the range `span`."""
     return {"title": title, **({} if span is None else {"range": span}), **more}
 
 
@@ -232,20 +232,20 @@ def logs(title: str, span: Any = None, **more: Any) -> dict[str, Any]:
 def log_axis(
     title: str, values: Iterable[float | None], *, margin: Any = 0, labels: Any = 0, **more: Any
 ) -> dict[str, Any]:
-    """A logarithmic axis around the values, see `log_range`, with at most about `labels` labels (0: each power)."""
+    """A logarithmic axis that covers the values, with about `labels` labels at most, or one per power of ten if 0."""
     low, high = log_range(values, margin)
     return logs(title, [low, high], **({"dtick": math.ceil((high - low) / labels)} if labels else {}), **more)
 
 
 def positive(values: Iterable[float | None]) -> list[float | None]:
-    """The values, with None for numbers that a log axis cannot show."""
+    """The values, with None in place of numbers that a logarithmic axis cannot show."""
     return [float(v) if v is not None and v > 0 and math.isfinite(v) else None for v in values]
 
 
 def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float]:
-    """Exponents of the powers of ten around the values, so that an axis stays fixed while a slider moves a little.
+    """Exponents of the powers of ten around the values, which keep an axis fixed while a slider moves a little.
 
-    With a `margin`, values this close to a power of ten count as beyond it; without one, the range is a bit wider.
+    With a `margin`, values this close to a power of ten count as beyond it. Without one, 0.05 is added at each end.
     """
     logs = [math.log10(v) for v in positive(values) if v is not None] or [0.0]
     beyond = 0 if margin else 0.05
@@ -256,11 +256,11 @@ def log_range(values: Iterable[float | None], margin: float = 0.0) -> list[float
 
 
 def plots(rows: int, cols: int, titles: Sequence[str] = (), axes: Any = (), **options: Any) -> dict[str, Any]:
-    """The layout of several plots in one figure: domains of ``xaxis``, ``yaxis``, ``xaxis2``, ... row by row.
+    """Layout of a grid of plots in one figure: the domains of ``xaxis``, ``yaxis``, ``xaxis2``, ..., row by row.
 
     Args:
-        titles: the title of each plot; they become ``annotations``.
-        axes: the axes of each plot, see `axis`.
+        titles: the plots' titles, which become ``annotations``.
+        axes: the x and y axis of each plot (see `axis`).
         options: options of `plotly.subplots.make_subplots`, such as ``vertical_spacing`` or ``row_heights``.
     """
     axes_by_name: dict[str, Any] = {}
@@ -276,14 +276,14 @@ def _plots(rows: int, cols: int, titles: tuple[str, ...], options: tuple[tuple[s
 
 
 def at(plot: int) -> dict[str, Any]:
-    """Axes of a trace in plot number `plot` of `plots`, counted from 1."""
+    """Axes of a trace in plot number `plot` (from 1) of `plots`."""
     return {"xaxis": "x", "yaxis": "y"} if plot == 1 else {"xaxis": f"x{plot}", "yaxis": f"y{plot}"}
 
 
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
-    """A new dict with all values; if two dicts have the same name, they are merged.
+    """Merge dicts recursively into a new dict; later values take precedence.
 
-    A title given as text is merged into a title that is a dict.
+    A title given as text replaces the text of a title that is a dict.
     """
     result = dict(base)
     for other in more:
@@ -295,17 +295,17 @@ def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-# ---- Showing -------------------------------------------------------------------------------------------------------
+# ---- Display -------------------------------------------------------------------------------------------------------
 
 
 class LiveFigure(anywidget.AnyWidget):
-    """A figure on the page, which `show` updates.
+    """A figure on a page, updated by `show`.
 
-    Plotly's own widget validates every property, sends four messages per update, and after each one reports to the
-    kernel what it has drawn, which we do not need and which delays the kernel's next move.
+    Plotly's own widget validates every property and sends four messages per update. After each message, it reports the
+    drawn figure to the kernel, which we do not need and which delays the next update.
 
     Attributes:
-        figure: the figure shown.
+        figure: the current figure.
     """
 
     _css = theme.STYLE
@@ -318,14 +318,14 @@ class LiveFigure(anywidget.AnyWidget):
         self.figure = figure
 
     def show(self, figure: Figure) -> None:
-        """Show this figure: sends one message, or none if nothing has changed."""
+        """Show this figure. This sends one message, or none if nothing has changed."""
         self.figure, self.drawn = figure, sent(figure)
 
 
 def sent(value: Any, kind: str = "<f8") -> Any:
-    """A value as JSON; an array as the bytes of its numbers, as plotly.js expects.
+    """Convert a value for JSON; arrays become base64-encoded bytes, as plotly.js expects.
 
-    `kind`: "<f8", or "<f4" for numbers to six digits; arrays that do not fit into "<f4" use eight bytes per number.
+    `kind`: "<f8", or "<f4" for six digits; arrays that cannot be represented in "<f4" are sent as "<f8".
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
@@ -342,11 +342,11 @@ def sent(value: Any, kind: str = "<f8") -> Any:
     return [sent(item, kind) for item in value] if isinstance(value, list | tuple) else value
 
 
-HALF = "1 1 21rem"  # width of one of two figures: side by side only if there is room for titles and captions
+HALF = "1 1 21rem"  # CSS flex of two figures, side by side only if titles and captions fit
 
 
 def framed(live: LiveFigure, flex: str = HALF) -> widgets.Box:
-    """A container for the figure, as high as the figure needs and as wide as `flex` (CSS) allows."""
+    """A container with the figure's height, whose width is set by `flex` (CSS)."""
     height = live.figure["layout"]["height"]
     place = widgets.Layout(flex=flex, min_width="0", height=f"{height}px", overflow="hidden")
     return widgets.Box([live], layout=place).add_class("edp-figure")

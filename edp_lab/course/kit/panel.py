@@ -1,4 +1,4 @@
-"""Panels: sliders connected to a pure function and to the display of its result. A panel is one declaration:
+"""Panels: sliders for the arguments of a pure function, with figures and text that show its result. For example:
 
     @panel("04")
     def stages(clip_norm: float, z: float) -> Panel:
@@ -14,8 +14,8 @@
             z=number("z", z, decades(-2, 1)),
         )
 
-It also works without a browser: ``panel.set(z=0.1)``, then read ``panel.result``. A page without a kernel looks up
-results in a table, see `edp_lab.course.kit.table`.
+A panel also works without a browser: call ``panel.set(z=0.1)``, then read ``panel.result``. On pages without a kernel,
+it shows precomputed states (see `edp_lab.course.kit.table`).
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from edp_lab.course.kit.text import Fold, Tile, Tiles, python
 from edp_lab.errors import UsageError
 
 Draw = Callable[[Any], Figure]
-MADE: list[Panel] = []  # all panels made in this process
+MADE: list[Panel] = []  # all panels created in this process
 
 
 class Panel(Frame):
-    """Sliders over a pure function, with live figures, two tiles and a sentence; everything else is one click away.
+    """Panel with sliders for a pure function, live figures, two tiles and a sentence; details are one click away.
 
     Args:
         title: the panel's topic, in a few words.
-        looking_at: one sentence on what the panel shows.
-        compute: a pure function, fast enough for a slider. Its UsageError is shown as a sentence under the control.
-        figures: for each figure, a function that draws a result as a dict (see `edp_lab.course.kit.figure`), alone or
-            with its CSS width. The main figure is first; they are side by side if the window is wide enough.
-        words: from a result, its description: text or `Html`. One click away.
-        command: from a result and, as keywords, the controls' values, a command; default: the Python call of `compute`.
-        account: if `command` is omitted: from a result, the `edp-lab account` command to append, "" for none.
-        tiles: from a result, its two main numbers and one sentence.
-        idle: from a result, the names of controls that currently have no effect.
+        looking_at: a one-sentence description of the panel.
+        compute: a pure function, fast enough to call at every slider move. Its UsageError is shown under the control.
+        figures: functions that draw a result as a dict (see `edp_lab.course.kit.figure`), each alone or in a pair with
+            a CSS width. The main figure is first. Figures are side by side if the window is wide enough.
+        words: function that describes a result as text or `Html`, one click away.
+        command: function of a result and keyword values that returns a command; default: the Python call of `compute`.
+        account: if `command` is omitted, function that returns the `edp-lab account` command to append, or "".
+        tiles: function that returns a result's two main numbers, as tiles, and one sentence.
+        idle: function that returns the names of controls that have no effect on a result.
         joint: names of the controls that can be combined on a page without a kernel; default: the first two.
-        controls: controls by name; `compute` gets their values as keyword arguments. At most six are visible initially.
+        controls: controls by name; `compute` receives their values as keyword arguments. At most six are not `rare`.
 
     Attributes:
-        result: the result for the last values that `compute` accepted.
+        result: the result for the latest values that `compute` accepted.
         figures: the live figures, in order.
 
     Raises:
-        Exception: whatever `compute` or a drawing raises for the first values; `Frame.show_errors` shows later ones.
+        Exception: any error from `compute` or a drawing function for the initial values; later errors are only shown.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Panel(Frame):
         self.draws = [draw for draw, _ in places]
         self.result = compute(**self.values)
         self.figures = [LiveFigure(draw(self.result)) for draw in self.draws]
-        self.tiles, self.words = Tiles(), Fold(summary="All numbers, and what they cover")
-        self.command = Fold(summary="The same as a command", code=True)
+        self.tiles, self.words = Tiles(), Fold(summary="All numbers and their scope")
+        self.command = Fold(summary="This result as a command", code=True)
         self._say()
         for control in controls.values():
             control.observe(lambda change: None if self._held else self._redraw(change["owner"]), "entered")
@@ -96,11 +96,11 @@ class Panel(Frame):
         super().__init__(title, looking_at, [self._inputs(), self.tiles], below)
 
     def _inputs(self) -> widgets.Box:
-        """The controls; rare ones are hidden behind "more"."""
+        """The controls; rarely used ones are hidden until "more" is pressed."""
         rare = box("edp-controls", *(control for control in self.controls.values() if control.rare))
         rare.layout.display = "none"
         more = widgets.Button(description="more", tooltip="rarely used controls").add_class("edp-quiet")
-        reset = widgets.Button(description="reset", tooltip="back to the values this panel started with")
+        reset = widgets.Button(description="reset", tooltip="restore the initial values")
         reset.on_click(lambda _: self.reset())
 
         def toggle(_: object) -> None:
@@ -113,7 +113,7 @@ class Panel(Frame):
         return widgets.VBox([box("edp-controls", *usual, buttons.add_class("edp-buttons")), rare])
 
     def set(self, **values: Any) -> None:
-        """Move several controls, then redraw once. UsageError: the panel has no control of that name."""
+        """Set several controls, then redraw once; UsageError if the panel has no control of that name."""
         for name in values:
             if name not in self.controls:
                 raise UsageError(f"the panel has no control {name!r}; it has {', '.join(self.controls)}")
@@ -126,7 +126,7 @@ class Panel(Frame):
         self._redraw(self.controls[name] if values else None)
 
     def reset(self) -> None:
-        """Back to the values the panel started with."""
+        """Restore the initial values."""
         self.set(**{name: control.default for name, control in self.controls.items()})
 
     def _redraw(self, moved: Control | None) -> None:
@@ -149,7 +149,7 @@ class Panel(Frame):
                     setattr(widget, name, value)
 
     def shown(self, result: Any, values: Mapping[str, Any]) -> dict[widgets.Widget, dict[str, Any]]:
-        """Contents of each part of the panel except the figures, for a result."""
+        """Property values of each widget except the figures, for this result."""
         first, second, line = self._tiles(result)
         idle = self._idle(result)
         return {
@@ -162,12 +162,12 @@ class Panel(Frame):
 
 # ---- The registry ---------------------------------------------------------------------------------------------------
 
-PANELS: dict[str, Callable[..., Frame]] = {}  # "04 stages": what makes that panel, once its package is imported
+PANELS: dict[str, Callable[..., Frame]] = {}  # by name ("04 stages"): functions or classes that create panels
 Make = TypeVar("Make", bound=Callable[..., Frame])
 
 
 def panel(notebook: str) -> Callable[[Make], Make]:
-    """Register a function or class that makes a panel of a notebook ("04"), under its own name."""
+    """Register a function or class that creates a panel of a notebook ("04"), under its own name."""
 
     def enter(make: Make) -> Make:
         PANELS[f"{notebook} {make.__name__}"] = make

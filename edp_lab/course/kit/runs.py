@@ -1,7 +1,7 @@
-"""The frame of every panel, and panels for long-running work, with Run, Stop and a progress bar.
+"""The base class of all panels, and panels for long-running work with Run, Stop and a progress bar.
 
-Jupyter swallows errors raised in callbacks; here each error is shown in a box, stored in ``panel.errors``, and raised
-again by ``panel.check()``.
+Jupyter swallows errors raised in callbacks. Panels show each error in a box and store it in ``panel.errors``, and
+``panel.check()`` re-raises the first error that is not bad input.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from edp_lab.training.run_files import Event, StepDone
 
 
 class Frame(widgets.VBox):
-    """Frame of every panel: a border, a heading that says in one line what the panel shows, and a box for errors.
+    """Base class of all panels, with a border, a heading with a one-line description, and a box for errors.
 
-    A notebook's last cell calls `check`, which raises the first error of a callback, if any.
+    A notebook's last cell calls `check`.
 
     Attributes:
-        errors: every error raised by this panel's callbacks, including bad input, oldest first.
-        title: the title, as text.
+        errors: all errors raised in this panel's callbacks, including bad input, oldest first.
+        title: the title as plain text.
         controls: the controls by name.
-        tiles, words, command: the read-outs; words and command have a `.value`.
+        tiles, words, command: widgets with the main numbers, the explanation and the command.
     """
 
     controls: Mapping[str, Control]
@@ -51,17 +51,17 @@ class Frame(widgets.VBox):
 
     @contextmanager
     def show_errors(self, culprit: Control | None = None) -> Iterator[None]:
-        """Store and show an error of the block instead of raising it; a block without errors clears the box.
+        """Store and show an error raised in the block instead of propagating it; if there is none, clear the box.
 
-        Bad input is reported under its `culprit`, a bug of the course above the figures; either way, output that does
-        not belong to the current input turns grey.
+        Bad input is reported under the control `culprit`, and a bug in the course above the figures. In both cases,
+        output that does not match the current input turns grey.
         """
         message = ""
         try:
             yield
         except Exception as error:
             self.errors.append(error)
-            message = sentence(error) or f"{type(error).__name__}: {error} (a fault of the course, not yours)"
+            message = sentence(error) or f"{type(error).__name__}: {error} (a bug in the course, not your mistake)"
             if not isinstance(error, UsageError):
                 culprit = None
         for control in self.controls.values():
@@ -74,13 +74,13 @@ class Frame(widgets.VBox):
         return {name: control.value for name, control in self.controls.items()}
 
     def _in_its_words(self, message: str) -> str:
-        """The library's message, with this panel's names instead of the command line's."""
+        """The library's message, with names of options replaced by this panel's labels."""
         for name, control in self.controls.items():
             message = re.sub(rf"{flag_of(name)}\b", control.label, message)
         return message
 
     def check(self) -> None:
-        """Raise the first error that was not bad input, so that a run without a browser fails."""
+        """Re-raise the first error that was not bad input, which makes a run without a browser fail."""
         for error in self.errors:
             if not isinstance(error, UsageError):
                 raise error
@@ -91,22 +91,22 @@ def box(css: str, *children: widgets.Widget) -> widgets.Box:
     return widgets.Box(children).add_class(css)
 
 
-# ---- Work that takes a while ----------------------------------------------------------------------------------------
+# ---- Long-running work -----------------------------------------------------------------------------------------------
 
 
 class StoppedError(Exception):
-    """Stop was pressed: see `Runs.heed_stop`."""
+    """Raised by `Runs.heed_stop` after Stop was pressed."""
 
 
 class Runs(Frame):
-    """Run and Stop for long-running work: it runs in the background, and a bar shows its progress.
+    """Panel with Run and Stop for long-running work, which runs in the background and moves a progress bar.
 
-    A subclass defines the work (`prepare`, in the kernel's thread; a UsageError is shown as one sentence in the error
-    box) and does it (`work`, in the background thread, which must check `stopping` or call `heed_stop` regularly).
-    With sliders over a pure function it is also a `Panel`: ``class Explorer(Panel, Runs)``.
+    A subclass implements `prepare`, which is called in the kernel's thread, and `work`, which is called in a background
+    thread and must regularly check `stopping` or call `heed_stop`. A subclass that also has sliders for a pure function
+    inherits from `Panel` as well: ``class Explorer(Panel, Runs)``.
 
     Attributes:
-        stop_event: set when Stop is pressed; for functions that take an event, such as `edp_lab.training.train`.
+        stop_event: an event that is set when Stop is pressed, for functions such as `edp_lab.training.train`.
     """
 
     def __init__(
@@ -124,33 +124,33 @@ class Runs(Frame):
 
     @abstractmethod
     def prepare(self) -> Any:
-        """The work to do, from the current values of the widgets. UsageError: the values make no sense."""
+        """Return the work to do for the current values of the widgets; UsageError if the values are invalid."""
 
     @abstractmethod
     def work(self, task: Any) -> None:
-        """Do the work, in the background thread; an error is shown in the error box."""
+        """Do the work in the background thread; errors are shown in the error box."""
 
     @property
     def stopping(self) -> bool:
         return self.stop_event.is_set()
 
     def heed_stop(self, message: str = "") -> None:
-        """End the work here if Stop was pressed, and show `message`; for functions that only report progress."""
+        """If Stop was pressed, end the work and show `message`. Call this from a function's progress callback."""
         if self.stopping:
             raise StoppedError(message)
 
     def progress(self, done: int, of: int, text: str) -> None:
-        """Move the bar to `done` of `of`, and show what is being done."""
+        """Move the progress bar to `done` of `of`, and show `text` next to it."""
         self.bar.max, self.bar.value, self.state.value = of, done, text
 
     def progress_of(self, event: Event) -> None:
-        """Move the bar as a training run reports its steps."""
+        """Move the progress bar if the event reports a training step."""
         if isinstance(event, StepDone):
             done, of = event.epoch * event.steps + event.step, event.epochs * event.steps
             self.progress(done, of, f"epoch {event.epoch + 1} of {event.epochs}")
 
     def run(self, wait: bool = False) -> None:
-        """Start in the background; `wait` returns at the end. Bad settings are shown in the error box."""
+        """Start the work in the background, and with `wait`, wait for its end; show bad settings in the error box."""
         task, ready = None, False
         with self.show_errors():
             if self._thread.is_alive():
@@ -165,11 +165,11 @@ class Runs(Frame):
             self.wait()
 
     def stop(self) -> None:
-        """End the work as soon as possible."""
+        """Ask the work to end as soon as possible."""
         self.stop_event.set()
 
     def wait(self) -> None:
-        """Wait until the work has ended; interrupting the kernel stops it."""
+        """Wait until the work has ended; interrupting the kernel stops the work."""
         try:
             while self._thread.is_alive():
                 self._thread.join()
@@ -189,7 +189,7 @@ class Runs(Frame):
 
 
 class RunPanel(Runs):
-    """A panel that only works after Run; `figures` are the initial figures, then the live ones."""
+    """A panel that computes only when Run is pressed; the argument `figures` contains the initial figures."""
 
     def __init__(self, title: str, looking_at: str, figures: Sequence[Figure], **controls: Control) -> None:
         self.controls, self.figures = controls, [LiveFigure(drawn) for drawn in figures]

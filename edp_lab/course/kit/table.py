@@ -1,4 +1,4 @@
-"""Tables of panel states, in which ``page.js`` looks up what to show on a page without a kernel."""
+"""Tables of precomputed panel states, which ``page.js`` shows on pages without a kernel."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from edp_lab.course.kit.figure import sent
 from edp_lab.course.kit.panel import MADE, Panel
 from edp_lab.errors import UsageError
 
-STATES, BYTES = 400, 400_000  # most states and compressed bytes of a table
+STATES, BYTES = 400, 400_000  # maximum states and compressed bytes per table
 ROUND = "1.0 3.0 5.0 2.0 1.5 8.0 4.0 6.0 2.5 1.2"  # mantissas, starting with the roundest
-SHORT = 24  # JSON texts up to this length are not worth sharing
+SHORT = 24  # JSON texts shorter than this are not shared
 
 
 def table(panel: Panel) -> dict[str, Any]:
-    """Table of what a panel shows at its controls' stops, for ``page.js``; the panel then returns to its defaults.
+    """Precompute a panel's states at its controls' stops, for ``page.js``. This resets the panel to its defaults.
 
-    The table has all combinations of the controls in `joint`; the others move alone, from the defaults. Sliders lose
-    stops until the table has at most `STATES` states and `BYTES` bytes.
+    The table contains all combinations of the controls in `joint`. Every other control is varied alone, with the rest
+    at their defaults. Stops of sliders are removed to keep the table within `STATES` states and `BYTES` bytes.
 
     Returns:
-        ``controls``: for each, its ``id``, its ``stops``, the index of its default ``at``, whether it is ``joint``.
-        ``states``: compressed JSON with a ``pool`` of parts (later ones use earlier ones), and what to show, as new
-        values by a widget's id: ``joint`` for each combination of stops (the last control varies fastest), ``alone``
-        for each other control and stop.
+        ``controls``: for each control, its ``id``, its ``stops``, the index ``at`` of its default, and ``joint``.
+        ``states``: compressed JSON. ``pool`` is a list of parts, which can refer to earlier parts. ``joint`` lists the
+        states for all combinations of stops (the last control varies fastest), and ``alone`` those for each other
+        control. A state maps widget ids to new property values.
     """
     panel.reset()
     joint = [name for name in panel.controls if name in panel.joint]
@@ -67,9 +67,9 @@ def table(panel: Panel) -> dict[str, Any]:
 
 
 def _stops(panel: Panel, most: int) -> dict[str, list[Any]]:
-    """Stops of each control, chosen so that there are at most this many states.
+    """Stops of each control, for at most `most` states.
 
-    While there are more, the slider that saves most states loses half of its stops, see `_rounder`.
+    While there are more, half of the stops are removed from the slider where this saves most states: see `_rounder`.
     """
     stops: dict[str, list[Any]] = {}
     for name, control in panel.controls.items():
@@ -89,7 +89,7 @@ def _stops(panel: Panel, most: int) -> dict[str, list[Any]]:
 
 
 def _state(panel: Panel, entered: Mapping[str, Any], moved: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the panel shows at these values, by widget; a UsageError is shown under the control moved last."""
+    """Property values of each widget for this input; a UsageError is shown under the control that was moved last."""
     values = {name: control.meaning(entered[name]) for name, control in panel.controls.items()}
     try:
         result = panel.compute(**values)
@@ -102,7 +102,7 @@ def _state(panel: Panel, entered: Mapping[str, Any], moved: Sequence[str]) -> di
 
 
 def _rounder(stops: Sequence[float], default: float) -> list[float]:
-    """Half of the stops, with default and ends: the round ones if they span several powers of ten, else every other."""
+    """Half of the stops, plus the default and both ends: round numbers if the stops span a factor of 100 or more."""
     positive = [stop for stop in stops if stop > 0]
     if positive and positive[-1] >= 100 * positive[0]:
         round_ones = sorted(stops, key=lambda stop: (ROUND + f"{stop:e}"[:3]).index(f"{stop:e}"[:3]))
@@ -113,7 +113,7 @@ def _rounder(stops: Sequence[float], default: float) -> list[float]:
 
 
 def _shared(value: Any, pool: dict[str, int]) -> Any:
-    """The value with floats to eight digits, and each part that may recur replaced by its index in the pool."""
+    """The value with floats rounded to eight digits, and with every long part replaced by its index in the pool."""
     if isinstance(value, float):
         return float(f"{value:.8g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -125,5 +125,5 @@ def _shared(value: Any, pool: dict[str, int]) -> Any:
 
 
 def tables() -> dict[str, Any]:
-    """The `table` of every panel made in this process, by the panel's id."""
+    """The `table` of every panel created in this process, by the panel's id."""
     return {panel.model_id: table(panel) for panel in MADE}

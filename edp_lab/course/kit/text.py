@@ -1,4 +1,4 @@
-"""How the course writes numbers, sentences and commands: read-outs, captions, tables and tiles of all notebooks."""
+"""Formatting of numbers, tables, tiles and commands, shared by all notebooks."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from edp_lab.training.config import TrainConfig, flag_of
 
 
 class Html(Markup):
-    """Trusted markup: a constant, or one whose values `format` escapes. Everything else is shown as plain text."""
+    """Trusted markup: a constant into which `format` inserts escaped values. Other strings are shown as plain text."""
 
     def _repr_html_(self) -> str:
-        return f'<div class="mathjax_ignore">{self}</div>'  # Jupyter would read text between dollar signs as TeX
+        return f'<div class="mathjax_ignore">{self}</div>'  # else Jupyter reads text in $...$ as TeX
 
 
 CELL = Html('style="text-align:left; vertical-align:top; white-space:normal"')  # style of a table cell
 
 
 class Words:
-    """The texts of a room: each macro of the ``words.html.j2`` beside a file becomes a method that renders it.
+    """Texts of a notebook: each macro of the ``words.html.j2`` in a file's folder becomes a method that renders it.
 
         words = Words(__file__)
-        words.stages(result)    # HTML in one line
+        words.stages(result)    # HTML on one line
 
-    Templates have the functions of this file as filters (``d`` for `digits`, `at_most`, `at_least`, `short`, `percent`,
-    `duration`) and as functions (`count`, ``table`` for `html_table`), ``cell`` for `CELL`, the macros
-    ``privacy`` and ``scope`` of the kit's own ``words.html.j2``, and the names that a room passes. Inserted values are
-    escaped. An unknown name is an error.
+    Templates can use the filters ``d`` (for `digits`), `at_most`, `at_least`, `short`, `percent` and `duration`, the
+    functions `count` and ``table`` (for `html_table`), the style ``cell`` (for `CELL`), the macros ``privacy`` and
+    ``scope`` of this package, and the names passed to the constructor. Inserted values are escaped. An unknown name
+    raises an error.
     """
 
     def __init__(self, beside: str, **names: Any) -> None:
@@ -64,24 +64,24 @@ class Words:
 
 
 def digits(value: float | None) -> str:
-    """Three digits, as people write them: 0.0296, 16.4, 1,234, 12.3 million, 3 × 10⁻⁸; inf and None mean too large for
+    """Format a number with three digits: 0.0296, 16.4, 1,234, 12.3 million, 3 × 10⁻⁸. None and inf mean too large for
     a float."""
     return _written(value, 3)
 
 
 def at_most(value: float | None) -> str:
-    """An upper bound, such as a guaranteed epsilon or sufficient noise: like `digits`, but rounded up to stay valid.
+    """Format an upper bound, such as a guaranteed epsilon or sufficient noise, like `digits` but rounded up.
 
     None stands for a number that is too large for a float.
     """
     if value is None or not math.isfinite(value):
         return digits(value)
-    value *= 1 - 1e-12  # absorbs rounding errors: a thousand times 0.1 is 100
+    value *= 1 - 1e-12  # absorbs rounding errors: 1000 times 0.1 must give 100
     return f"{math.ceil(value):,}" if 1000 <= value < 1e6 else digits(float(upward(value)))
 
 
 def at_least(value: float | None) -> str:
-    """A lower bound, such as a measured epsilon or the actual noise: like `digits`, but rounded down to stay valid.
+    """Format a lower bound, such as a measured epsilon or the actual noise, like `digits` but rounded down.
 
     None stands for a number that is too large for a float.
     """
@@ -94,12 +94,12 @@ def at_least(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Two digits, as people write them: 0.0013, 32, 7,100, 3.4 million; None is too large for a float."""
+    """Format a number with two digits: 0.0013, 32, 7,100, 3.4 million. None means too large for a float."""
     return _written(value, 2)
 
 
 def _written(value: float | None, figures: int) -> str:
-    """The format of all numbers to read; numbers to type use `repr`."""
+    """Format a number for reading, with `figures` significant digits."""
     if value is None or math.isinf(value):
         return "beyond 10³⁰⁸"
     if 1000 <= abs(value) < 1e6 and figures > 2:
@@ -120,17 +120,17 @@ SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(share: float, decimals: int | None = None) -> str:
-    """A fraction as a percentage: "12.5 %" with three digits, or "12.50 %" with `decimals` decimals."""
+    """Format a fraction as a percentage: "12.5 %" with three digits, or "12.50 %" if `decimals` is 2."""
     return f"{digits(100 * share) if decimals is None else f'{100 * share:.{decimals}f}'} %"
 
 
 def duration(seconds: float) -> str:
-    """A duration, with three digits: "12.3 ms", "4 s"."""
+    """Format a duration with three digits: "12.3 ms", "4 s"."""
     return f"{digits(1000 * seconds)} ms" if seconds < 1 else f"{digits(seconds)} s"
 
 
 def count(number: int, what: str, many: str | None = None) -> str:
-    """A number with its noun: "1 device", "1,000 devices"."""
+    """Format a number with its noun: "1 device", "1,000 devices"."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
@@ -138,7 +138,7 @@ def count(number: int, what: str, many: str | None = None) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> Html:
-    """An HTML table; the first row holds the headings."""
+    """An HTML table; the first row contains the headings."""
     cell, lines = Html("<{0} {1}>{2}</{0}>").format, []
     for place, row in enumerate(rows):
         cells = (cell("td" if place else "th", CELL, text) for text in row)
@@ -147,7 +147,7 @@ def html_table(rows: Sequence[Sequence[str]]) -> Html:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """A table in plain text, each column as wide as its widest cell."""
+    """A plain-text table, in which each column is as wide as its widest cell."""
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     lines = ("".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -161,13 +161,13 @@ def guarantee_of(record: Mapping[str, Any]) -> Guarantee:
 
 # ---- Settings and commands -----------------------------------------------------------------------------------------
 
-# Options of `edp-lab train` to show even at their defaults.
+# Options of `edp-lab train` that are shown even if they have their default values.
 ALWAYS = ("corpus", "method", "clip_norm", "z0", "decay", "tau", "num_devices", "epochs", "seed")
 MECHANISM = ("clip_norm", "z0", "decay", "tau", "num_devices", "as_printed", "alpha", "noise")
 
 
 def plain(config: TrainConfig, epochs: int) -> TrainConfig:
-    """The run without privacy to compare an eDP-SGD run with; the mechanism's settings do not affect it."""
+    """Settings of the non-private run to compare an eDP-SGD run with; the mechanism's settings have no effect."""
     defaults = type(config)(config.corpus)
     return replace(config, method="sgd", epochs=epochs, **{name: getattr(defaults, name) for name in MECHANISM})
 
@@ -179,7 +179,7 @@ def train_command(config: TrainConfig, out: str = "runs/mine") -> str:
 
 
 def options_of(settings: Any, defaults: Any, always: Collection[str]) -> Iterator[str]:
-    """Options for settings, a dataclass: those that differ from the defaults, and those in `always`."""
+    """Command-line options for a dataclass of settings: those that differ from the defaults, and those in `always`."""
     usual = asdict(defaults)
     for name, value in asdict(settings).items():
         if name in always or value != usual[name]:
@@ -190,7 +190,7 @@ def options_of(settings: Any, defaults: Any, always: Collection[str]) -> Iterato
 
 
 def command(name: str, options: Mapping[str, Any], *flags: str) -> str:
-    """An ``edp-lab NAME`` command: `flags`, then `options` without those that are None; numbers with 12 digits."""
+    """An ``edp-lab NAME`` command with `flags`, then the `options` that are not None; floats have up to 12 digits."""
     words = ["edp-lab", *name.split(), *flags]
     for option, value in options.items():
         if value is not None:
@@ -199,7 +199,7 @@ def command(name: str, options: Mapping[str, Any], *flags: str) -> str:
 
 
 def account_of(mechanism: Mechanism, **options: Any) -> str:
-    """The ``edp-lab account`` command for a mechanism, with further `options`."""
+    """The ``edp-lab account`` command for a mechanism, with additional `options`."""
     m, printed = mechanism, ["--as-printed"] if mechanism.variant is Variant.AS_PRINTED else []
     settings = {"clip": m.clip_norm, "z0": m.z0, "gpus": m.num_devices, "micro-batch-size": m.micro_batch_size}
     options = {**settings, **options}
@@ -215,7 +215,7 @@ def account_of(mechanism: Mechanism, **options: Any) -> str:
 
 
 def python(function: Callable[..., object], *arguments: object, do: str = "print({})", **values: object) -> str:
-    """A command line that calls a function of the course and prints its result, or runs `do` with the result, `{}`."""
+    """A command that calls a Python function and prints its result, or runs the code `do`, where {} is the result."""
     given = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in values.items())])
     name = function.__name__
     return f'python -c "from {function.__module__} import {name}; {do.replace("{}", f"{name}({given})")}"'
@@ -225,7 +225,7 @@ def python(function: Callable[..., object], *arguments: object, do: str = "print
 
 
 class EscapedHTML(widgets.HTML):
-    """A widget for text, which is escaped, or for `Html`."""
+    """HTML widget that escapes its text, unless the text is `Html`."""
 
     @validate("value")
     def _asked_for(self, proposal: dict[str, Any]) -> str:
@@ -233,13 +233,13 @@ class EscapedHTML(widgets.HTML):
 
 
 class Tile(NamedTuple):
-    """A main number of a panel, as text without markup.
+    """One of a panel's main numbers, as text without markup.
 
     Attributes:
-        label: its name, in a word or two.
-        value: the number, or "no guarantee".
-        unit: what the number measures, in a few words.
-        role: "claimed", "holds", "printed" (for failures) or "plain": sets its colour, the same as in the figures.
+        label: a name of one or two words.
+        value: the number, or "none".
+        unit: the measured quantity, in a few words.
+        role: "claimed", "holds", "printed" (for failures) or "plain"; sets the tile's colour, as in the figures.
     """
 
     label: str
@@ -249,19 +249,19 @@ class Tile(NamedTuple):
 
 
 def claimed(value: str, unit: str = "", label: str = "claimed") -> Tile:
-    """The tile for a source's claim."""
+    """Tile for a value claimed by a source."""
     return Tile(label, value, unit, "claimed")
 
 
 def holds(value: str, unit: str = "", label: str = "guaranteed") -> Tile:
-    """The tile for a guaranteed number."""
+    """Tile for a guaranteed value."""
     return Tile(label, value, unit, "holds")
 
 
 def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
-    """Tiles for the epsilon claimed by the paper's accounting, and for the guaranteed epsilon."""
+    """Tiles for the epsilon claimed by the paper's accounting and for the guaranteed epsilon."""
     at = f"ε at δ = {short(held.delta)}"
-    why = "outside the paper's formula" if "Poisson" in held.sampling else "no noise, or too little"
+    why = "not covered by the paper's formula" if "Poisson" in held.sampling else "too little noise, or none"
     claim = claimed("none", why) if held.claimed_epsilon is None else claimed(digits(held.claimed_epsilon), at)
     if held.conditional_epsilon is not None:
         return claim, holds(at_most(held.conditional_epsilon), f"{at}, {held.condition or 'with a secret seed'}")
@@ -271,20 +271,20 @@ def epsilons(held: Guarantee) -> tuple[Tile, Tile]:
 
 
 class Tiles(anywidget.AnyWidget):
-    """Two tiles and a sentence, which a screen reader reads out when it changes."""
+    """Two tiles, and a sentence that screen readers announce when it changes."""
 
     _esm = Path(__file__).with_name("tiles.js")
     tiles: Any = traitlets.List().tag(sync=True)
     sentence = traitlets.Unicode("").tag(sync=True)
 
     def show(self, first: Tile, second: Tile, sentence: str) -> None:
-        """Show these, with one message."""
+        """Update both tiles and the sentence in one message."""
         with self.hold_sync():
             self.tiles, self.sentence = [list(first), list(second)], sentence
 
 
 class Fold(anywidget.AnyWidget):
-    """A fold with text or `Html`, or with a command and a button that copies it. It stays open once opened."""
+    """Collapsible section with text, `Html`, or a command and a Copy button. Stays open when its content changes."""
 
     _esm = Path(__file__).with_name("fold.js")
     summary = traitlets.Unicode().tag(sync=True)

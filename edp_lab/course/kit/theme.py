@@ -1,6 +1,6 @@
-"""Style of every figure and panel: colours that colour-blind readers can distinguish, and no button that calls home.
+"""Shared style of figures and panels: a palette for colour-blind readers, and no buttons that upload data.
 
-`activate` is called once, in a notebook's first cell.
+Call `activate` once, in a notebook's first cell.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import plotly.io as pio
 import traitlets
 from plotly.offline import get_plotlyjs
 
-# Okabe and Ito's palette; each colour has one meaning throughout the course, and dash and marker vary with it.
-PLAIN = "#0072B2"  # without noise or privacy: the signal, the data, a world without the sentence
-NOISE = "#CC79A7"  # the noise, and a world with the sentence
-CLAIMED = "#E69F00"  # a source's claims
-HOLDS = "#009E73"  # guarantees; the sound mechanism
-PRINTED = "#D55E00"  # Algorithm 1 as printed; failures and leaks
-OTHER = "#56B4E9"  # a second of the same kind
+# The Okabe-Ito palette. Each colour has one meaning throughout the course; dash patterns and markers differ, too.
+PLAIN = "#0072B2"  # no noise or privacy: the signal, the data, training without the sentence
+NOISE = "#CC79A7"  # the noise, and training with the sentence
+CLAIMED = "#E69F00"  # values claimed by a source
+HOLDS = "#009E73"  # guaranteed values; the sound mechanism
+PRINTED = "#D55E00"  # Algorithm 1 as printed in the paper; failures and leaks
+OTHER = "#56B4E9"  # a second series of the same kind
 INK = "#000000"  # released or chosen values
 GRID = "#e4e4e4"
-DARK = {  # replacements on a dark page
+DARK = {  # replacement colours on dark pages
     PLAIN: "#5cb3ee",
     NOISE: "#e29ac3",
     CLAIMED: "#f0b429",
@@ -65,9 +65,9 @@ STYLE = _style()
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "displaylogo": False,
-    "responsive": False,  # `figure.js` watches the width of its container
-    "typesetMath": False,  # a page's MathJax would read formulas, and links in them, into plain text
-    "modeBarButtons": [["toImage", "resetScale2d"]],  # dragging zooms
+    "responsive": False,  # `figure.js` resizes figures
+    "typesetMath": False,  # otherwise MathJax would turn plain text into formulas, which can contain links
+    "modeBarButtons": [["toImage", "resetScale2d"]],  # no zoom buttons: dragging zooms
 }
 
 _AXIS = {
@@ -77,7 +77,7 @@ _AXIS = {
     "ticks": "outside",
     "tickcolor": "#888",
     "automargin": True,
-    "ticklabeloverflow": "allow",  # otherwise each label is measured at every move; the margins have room for all
+    "ticklabeloverflow": "allow",  # otherwise plotly measures every label on every update; all labels fit
     "title": {"standoff": 8},
 }
 
@@ -108,7 +108,7 @@ TEMPLATE = go.layout.Template(
 
 
 def activate() -> None:
-    """Switch to the course's template, and to figures sent as JSON."""
+    """Set the course's plotly template, and a renderer that sends figures as JSON."""
     pio.templates["edp_lab"] = TEMPLATE
     pio.templates.default = "edp_lab"
     pio.renderers["plotly_mimetype"].config = CONFIG
@@ -117,20 +117,20 @@ def activate() -> None:
 
 
 class _Bundle(anywidget.AnyWidget):
-    """plotly.js and the course's template, sent to a page once. Parsing it keeps a slow machine busy for seconds, so
-    the page does it when idle."""
+    """Widget that sends plotly.js and the course's template to a page once. The page parses plotly.js when idle,
+    because parsing takes seconds on a slow machine."""
 
     _esm = """
-    // anywidget gives up on a missing model after 2 s: on a busy machine that is too soon.
+    // anywidget stops waiting for a model after 2 s, which is too early on a busy machine.
     const timeout = AbortSignal.timeout.bind(AbortSignal);
     AbortSignal.timeout = ms => timeout(ms === 2000 ? 120_000 : ms);
 
     export default { initialize({ model }) {
-        const idle = globalThis.requestIdleCallback ?? setTimeout;  // which Safari lacks
+        const idle = globalThis.requestIdleCallback ?? setTimeout;  // Safari has no requestIdleCallback
         const read = done => idle(() => {
             const script = document.createElement("script");
             script.textContent = model.get("code");
-            document.head.append(script);  // runs at once
+            document.head.append(script);  // runs synchronously
             done({ plotly: Plotly, ...model.get("how") });
         });
         (globalThis.edpLabPlotly ??= Promise.withResolvers()).resolve(new Promise(read));
@@ -142,11 +142,11 @@ class _Bundle(anywidget.AnyWidget):
 
 @cache
 def bundle() -> anywidget.AnyWidget:
-    """The plotly.js that draws all live figures of a page; sent on first use."""
+    """The widget that loads plotly.js for all live figures of a page, created on first use."""
     return _Bundle(code=get_plotlyjs(), how={"template": TEMPLATE.to_plotly_json(), "config": CONFIG})
 
 
-# From the input of a network to its outputs, the order in which people read a figure.
+# Layer names in figures, ordered from the network's input to its outputs.
 LAYERS = {
     "words": "word vectors",
     "characters": "character vectors",
@@ -156,16 +156,16 @@ LAYERS = {
     "slots": "slot head",
     "crf": "CRF",
 }
-TENSORS = {"weight": "", "w_ih": "input", "w_hh": "recurrent"}  # the others keep their names
+TENSORS = {"weight": "", "w_ih": "input", "w_hh": "recurrent"}  # other tensors keep their names
 
 
 def layer_name(parameter: str) -> str:
-    """A parameter's readable name: ``lstm.0.w_hh`` -> "LSTM 1 recurrent"; unknown parts stay unchanged."""
+    """Readable name of a parameter: "LSTM 1 recurrent" for ``lstm.0.w_hh``. Unknown parts stay unchanged."""
     first, *rest = parameter.split(".")
     rest = [str(int(part) + 1) if part.isdigit() else TENSORS.get(part, part) for part in rest]
     return " ".join(word for word in (LAYERS.get(first, first), *rest) if word)
 
 
 def reading_order(parameters: Sequence[str]) -> list[str]:
-    """Parameters from input to output; the heads, which come first in a model, go last."""
+    """Sort parameters from input to output, which moves the heads from the beginning to the end."""
     return sorted(parameters, key=lambda name: name.startswith(("intent", "slots", "crf")))

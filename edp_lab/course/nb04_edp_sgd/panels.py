@@ -296,7 +296,7 @@ def stages(z: float = 1.0, num_devices: int = 8, seed: int = 0) -> Panel:
         words.stages,
         lambda result, **_: account_of(result.mechanism, epochs=1, delta=DELTA),
         tiles=tell_stages,
-        joint=("as_printed", "z", "num_devices"),
+        joint=("as_printed", "alpha_large", "num_devices"),
         as_printed=variant(True),
         pull=number("pull of sentence 1", 0.0, pulls, unit="mean gradients"),
         alpha_large=number("α of the large layer", 1.0, ALPHAS),

@@ -1,10 +1,10 @@
-"""The panels of ``06_audit.ipynb``: an audit of one step, and audits of training runs.
+"""Panels of ``06_audit.ipynb``: an audit of one step, and audits of training runs.
 
-    noise = StepNoise(seed=0)                               # drawn once, by the generator of training
-    result = audit_step(noise, True, 1.0, 1.0, 8, draws=1000)      # pure; `edp-lab audit mechanism` says the same
+    noise = StepNoise(seed=0)                               # drawn once, as in training
+    result = audit_step(noise, True, 1.0, 1.0, 8, draws=1000)      # same result as `edp-lab audit mechanism`
 
-Limits of error rates, lower bounds, claims and guarantees come from `edp_lab.attacks` and `edp_lab.privacy`. Values
-that make no sense are refused by `UsageError`, and so is a step without a finite claim.
+`edp_lab.attacks` and `edp_lab.privacy` compute the confidence limits, the lower bounds and the claimed and guaranteed
+epsilons. Invalid values raise `UsageError`, and so does a step without a finite claimed epsilon.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ figure = partial(fig.figure, height=390)
 def audit_step(
     noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, draws: int
 ) -> StepAudit:
-    """Test the claimed epsilon of one step with this many draws per side; no layer is scaled.
+    """Test the claimed epsilon of one step without layer scales, with `draws` draws per side.
 
-    Guarantee: as `StepNoise.audit`, epsilon is at least `measured_epsilon` with probability 95 % if the noise is as
-    good as random.
+    With 95 % confidence, epsilon is at least `measured_epsilon` if the noise is as good as random; see
+    `StepNoise.audit`.
     """
     check_whole("the number of draws", draws, 1, MOST_DRAWS)
     mechanism = attacked_mechanism(as_printed, clip_norm, z0, num_devices)
@@ -52,11 +52,11 @@ def audit_step(
 
 @panel("06")
 def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_devices: int, draws: int) -> Panel:
-    """The audit of one step; `result` is a `StepAudit`."""
+    """Panel that audits one step; `result` is a `StepAudit`."""
     counts = [10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000]
     return Panel(
         "Audit one step",
-        "What one step releases without an utterance and with it, and which ε that leaves possible.",
+        "The release of one step without and with one utterance, and the values of ε that remain possible.",
         partial(audit_step, noise),
         [draw_step, draw_scale],
         lambda result: words.step(result, SURE),
@@ -76,7 +76,7 @@ FLOOR = 0.05  # a log axis cannot show a lower bound of 0
 
 
 def draw_scale(result: StepAudit) -> Figure:
-    """The claimed epsilon, the guaranteed epsilon, and those that the draws leave possible."""
+    """Plot the claimed epsilon, the guaranteed epsilon, and the values that remain possible after the draws."""
     claim, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
     assert audit.epsilon_if_seed_secret is not None  # see `StepNoise.audit`
@@ -95,13 +95,13 @@ def draw_scale(result: StepAudit) -> Figure:
         on = {"x": [max(bound, FLOOR), 0.9 * 10**last], "y": [name] * 2}
         traces.append(line(name, color, dash, width=7, size=15, **ends, **label, **on))
     for name, color, symbol, value in numbers:
-        # The claim has its own line, which must not cross its number.
+        # The dashed line at the claimed epsilon must not cross its number.
         side = "middle right" if name == claim else "top center"
         text = {claim: on_trial(audit), true: at_most(value), most: at_least(value)}[name]
         label = {"mode": "markers+text", "text": [text], "textposition": side}
         traces.append(points(name, color, symbol, 14, edge=3, x=[max(value, FLOOR)], y=[name], **label))
     return figure(
-        "Which ε can it be?",
+        "Possible values of ε",
         *traces,
         fig.vline(audit.claimed_epsilon, line={"color": CLAIMED, "dash": "dash", "width": 1.5}, layer="below"),
         top=44,
@@ -113,7 +113,7 @@ def draw_scale(result: StepAudit) -> Figure:
 
 
 def table(results: Mapping[str, StepAudit]) -> str:
-    """Audits of steps side by side in plain text, one per line, under a heading."""
+    """Plain-text table of step audits, one per line, below a heading."""
     rows: list[tuple[str, ...]] = [("", "claimed", "guaranteed", "measured", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
@@ -127,14 +127,14 @@ def table(results: Mapping[str, StepAudit]) -> str:
 
 
 def one_run_config(as_printed: bool, z0: float, num_devices: int, epochs: int, seed: int) -> TrainConfig:
-    """The result of `edp-lab audit one-run --model linear` with these options and delta 1e-5."""
+    """Configuration of `edp-lab audit one-run --model linear` with these options and delta 1e-5."""
     settings = {"alpha": "none", "dropout": 0.0, "delta": DELTA, "seed": seed}
     return TrainConfig("", as_printed=as_printed, z0=z0, num_devices=num_devices, epochs=epochs, **settings)  # type: ignore[arg-type]
 
 
 def needed(audit: OneRunAudit, guesses: int) -> int | None:
-    """The number of correct guesses needed to refute the claim; None if even all of them are too few."""
-    confidence = 1 - (1 - audit.confidence) / len(audit.tallies)  # each of the tallies gets its share of the error
+    """Smallest number of correct guesses that refutes the claim; None if even `guesses` are too few."""
+    confidence = 1 - (1 - audit.confidence) / len(audit.tallies)  # the error probability is split over the tallies
 
     def refutes(right: int) -> bool:
         tally = [Tally(guesses, right)]
@@ -147,14 +147,14 @@ def needed(audit: OneRunAudit, guesses: int) -> int | None:
 
 @panel("06")
 class OneRun(RunPanel):
-    """Training runs of the one-layer model with canaries, each audited; only Run starts any work."""
+    """Panel that trains and audits one-layer models with canaries when Run is pressed."""
 
     def __init__(self, as_printed: bool, z0: float, num_devices: int, canaries: int, runs: int, seed: int) -> None:
         self.audits: dict[int, OneRunAudit] = {}  # by seed, for the last setting that was run
         self._seed = seed
         super().__init__(
             "Audit a run",
-            "Run trains with canaries and guesses them: how many guesses are right, and which ε each run shows.",
+            "Run trains models with canaries and guesses which were included. The figures show the results.",
             [draw_tallies({}), draw_runs({})],
             as_printed=variant(as_printed),
             z0=number("z0", float(z0)),
@@ -172,7 +172,7 @@ class OneRun(RunPanel):
         return [one_run_config(**settings, seed=seed) for seed in seeds], canaries
 
     def work(self, task: tuple[list[TrainConfig], int]) -> None:
-        """Run audits one after the other, each with its own seed."""
+        """Run the audits one after another, each with a different seed."""
         configs, canaries = task
         self.audits = {}
         for done, config in enumerate(configs):
@@ -194,24 +194,24 @@ class OneRun(RunPanel):
 
 
 def tell_runs(audits: Sequence[OneRunAudit]) -> tuple[Tile, Tile, str]:
-    """The claimed epsilon, the number of audits of one setting that refute it, and the guaranteed epsilon."""
+    """Tiles with the tested epsilon and the number of audits that refute it, and a sentence on the guarantee."""
     last, of = audits[-1], count(len(audits), "audit")
     refuted = sum(audit.verdict is Finding.REFUTED for audit in audits)
     if last.epsilon_if_seed_secret is None:
-        sentence = "Nothing is guaranteed: float32 arithmetic swallows noise this small."
+        sentence = "No ε is guaranteed: float32 rounding loses noise this small."
     elif last.claimed_epsilon < last.epsilon_if_seed_secret:
         held, claim = at_most(last.epsilon_if_seed_secret), d(last.claimed_epsilon)
-        sentence = f"The guaranteed ε is {held}, the claimed one {claim}; {refuted} of {of} refuted the claim."
+        sentence = f"The guaranteed ε is {held} and the claimed ε is {claim}. {refuted} of {of} refuted the claim."
     elif refuted:
-        sentence = "The ε is guaranteed and yet refuted, which happens in 5 % of audits at most."
+        sentence = "An audit refuted the guaranteed ε, which happens in at most 5 % of audits."
     else:
-        sentence = f"The ε is guaranteed, and {'the audit does' if len(audits) == 1 else 'audits do'} not refute it."
-    refutations = Tile("audits that refute it", f"{refuted} of {len(audits)}", f"each at {SURE} confidence")
+        sentence = f"The ε is guaranteed, and the {'audit does' if len(audits) == 1 else 'audits do'} not refute it."
+    refutations = Tile("audits that refute ε", f"{refuted} of {len(audits)}", f"each at {SURE} confidence")
     return trial(last, "the run"), refutations, sentence
 
 
 def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
-    """The share of correct guesses in the last run, and the share that would refute the claim."""
+    """Plot the share of correct guesses in the last run, and the share that would refute the claim."""
     last = [(audit, tally) for audit in list(audits.values())[-1:] for tally in audit.tallies]
     names, texts = [f"{t.guesses:,} of {a.canaries:,}" for a, t in last], [f"{t.correct:,} right" for _, t in last]
     right, least = [100 * t.correct / t.guesses for _, t in last], [needed(a, t.guesses) for a, t in last]
@@ -224,13 +224,13 @@ def draw_tallies(audits: Mapping[int, OneRunAudit]) -> Figure:
         points("would refute the claim", CLAIMED, "line-ew-open", 60, edge=4, **wanted),
         fig.hline(50),
         fig.over("coin", 50),
-        xaxis=fig.axis("guesses made, the surest first", [-0.5, (len(names) or 3) - 0.5], type="category"),
+        xaxis=fig.axis("guesses made, most certain first", [-0.5, (len(names) or 3) - 0.5], type="category"),
         yaxis=fig.axis("right guesses (%)", [0, 104]),
     )
 
 
 def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
-    """The measured epsilon of each audit, with the claimed and the guaranteed epsilon; for one setting, by seed."""
+    """Plot the measured epsilon of each audit of one setting, with the claimed and the guaranteed epsilon."""
     rows = list(audits.values())
     numbers, ends = list(range(1, len(rows) + 1)), [0.5, len(rows) + 0.5] if rows else []
     gaussian, free = [audit.measured_epsilon for audit in rows], [audit.bounds.distribution_free for audit in rows]
@@ -238,7 +238,7 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
         [getattr(audit, name) for audit in rows[:1]] * 2 for name in ("claimed_epsilon", "epsilon_if_seed_secret")
     )
     return figure(
-        "What each audit measures",
+        "Measured ε of each audit",
         points("measured", PLAIN, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
         points("measured, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
         line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=as_claimed),

@@ -1,4 +1,4 @@
-"""The exercises of ``07_train_privately.ipynb``: whose epsilon is smaller, noise on the ladder, tuning."""
+"""Exercises of ``07_train_privately.ipynb``: epsilons of measured runs, noise by micro-batch size, tuning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EPOCHS = 8
 
 
 def _smaller(answer: Any, cases: np.random.Generator) -> Differences:
-    """The accountants on the measured runs."""
+    """Compare the predictions with the epsilons of the measured runs."""
     grid, right = load_grid(), {}
     for question, settings in PAIRS.items():
         runs = [explore(grid, *setting, EPOCHS).point for setting in settings]
@@ -68,11 +68,11 @@ def _report(answer: Any, cases: np.random.Generator) -> Differences:
         what = f"ε of all {len(trials)} runs (μ = {', '.join(str(trial['mu']) for trial in trials)})"
         verdicts.append(close(ser, best["test_ser"], "the SER of the run that is best on the validation set"))
         verdicts.append(close(epsilon, together, what))
-    yield first_wrong(verdicts, untouched, "it still picks by the test set and pays for the winner only")
+    yield first_wrong(verdicts, untouched, "it still chooses by the test set, and counts only the μ of the best run")
 
 
 def _trials(cases: np.random.Generator) -> list[dict[str, float]]:
-    """Runs of which the best on the validation set is never the best on the test set, nor has the largest mu."""
+    """Random trials; the best on the validation set is neither the best on the test set nor largest in mu."""
     count = int(cases.integers(3, 6))
     validation = np.sort(cases.uniform(0.2, 0.6, count))
     test = validation + cases.uniform(0.0, 0.05, count)

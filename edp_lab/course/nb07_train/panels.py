@@ -1,10 +1,10 @@
-"""The panel of ``07_train_privately.ipynb``, with measured runs and the reader's, and a table of runs.
+"""Panel of ``07_train_privately.ipynb``: measured runs, the reader's runs, and tables of both.
 
     grid = load_grid()                       # the runs that ship with the course
     shown = explore(grid, "sound", micro_batch=8, z0=0.01, decay="none", epochs=8)
 
-Mechanism and accountants are the library's, and ``data/results/course.py`` measured the runs. `UsageError` refuses
-values that make no sense, and a missing or damaged file.
+The library computes every epsilon, and ``data/results/course.py`` measured the runs. Invalid values raise `UsageError`,
+and so does a missing or damaged file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edp_lab.training.config import TrainConfig
 
 BASE = TrainConfig("smart-home", size="small", lr_schedule="constant", epochs=8, tau=0.2)
 SCORES = ("ser", "intent_accuracy", "slot_f1")
-USELESS = 0.9  # SER: nearly one error per slot or intent
+USELESS = 0.9  # SER of a useless run: nearly one error per slot or intent
 
 METHODS = {
     "sgd": "SGD",
@@ -49,25 +49,25 @@ ROOM = 0.05  # margin of a log axis, in decades
 
 
 def method_of(config: TrainConfig) -> str:
-    """A key of `METHODS`."""
+    """Return the method of a run, a key of `METHODS`."""
     dp, edp = "poisson" if config.poisson else "dp", "printed" if config.as_printed else "sound"
     return {"sgd": "sgd", "edp-sgd": edp, "dp-sgd": dp}.get(config.method, "naive")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run of `config.epochs` epochs, measured.
+    """Results of one run of `config.epochs` epochs.
 
-    Seconds in the grid were measured on one processor, and are the same for all runs of a method and micro-batch size;
-    those of the reader's runs are wall-clock seconds.
+    In the grid, the training time was measured on one processor, once for each method and micro-batch size. For the
+    reader's runs it is wall-clock time.
     """
 
     config: TrainConfig
-    utterances: int  # n, of the training set
-    ser: float  # on the test set, as the next two
+    utterances: int  # size of the training set, n
+    ser: float  # on the test set, like the next two scores
     intent_accuracy: float
     slot_f1: float
-    seconds: float  # of training
+    seconds: float  # training time
 
     @cached_property
     def method(self) -> str:
@@ -79,18 +79,18 @@ class Point:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """Guarantee of this run, whose seed is published; at delta = n^-1.1 unless the configuration sets another."""
+        """Guarantee of this run with its published seed, at the configured delta (default n^-1.1)."""
         delta = self.config.delta or self.utterances**-1.1
         return judge(self.config.mechanism(self.utterances), self.config.epochs, delta)
 
     @property
     def epsilon(self) -> float | None:
-        """The epsilon if the seed were secret and alpha public; None without noise."""
+        """Epsilon if the seed were secret and alpha public; None without noise."""
         return self.guarantee.epsilon_if_alpha_public
 
 
 class Grid(NamedTuple):
-    """Measured points, and how they were measured: "command", "machine", "versions"."""
+    """Measured points, with the "command", "machine" and "versions" of the measurement."""
 
     points: tuple[Point, ...]
     about: Mapping[str, Any]
@@ -101,7 +101,7 @@ class Grid(NamedTuple):
 
 
 def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, decay: str, epochs: int) -> TrainConfig:
-    """A run of `method` ("sgd", "printed", "sound", "poisson"): corpus, model, C, N, tau and seed as in `base`.
+    """Configure a run of `method`: "sgd", "printed", "sound" or "poisson". Other settings are those of `base`.
 
     Sound eDP-SGD with micro-batches of 1 is per-example DP-SGD.
     """
@@ -118,14 +118,14 @@ def configured(base: TrainConfig, method: str, micro_batch: int, z0: float, deca
 
 
 def live_point(config: TrainConfig, record: Mapping[str, Any]) -> Point:
-    """The point of a run made by `edp_lab.training.train`."""
+    """Convert the record of a run of `edp_lab.training.train` to a point."""
     scores = {name: record["final"][name] for name in (*SCORES, "seconds")}
     done = replace(config, epochs=len(record["epochs"]))
     return Point(done, record["corpus"]["splits"]["train"], **scores)
 
 
 def load_grid(path: Path = RESULTS / "tradeoff.json") -> Grid:
-    """Measured points from a file written by ``data/results/course.py``."""
+    """Load measured points from a file written by ``data/results/course.py``."""
     kept = read_kept(path, "runs", "seconds_per_epoch")
     try:
         points = []
@@ -146,7 +146,7 @@ def work(config: TrainConfig) -> str:
 
 
 def setting(point: Point) -> str:
-    """The setting of a run, in short."""
+    """Short description of a run's setting."""
     config = point.config
     epochs = count(config.epochs, "epoch")
     if point.method == "sgd":
@@ -157,18 +157,18 @@ def setting(point: Point) -> str:
 
 
 def epsilon(value: float | None, written: Callable[[float], str] = at_most) -> str:
-    """An epsilon as text, rounded up unless `written` says otherwise; "none" without one."""
+    """Format an epsilon, by default rounded up; None becomes "none"."""
     return "none" if value is None else written(value)
 
 
 def table(*rows: Sequence[str]) -> Html:
-    """Table of headings and rows, with wide gaps between the columns."""
+    """HTML table with wide gaps between the columns; the first row contains the headings."""
     return html_table([[f"{cell}\N{EM SPACE}" for cell in row] for row in rows])
 
 
 def points_table(runs: Sequence[Point]) -> Html:
-    """Runs side by side."""
-    heading = ("", "SER", "guaranteed ε, if seed secret and α public", "claimed ε", "seconds")
+    """HTML table of runs, one per row."""
+    heading = ("", "SER", "guaranteed ε if the seed were secret and α public", "claimed ε", "seconds")
     rows = [
         (setting(r), f"{r.ser:.3f}", epsilon(r.epsilon), epsilon(r.guarantee.claimed_epsilon, d), f"{r.seconds:.1f}")
         for r in runs
@@ -188,16 +188,16 @@ class Explored(NamedTuple):
     point: Point
     differs: dict[str, Any]  # settings in which the point differs from the request
     others: tuple[Point, ...]  # all measured points after the same number of epochs
-    live: tuple[Point, ...]  # the reader's runs of the same number of epochs; `point` is among these or the others
-    cheaper: Point  # the smallest epsilon with at most this SER on this corpus; `point` itself if there is none
+    live: tuple[Point, ...]  # the reader's runs of the same number of epochs; `point` is in `others` or `live`
+    cheaper: Point  # smallest epsilon among runs with at most this SER on this corpus; may be `point`
 
 
 def explore(
     grid: Grid, method: str, micro_batch: int, z0: float, decay: str, epochs: int, live: Sequence[Point] = ()
 ) -> Explored:
-    """The run nearest to a setting: same method, then by micro-batch size, decay, z0 and epochs, the newest first."""
+    """Find the run of this method that is nearest in micro-batch size, decay, z0 and epochs; newer runs win ties."""
     noised = method == "sgd" or 0 < z0 < math.inf
-    require(noised, f"z0 is {z0}: the measured runs have noise, so give a number above 0")
+    require(noised, f"z0 is {z0}: the measured runs have noise, so enter a number above 0")
     asked = configured(BASE, method, micro_batch, z0, decay, epochs)
     methods = ("sound", "dp") if method == "sound" else (method,)
     every = (*reversed(live), *(p for p in grid.points if p.config.seed == BASE.seed))
@@ -222,21 +222,21 @@ def explore(
 
 @panel("07")
 class Explorer(Panel, Runs):
-    """The measured runs under sliders; Run trains the chosen setting with the notebook's corpus, C, N, tau and seed.
+    """Panel of measured runs; Run trains the chosen setting with the notebook's corpus, C, N, tau and seed.
 
     Attributes:
         result: an `Explored`.
-        live: the runs trained here.
+        live: the reader's runs, oldest first.
     """
 
     def __init__(self, grid: Grid, base: TrainConfig) -> None:
         self._base = base
         self.live: list[Point] = []
         methods = {"SGD": "sgd", "as printed": "printed", "sound": "sound", "Poisson": "poisson"}
-        tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "m = 1, sampled"]
+        tips = ["no noise", "Algorithm 1 of the paper, verbatim", "micro-batches of m; 1 is DP-SGD", "Poisson DP-SGD"]
         super().__init__(
             "Error against privacy",
-            "All runs with equally many epochs. The ring marks the one nearest to your sliders. Run trains another.",
+            "All runs with this number of epochs. The ring marks the run nearest to your sliders. Run trains a model.",
             lambda **values: explore(grid, **values, live=self.live),
             [(draw_runs, "1 1 auto")],
             lambda result: words.run(result.point),
@@ -255,7 +255,7 @@ class Explorer(Panel, Runs):
         return configured(self._base, **self.values)
 
     def work(self, config: TrainConfig) -> None:
-        from edp_lab.training.session import train  # torch takes seconds
+        from edp_lab.training.session import train  # importing torch takes seconds
 
         with tempfile.TemporaryDirectory(prefix="edp-lab-") as folder:
             record = train(config, Path(folder) / "run", self.progress_of, self.stop_event)
@@ -268,14 +268,14 @@ IDLE = {"sgd": ["micro_batch", "z0", "decay"], "printed": ["micro_batch"], "pois
 
 
 def tell_explored(result: Explored) -> tuple[Tile, Tile, str]:
-    """Both epsilons of the nearest run, its error, and a run with a smaller epsilon and no larger error."""
+    """Tiles with both epsilons of the nearest run; a sentence with its error and a run with a smaller epsilon."""
     point, cheaper = result.point, result.cheaper
     differs = [
         f"{name} = {value if isinstance(value, str) else short(value)}" for name, value in result.differs.items()
     ]
     whose = "Your run" if point in result.live else "The nearest measured run" if differs else "This run"
     had = f" ({', '.join(differs)})" if differs else ""
-    says = f"{whose}{had} has SER {point.ser:.2f}"
+    says = f"{whose}{had} has an SER of {point.ser:.2f}"
     if point.epsilon is None:
         says += ": the error without privacy."
     elif point.ser > USELESS:
@@ -304,7 +304,7 @@ def _places(shown: Sequence[Point]) -> dict[str, Any]:
 
 
 def draw_runs(result: Explored) -> Figure:
-    """SER against epsilon of all runs with equally many epochs; bright for the same method and micro-batch size."""
+    """Plot SER against epsilon for all runs of equally many epochs; those like the nearest run are bright."""
     families = []
     for method, look in FAMILIES.items():
         family = [p for p in result.others if p.method == method]

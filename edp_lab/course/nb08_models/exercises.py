@@ -1,4 +1,4 @@
-"""The exercises of ``08_data_and_models.ipynb``: SER, the majority baseline, a maximum that reads padding."""
+"""Exercises of ``08_data_and_models.ipynb``: SER, the majority baseline, a maximum that ignores padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Slots = list[tuple[str, str]]
 Meaning = tuple[str, Slots]
 
 
-# Cases that are rarely drawn: an SER above 1, and the right slots in another order.
+# Cases that are rarely drawn at random: an SER above 1, and correct slots in the wrong order.
 MUST_DIFFER: tuple[tuple[list[Meaning], list[Meaning]], ...] = (
     ([("play", [])], [("play", [("name", "bob"), ("place", "rome")])]),
     ([("call", [("name", "anna"), ("date", "noon")])], [("call", [("date", "noon"), ("name", "anna")])]),
@@ -44,12 +44,12 @@ def _pool(answer: Any, cases: np.random.Generator) -> Differences:
         leaks &= got is not None and got.shape == leaky.shape and bool(torch.equal(got, leaky))
         wanted = torch.stack([row.amax(0) for row in rows])
         verdicts.append(close(got, wanted, f"pooled utterances of {', '.join(map(str, sizes))} words"))
-    # Multiplying by the mask returns the same as the notebook's bug, but it is still an answer.
+    # Multiplication by the mask returns the same as the notebook's code, but counts as an answer.
     bytecode = getattr(getattr(answer, "__code__", None), "co_code", None)
     untouched = leaks and bytecode == leaky_pool.__code__.co_code
     if leaks and not untouched:
-        yield "multiplying by the mask makes padding 0, as filling it with 0 does, which still beats negatives."
-    yield first_wrong(verdicts, untouched, "the maximum still reads the zeros of the padding")
+        yield "multiplying by the mask sets padding to 0, which is still larger than negative values."
+    yield first_wrong(verdicts, untouched, "the maximum still includes the zeros of the padding")
 
 
 def _ser(answer: Any, cases: np.random.Generator) -> Differences:
@@ -59,18 +59,19 @@ def _ser(answer: Any, cases: np.random.Generator) -> Differences:
         pairs = [_frames(*pair) for pair in zip(references, predictions, strict=True)]
         wanted = evaluate([true for true, _ in pairs], [prediction for _, prediction in pairs]).ser
         size = len(references)
-        what = f"SER of references {references} and predictions {predictions}" if size < 3 else f"SER of {size}"
+        pair = f"references {references} and predictions {predictions}"
+        what = f"SER of {pair}" if size < 3 else f"SER of {size} utterances"
         yield close(answer(references, predictions), wanted, what)
 
 
 def _meaning(cases: np.random.Generator) -> Meaning:
-    """An intent, and up to four slots (label, value)."""
+    """Random intent with up to four random slots (label, value)."""
     slots = [(str(cases.choice(LABELS)), str(cases.choice(VALUES))) for _ in range(cases.integers(5))]
     return str(cases.choice(("call", "play"))), slots
 
 
 def _spoiled(meaning: Meaning, cases: np.random.Generator) -> Meaning:
-    """The meaning with random errors of every kind."""
+    """Copy of a meaning with random errors of every kind."""
     intent, slots = meaning
     if cases.random() < 0.5:
         intent = "stop"
@@ -80,7 +81,7 @@ def _spoiled(meaning: Meaning, cases: np.random.Generator) -> Meaning:
 
 
 def _frames(reference: Meaning, prediction: Meaning) -> tuple[Frame, Frame]:
-    """The same slots as tagged words: both sides have all words, and each tags only its own slots."""
+    """Convert slots to tagged words: both frames have all words, and each tags only its slots."""
     (intent, slots), (predicted_intent, predicted_slots) = reference, prediction
     words = ["say", *(value for _, value in (*slots, *predicted_slots))]
     true = ["O", *(f"B-{label}" for label, _ in slots), *["O"] * len(predicted_slots)]

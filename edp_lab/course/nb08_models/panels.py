@@ -1,9 +1,9 @@
-"""The panels of ``08_data_and_models.ipynb`` (a CRF and the error rate), and the corpora and networks of its cells.
+"""Panels of ``08_data_and_models.ipynb``, on a CRF and the error rate, and its tables of corpora and networks.
 
     look = look_at("smart-home", seed=0)                     # sizes, label frequencies, repeated texts, majority
     score = score_errors("right", "missed", "right", "none", others=0)
 
-Values that make no sense are refused by `UsageError`.
+Invalid values raise `UsageError`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from edp_lab.models.intent_slot import IntentSlotModel, to_padded
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 
-PAPER_DELTA = 5e-4  # table 1, public corpora
+PAPER_DELTA = 5e-4  # from the paper's table 1, for public corpora
 PUBLISHED = ("atis", "snips", "nlu-eval")
-ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}  # of an axis with names, from top to bottom
+ROWS = {"autorange": "reversed", "ticks": "", "showgrid": False}  # axis with names from top to bottom
 WIDE = {**ROWS, "ticklabelstandoff": 4}
 
 
@@ -53,23 +53,23 @@ class CorpusLook(NamedTuple):
     corpus: Corpus
     intents: Mapping[str, int]  # numbers of occurrences, the most frequent first
     slots: Mapping[str, int]
-    lengths: NDArray[np.int64]  # (n) words in each utterance
+    lengths: NDArray[np.int64]  # (n) number of words of each utterance
     repeated: int  # utterances whose text occurs more than once
     parts: Mapping[str, int]  # utterances in "train", "validation" and "test"
     delta: float  # the library's default: n^-1.1 for n training utterances
     leaked: int  # test utterances whose text is in the training set if utterances are shuffled one by one
     patterns: float  # share of test utterances whose pattern (without slot values) occurs in the training set
-    majority: Scores  # test scores of always predicting the training set's most frequent intent and no slots
+    majority: Scores  # test scores of predicting the training set's most frequent intent and no slots
 
 
 def available(corpus: str) -> dict[str, bool]:
-    """Corpora to choose from, and whether each is available: embedded and published ones, and `corpus`, or its path."""
+    """Return for each embedded or published corpus, and for `corpus`, a name or path, whether it is available."""
     present = {info.name: info.where is not None for info in list_corpora()}
     return {name: present.get(name, True) for name in ("smart-home", *PUBLISHED, corpus)}
 
 
 def look_at(name: str, seed: int) -> CorpusLook:
-    """Statistics of a corpus, given its name in the catalogue or a path."""
+    """Compute statistics of a corpus, given its name in the catalogue or its path."""
     corpus = load_corpus(name)
     texts = Counter(u.tokens for u in corpus.utterances)
     together, one_by_one = split(corpus, seed), split(corpus, seed, keep_duplicates_together=False)
@@ -89,7 +89,7 @@ def look_at(name: str, seed: int) -> CorpusLook:
 
 
 def pattern(utterance: Utterance) -> tuple[str, ...]:
-    """The words, with each slot's value replaced by its label: ("call", "<contact>", "at", "<place>")."""
+    """Words with each slot's value replaced by its label: ("call", "<contact>", "at", "<place>")."""
     words, done = [], 0
     for start, end, label in spans(utterance.tags or ()):
         words += [*utterance.tokens[done:start], f"<{label}>"]
@@ -98,12 +98,12 @@ def pattern(utterance: Utterance) -> tuple[str, ...]:
 
 
 def frames(utterances: Sequence[Utterance]) -> list[Frame]:
-    """The utterances in the form that `edp_lab.corpora.metrics` compares."""
+    """Convert utterances to the format of `edp_lab.corpora.metrics`."""
     return [(u.intent, u.tokens, u.tags) for u in utterances]
 
 
 def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Scores:
-    """Scores of always predicting the training set's most frequent intent and no slot, the baseline for any model."""
+    """Scores of the baseline that always predicts the training set's most frequent intent and no slots."""
     intent = Counter(u.intent for u in train).most_common(1)[0][0]
     guesses = [(intent, u.tokens, None if u.tags is None else ("O",) * len(u.tokens)) for u in test]
     return evaluate(frames(test), guesses)
@@ -112,14 +112,14 @@ def majority_scores(train: Sequence[Utterance], test: Sequence[Utterance]) -> Sc
 # ---- Networks ------------------------------------------------------------------------------------------------------
 
 
-WORD_PIECES = 30_522  # vocabulary of the BERT that the paper starts from
-PART = re.compile(r"bert\.encoder\.layer\.\d+|bert\.embeddings\.\w+|lstm\.\d+|\w+")  # of a parameter's name
+WORD_PIECES = 30_522  # vocabulary size of the paper's pretrained BERT
+PART = re.compile(r"bert\.encoder\.layer\.\d+|bert\.embeddings\.\w+|lstm\.\d+|\w+")  # first part of a parameter's name
 
 
 def layers(kind: str, corpus: Corpus) -> dict[str, int]:
-    """Parameters of each part of the paper's "clc" or "bert", from input to output, for the labels of a corpus.
+    """Count the parameters of each part of the paper's "clc" or "bert", from input to output, for a corpus.
 
-    Word vectors of the CLC are those of a sound run: hash buckets instead of a vocabulary from private text.
+    As in sound runs, the word vectors of the CLC use hash buckets instead of a vocabulary from private text.
     UsageError: unknown kind.
     """
     check_option("model", kind, ("clc", "bert"))
@@ -141,7 +141,7 @@ def _bert(labels: Labels) -> IntentSlotModel:
 
 
 def train_small(config: TrainConfig, epochs: int) -> tuple[IntentSlotModel, Split]:
-    """A network after a few epochs of training without privacy, and the split that it was trained on."""
+    """Train a network for a few epochs without privacy; return it with the split of its corpus."""
     corpus = load_corpus(config.corpus)
     data = split(corpus, config.seed)
     run = Trainer(config, corpus, data)
@@ -154,13 +154,13 @@ def train_small(config: TrainConfig, epochs: int) -> tuple[IntentSlotModel, Spli
 
 
 def leaky_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Wrong on purpose: the maximum includes padded positions. (R, D), (B) -> (B, D)."""
+    """Max pooling with a deliberate bug: it includes padded positions. (R, D), (B) -> (B, D)."""
     padded, _ = to_padded(tokens, lengths)
     return padded.amax(1)
 
 
 class Leak(NamedTuple):
-    """The intent loss of one utterance, by the length of its longest neighbour in the batch."""
+    """The intent loss of one utterance, by the length of the longest utterance in its batch."""
 
     utterance: Utterance
     neighbours: tuple[int, ...]
@@ -169,19 +169,19 @@ class Leak(NamedTuple):
 
 @torch.no_grad()
 def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Leak:
-    """Loss of the shortest utterance, batched with a longer utterance of every available length in turn.
+    """Compute the loss of the shortest utterance, batched with one longer utterance of each available length.
 
     UsageError: all utterances have the same length.
     """
     by_length = {len(u.tokens): u for u in utterances}
     shortest, *others = sorted(by_length)
-    require(others, "all utterances have the same length, so nothing is padded: take a larger corpus")
+    require(others, "all utterances have the same length, so nothing is padded: use a larger corpus")
     pairs = [[by_length[shortest]], *([by_length[shortest], by_length[length]] for length in others)]
     losses: dict[str, list[float]] = {"masked maximum": [], "max, padding as 0": [], "mean, padding as 0": []}
     for pair in pairs:
         batch = model.dataset(pair).batch(range(len(pair)))
         masked, tokens = model.encode(batch, OPS, None)
-        leaky_mean = to_padded(tokens, batch.lengths)[0].mean(1)  # wrong on purpose, too
+        leaky_mean = to_padded(tokens, batch.lengths)[0].mean(1)  # also a deliberate bug
         for name, x in zip(losses, (masked, leaky_pool(tokens, batch.lengths), leaky_mean), strict=True):
             losses[name].append(float(F.cross_entropy(model.intent(x[:1]), batch.intents[:1])))
     return Leak(by_length[shortest], (shortest, *others), losses)
@@ -191,7 +191,7 @@ def padding_leak(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Lea
 
 WORDS = ("call", "april", "smith", "on", "sunday")
 TAGS = ("O", "B-name", "I-name", "B-date", "I-date")
-EMISSIONS = (  # possible scores of a tagger that sees one word at a time; one row per word, in the order of TAGS
+EMISSIONS = (  # scores of an imaginary tagger that reads one word at a time; one row per word, in the order of TAGS
     (4.0, -1.0, -2.0, -1.0, -2.0),
     (-2.0, 1.5, 0.0, 2.3, -1.0),
     (-1.0, 1.0, 2.0, -2.0, -1.5),
@@ -202,18 +202,18 @@ LEARNT = {("B-name", "I-name"): 1.0, ("B-date", "I-date"): 0.5}  # added to the 
 
 
 class CrfView(NamedTuple):
-    """Five words under a CRF of five tags, one transition and one emission of which may be changed."""
+    """Output of a CRF of five tags for five words, with one transition and one emission changed."""
 
-    word: str  # whose emission may be changed
+    word: str  # word with the changed emission
     emissions: Array  # (T, K) scores of each tag for each word
     transitions: Array  # (K, K) from row to column
-    path: tuple[str, ...]  # the best one (Viterbi)
-    alone: tuple[str, ...]  # the best tag of each word by itself
+    path: tuple[str, ...]  # the best path (Viterbi)
+    alone: tuple[str, ...]  # the best tag of each word without its neighbours
     marginals: Array  # (T, K) p(tag at t), by forward-backward
 
 
 def toy_crf() -> CRF:
-    """The CRF of the panel: BIO's forbidden transitions, and two that it has learnt."""
+    """The CRF of the panel, with BIO's forbidden transitions and two raised transition scores."""
     crf = CRF(TAGS)
     with torch.no_grad():
         for (before, after), score in LEARNT.items():
@@ -223,14 +223,14 @@ def toy_crf() -> CRF:
 
 @torch.no_grad()
 def crf_view(before: str, after: str, transition: float, word: str, tag: str, emission: float) -> CrfView:
-    """The CRF with one transition *set* to a score, and something *added* to one emission.
+    """Evaluate the CRF with one transition set to `transition`, and `emission` added to one emission.
 
-    UsageError: an unknown tag or word; scores beyond +-100.
+    UsageError: an unknown tag or word, or a score beyond +-100.
     """
     for name in (before, after, tag):
         check_option("tag", name, TAGS)
     for score in (transition, emission):
-        require(-100 <= score <= 100, f"a score of {score}: take one from -100 to 100")
+        require(-100 <= score <= 100, f"{score} is out of range: enter a score from -100 to 100")
     check_option("word", word, WORDS)
     crf, emissions = toy_crf(), torch.tensor([EMISSIONS], dtype=torch.float64)
     emissions[0, WORDS.index(word), TAGS.index(tag)] += emission
@@ -250,7 +250,7 @@ def crf_view(before: str, after: str, transition: float, word: str, tag: str, em
 
 @panel("08")
 def crf() -> Panel:
-    """Move one transition and one emission; `result` is a `CrfView`."""
+    """Panel to change one transition and one emission; `result` is a `CrfView`."""
     scores = [k / 5 for k in range(-30, 31)]
 
     def one_of(label: str, value: str, names: Sequence[str]) -> Control:
@@ -258,7 +258,7 @@ def crf() -> Panel:
 
     return Panel(
         "A CRF, word by word",
-        "Five words, the score of each tag for each word alone, and the best path through the tags.",
+        "The score and the probability of each tag for each of five words, and the best path through the tags.",
         crf_view,
         [draw_emissions, draw_marginals],
         words.crf,
@@ -268,12 +268,12 @@ def crf() -> Panel:
         after=one_of("transition to", "I-name", TAGS),
         tag=one_of("tag of the word", "B-date", TAGS),
         transition=number("transition score", -4.0, scores, unit="score"),
-        emission=number("raise the tag's score by", 0.0, scores, unit="score"),
+        emission=number("added to the tag's score", 0.0, scores, unit="score"),
     )
 
 
 def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
-    """A word's tag without and with neighbours, and the changes they cause."""
+    """Tiles with a word's tag without and with its neighbours, and a sentence on the changed tags."""
     place = WORDS.index(result.word)
     alone, best = result.alone[place], result.path[place]
     score, p = result.emissions[place, TAGS.index(alone)], result.marginals[place, TAGS.index(best)]
@@ -281,10 +281,10 @@ def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
     inside = ((before, after) for before, after in steps if after.startswith("I-"))
     forbidden = [f"{after} after {before}" for before, after in inside if before not in (after, f"B-{after[2:]}")]
     moves = zip(WORDS, result.alone, result.path, strict=True)
-    changed = [f"{word} from {mine} to {path}" for word, mine, path in moves if mine != path]
-    sentence = "The neighbours change nothing: each word has the tag that is best for it alone."
+    changed = [f"the tag of {word} from {mine} to {path}" for word, mine, path in moves if mine != path]
+    sentence = "The neighbours change no tag: each word has the tag that is best for the word alone."
     if forbidden:
-        sentence = f"The best path has {' and '.join(forbidden)}, which BIO forbids."
+        sentence = f"The best path contains {' and '.join(forbidden)}, which BIO forbids."
     elif changed:
         sentence = f"The neighbours change {' and '.join(changed)}."
     tiles = Tile(f"{result.word}, alone", alone, f"score {score:.1f}"), Tile("in the sentence", best, f"p = {short(p)}")
@@ -292,7 +292,7 @@ def tell_crf(result: CrfView) -> tuple[Tile, Tile, str]:
 
 
 def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float], title: str, hover: str) -> Figure:
-    """Heat map of a number per word and tag (T, K), with the best path and the best tag of each word alone."""
+    """Heat map of one number per word and tag, (T, K), with the best path and each word's best tag alone."""
     sheer: dict[str, Any] = {"opacity": 0.35, "hoverinfo": "skip", "x": WORDS}  # keeps numbers readable
     blue = {"colorscale": [[0.0, "rgba(86, 180, 233, 0)"], [1.0, "rgba(86, 180, 233, 0.6)"]], "showscale": False}
     places = {"x": [word for _ in TAGS for word in WORDS], "y": [tag for tag in TAGS for _ in WORDS]}
@@ -312,12 +312,12 @@ def _lattice(result: CrfView, values: Array, form: str, span: tuple[float, float
 
 
 def draw_emissions(result: CrfView) -> Figure:
-    """Each word's scores, its best tag by itself, and the best path."""
+    """Plot each word's scores, its best tag alone, and the best path."""
     return _lattice(result, result.emissions, "{:.1f}", (-4, 4), "Score of each tag for each word alone", "%{z:.1f}")
 
 
 def draw_marginals(result: CrfView) -> Figure:
-    """p(tag) of each word over all paths, and the best path."""
+    """Plot the probability of each word's tags over all paths, and the best path."""
     title = "Probability of each tag in the sentence"
     return _lattice(result, result.marginals, "{:.2f}", (0, 1), title, "p = %{z:.3f}")
 
@@ -342,27 +342,27 @@ EXTRAS = {"none": "O", "one slot invented": "B-app"}
 
 
 class Scored(NamedTuple):
-    """One predicted utterance, and its counts together with others that are all correct."""
+    """One predicted utterance, with counts that include further utterances without errors."""
 
     intent: str
     predicted: tuple[str, ...]  # tags
-    tally: Tally  # counts over all utterances; the others are copies of the reference without errors
+    tally: Tally  # counts over all utterances; the further utterances are copies of the reference
 
 
 def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> Scored:
-    """Effect of one prediction's errors on the four scores.
+    """Score a prediction with the given errors, together with correct predictions.
 
     Args:
         intent: a key of `INTENTS`.
         name, time, extra: keys of `NAME_ERRORS`, `TIME_ERRORS` and `EXTRAS`.
         others: number of further utterances without errors, 0 to 1000.
 
-    UsageError: an unknown error, or a number of others outside this range.
+    UsageError: an unknown error, or `others` outside this range.
     """
     check_option("intent", intent, INTENTS)
     check_option("name", name, NAME_ERRORS)
     check_option("time", time, TIME_ERRORS)
-    require(0 <= others <= 1000, f"{others} further utterances: take 0 to 1000")
+    require(0 <= others <= 1000, f"{others} further utterances: enter a number from 0 to 1000")
     check_option("extra", extra, EXTRAS)
     tags = (EXTRAS[extra], *NAME_ERRORS[name], *(REFERENCE.tags or ())[3:7], TIME_ERRORS[time])
     [right] = frames([REFERENCE])
@@ -372,10 +372,10 @@ def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> 
 
 @panel("08")
 def ser() -> Panel:
-    """Break a prediction; `result` is a `Scored`."""
+    """Panel to break a prediction; `result` is a `Scored`."""
     return Panel(
         "Break a prediction",
-        "One prediction that you spoil, and its four scores.",
+        "Add errors to a prediction, and watch its four scores.",
         score_errors,
         [draw_scores],
         words.ser,
@@ -383,13 +383,13 @@ def ser() -> Panel:
         intent=choice("intent", "right", list(INTENTS)),
         name=choice("the name", "cut short", list(NAME_ERRORS)),
         time=choice("the time", "right", list(TIME_ERRORS)),
-        extra=choice("besides", "none", list(EXTRAS)),
-        others=number("others, all right", 0, range(21), unit="utterances"),
+        extra=choice("extra slot", "none", list(EXTRAS)),
+        others=number("correct utterances added", 0, range(21), unit="utterances"),
     )
 
 
 def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
-    """The SER, and the score that it is often confused with."""
+    """Tiles with the SER and the intent accuracy, and a sentence that explains the SER."""
     tally, scores = result.tally, result.tally.scores()
     wrong = tally.utterances - tally.intents_right
     errors = f"{count(wrong + tally.slot_errors, 'error')} of {tally.utterances + tally.slots}"
@@ -397,11 +397,11 @@ def tell_scored(result: Scored) -> tuple[Tile, Tile, str]:
     intents = Tile("intent accuracy", d(scores.intent_accuracy), f"of {count(tally.utterances, 'utterance')}")
     edits = f"{count(wrong, 'wrong intent')} and {count(tally.slot_errors, 'slot edit')}"
     there = f"{count(tally.utterances, 'intent')} and {count(tally.slots, 'slot')}"
-    return rate, intents, f"SER divides {edits} by {there}."
+    return rate, intents, f"The SER counts {edits}, divided by {there}."
 
 
 def draw_scores(result: Scored) -> Figure:
-    """The four scores."""
+    """Plot the four scores."""
     scores = result.tally.scores()
     shown = [scores.ser, scores.intent_accuracy, scores.slot_f1, scores.exact_match]
     on: Trace = {"x": shown, "y": ["SER", "intent accuracy", "slot F1", "exactly right"], "showlegend": False}
@@ -421,6 +421,6 @@ def draw_scores(result: Scored) -> Figure:
 # ---- The room's templates ------------------------------------------------------------------------------------------
 
 words = Words(__file__, PAPER_DELTA=PAPER_DELTA, REFERENCE=REFERENCE, TAGS=TAGS)
-corpora_table, scores_table = words.corpora_table, words.scores_table  # of `CorpusLook`s, of scores by name
-predicted = words.predicted  # of pairs of utterances and predictions; errors are highlighted
-network_table = words.network  # name and parts of a network from input to output, with a bar for each part's parameters
+corpora_table, scores_table = words.corpora_table, words.scores_table  # tables of `CorpusLook`s, and of scores by name
+predicted = words.predicted  # pairs of utterances and predictions, with errors highlighted
+network_table = words.network  # table of a network's parts, with a bar for the parameters of each part

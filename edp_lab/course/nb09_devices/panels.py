@@ -1,8 +1,8 @@
-"""The panel of ``09_many_gpus.ipynb``: training on real processes.
+"""Panel of ``09_many_gpus.ipynb``: training on real processes.
 
     run = little_run(config)                                  # trains; starts `config.processes` real processes
 
-Values that make no sense are refused by `UsageError`.
+Invalid values raise `UsageError`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LittleRun(NamedTuple):
 
     config: TrainConfig
     record: dict[str, Any]  # "devices" states how many processes were real and how many devices were simulated
-    losses: list[float]  # each step's mean over the batch (not private)
-    parameters: Array  # (P,), of the trained model
+    losses: list[float]  # mean loss of each step's batch (not private)
+    parameters: Array  # (P,) parameters of the trained model
     seconds: float  # including process start-up, scoring and saving
 
 
@@ -70,20 +70,20 @@ def little_run(
 
 
 def difference(first: LittleRun, second: LittleRun) -> float:
-    """The largest difference between any parameters."""
+    """Largest absolute difference between the parameters of two runs."""
     return float(np.abs(first.parameters - second.parameters).max())
 
 
 @panel("09")
 class Processes(RunPanel):
-    """A real run, with its devices on one or several processes; only Run starts any work."""
+    """Panel that trains with devices on one or several processes when Run is pressed."""
 
     def __init__(self, start: TrainConfig) -> None:
         self._start = start
         self.runs: list[LittleRun] = []  # all runs made, oldest first
         super().__init__(
             "Run on real processes",
-            "Run trains N devices on one process or on several. The figure shows the loss of every step.",
+            "Run trains with N devices on one process or several. The figure shows the loss of each step.",
             [draw_losses([])],
             processes=number("processes", start.processes),
             num_devices=number("GPUs N", start.num_devices),
@@ -125,16 +125,16 @@ class Processes(RunPanel):
 
 
 def tell_run(run: LittleRun, other: LittleRun | None) -> tuple[Tile, Tile, str]:
-    """The time a run took, and its difference from a run with only another number of processes, if any."""
+    """Tiles with the time of a run, and its difference from a run with another number of processes, if any."""
     final, processes = run.record["final"], count(run.config.processes, "process", "processes")
     took = Tile("training took", duration(final["seconds"]), f"on {processes}")
     if run.record["status"] == "interrupted":
         return took, Tile("other run", "none"), f"Stopped after {count(len(run.losses), 'step')}."
     if other is None:
-        advice = "Run it again with another number of processes, and compare."
-        return took, Tile("other run", "none", "with other processes only"), advice
+        advice = "Run again with another number of processes to compare the models."
+        return took, Tile("other run", "none", "that differs only in processes"), advice
     apart = difference(run, other)
-    same = "It is the same model, up to summation order." if apart < 1e-6 else "The models differ."
+    same = "The models are the same, except for rounding." if apart < 1e-6 else "The models differ."
     return took, Tile("largest difference", short(apart), f"of {run.parameters.size:,} parameters"), same
 
 
@@ -146,7 +146,7 @@ LOOKS: list[dict[str, Any]] = [
 
 
 def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
-    """Loss by step of the last three runs, each given as its name (devices, processes) and its losses so far."""
+    """Plot the loss by step of the last three runs, each given as its name and its losses so far."""
     lines = []
     for look, (name, losses) in zip(LOOKS, runs[-len(LOOKS) :], strict=False):
         steps: dict[str, Any] = {"x": list(range(1, len(losses) + 1)), "y": list(losses)}
@@ -157,7 +157,7 @@ def draw_losses(runs: Sequence[tuple[str, Sequence[float]]]) -> Figure:
 
 
 def run_command(config: TrainConfig) -> str:
-    """Commands for the little corpus and the run, whose folder is named after its devices and processes."""
+    """Commands that create the small corpus and start the run, in a folder named after devices and processes."""
     out = f"runs/n{config.num_devices}-p{config.processes}"
     make = f"edp-lab data make smart-home --utterances {LITTLE} --out little.jsonl"
     return f"{make}\n{train_command(replace(config, corpus='little.jsonl'), out)}"

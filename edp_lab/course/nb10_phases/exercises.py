@@ -1,4 +1,4 @@
-"""The exercises of notebook 10, the three-phase architecture."""
+"""Exercises of ``10_three_phases.ipynb``: a noisy vote, the epsilon of parts, noise for many labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong,
 from edp_lab.three_phase.votes import Aggregator, Vote, composed_epsilons, label_probabilities, partition_cost
 
 DRAWS = 3_000  # draws of one vote: enough to estimate shares of wins to 0.01
-BY_CHANCE = 5  # standard deviations: about one right answer in a hundred thousand would exceed this
+BY_CHANCE = 5  # standard deviations; about one right answer in a hundred thousand exceeds this limit
 MNIST = 60_000
 
 
@@ -22,7 +22,7 @@ def _gnmax(answer: Any, cases: np.random.Generator) -> Differences:
         won = [given(answer(counts.copy(), sigma, cases)) for _ in range(DRAWS)]
         winners = np.asarray(won, dtype=float)
         if not np.isin(winners, np.arange(labels)).all():
-            yield f"votes {counts.tolist()}: return a label from 0 to {labels - 1}; yours gives {won[0]!r}."
+            yield f"votes {counts.tolist()}: return a label from 0 to {labels - 1}; your function returns {won[0]!r}."
         chances = label_probabilities(counts, Aggregator(Vote.GAUSSIAN, sigma))
         shares = np.bincount(winners.astype(int), minlength=labels) / DRAWS
         beyond = np.abs(shares - chances) - BY_CHANCE * np.sqrt(chances * (1 - chances) / DRAWS) - 1 / DRAWS
@@ -39,27 +39,27 @@ def _parts(answer: Any, cases: np.random.Generator) -> Differences:
     cost = partition_cost(MNIST, 10, batch, epochs, noise, delta)
     alone, smaller = (partition_cost(MNIST // 10, 1, size, epochs, noise, delta).one for size in (batch, batch // 10))
     measured = {
-        "a tenth of the images, batches as before": (cost.one, alone),
-        "a tenth of the images, batches of a tenth": (cost.one, smaller),
-        "all ten instructors together, not one of them alone": (alone, cost.together),
+        "a tenth of the images, the same batch size": (cost.one, alone),
+        "a tenth of the images, a tenth of the batch size": (cost.one, smaller),
+        "all ten instructors instead of one of them": (alone, cost.together),
     }
-    yield predicted(answer, measured, f"ε (batches of {batch} before, {epochs} epochs, noise {noise})")
+    yield predicted(answer, measured, f"ε (batches of {batch} at first, {epochs} epochs, noise multiplier {noise})")
 
 
 def _budget(answer: Any, cases: np.random.Generator) -> Differences:
-    """Compare the plain sum over labels, with the answer's noise, with the allowed total."""
+    """Compare the plain sum over labels, at the scale of the answer, with the allowed total."""
     untouched, verdicts = True, []
     for _ in range(3):
         total, labels = round(float(cases.uniform(0.2, 20)), 1), int(cases.integers(10, 10_000))
         scale = given(answer(total, labels))
         untouched &= math.isclose(scale, 1 / total)
         verdicts.append(_overspent(float(scale), total, labels))
-    yield first_wrong(verdicts, untouched, "the noise is still the same for one label and for a thousand")
+    yield first_wrong(verdicts, untouched, "the noise is still the same for a thousand labels as for one")
 
 
 def _overspent(scale: float, total: float, labels: int) -> str | None:
     if not 0 < scale < math.inf:
-        return f"a scale is a finite number greater than 0; yours is {scale:g} for {labels} labels at ε = {total}."
+        return f"the scale must be finite and greater than 0; yours is {scale:g} for {labels} labels at ε = {total}."
     spent = composed_epsilons(Aggregator(Vote.LAPLACE, scale), labels, 1e-5)["plain sum"]
     if math.isclose(spent, total, rel_tol=1e-6):
         return None

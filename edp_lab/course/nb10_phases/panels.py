@@ -1,11 +1,10 @@
-"""The panels of ``10_three_phases.ipynb``: noisy pixels, cost and benefit of noisy votes, and Adam under noise.
-The second also runs the pipeline.
+"""Panels of ``10_three_phases.ipynb``: noise on pixels, cost and benefit of noisy votes, and Adam under noise.
 
     result = spend_labels(Sketch(seed=0), ThreePhaseSettings())     # in milliseconds, with linear models
-    print(command(result.settings))                                 # the same with networks, on the command line
+    print(command(result.settings))                                 # the command for a run with networks
 
-Noise, votes and accounts are those of `edp_lab.three_phase`; linear models stand in for its networks, so that the whole
-pipeline follows a slider. Values that make no sense are refused by `UsageError`.
+`edp_lab.three_phase` computes noise, votes and accounts. Linear models replace its networks, so the whole pipeline can
+follow a slider; the panel of phases II and III also trains networks. Invalid values raise `UsageError`.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ from edp_lab.three_phase.votes import (
     vote_counts,
 )
 
-SHOWN = 6  # images of phase I in the figure
+SHOWN = 6  # number of images in the figure of phase I
 RIDGE = 1.0  # keeps least squares stable if there are fewer examples than pixels
-DRAWS = 5  # draws of the noise on the labels, over which accuracies are averaged
+DRAWS = 5  # number of noise draws over which accuracies are averaged
 MNIST_SHAPE, MNIST_QUERIES = (1, 28, 28), 9000  # as in the thesis
 SIGMAS = [float(s) for s in np.geomspace(0.01, 10, 31)]
 LABEL_COUNTS = sorted({round(float(n)) for n in np.geomspace(1, MNIST_QUERIES, 30)})
@@ -65,26 +64,26 @@ Labels = NDArray[np.int64]
 
 
 class Sketch:
-    """Phases I and II on digits, with linear instructors: the images, noise and parts of `run_three_phase`."""
+    """Phases I and II on digits with linear instructors; images, noise and parts are those of `run_three_phase`."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.images = seed, load_images("digits", seed)
-        self.public = int(PUBLIC_SHARE * len(self.images.test))  # the first may be labelled; the others test
+        self.public = int(PUBLIC_SHARE * len(self.images.test))  # images to label; the others are test images
         self.key = key_from_seed(f"three phases {seed}")  # the key of a run with this seed
         self.order = stream(self.key, Purpose.SHUFFLE).permutation(len(self.images.train))
-        # Cached: (sigma) -> noised train, noised test, (n, 1, 8, 8) both; (sigma) -> a linear model's features of
-        # the noised test images, (n, 65); (sigma, N) -> (N, 600), each instructor's label for each test image.
+        # Caches. By sigma: noised training and test images, (n, 1, 8, 8) each, and the linear features of the test
+        # images, (n, 65). By sigma and N: each instructor's label for each test image, (N, 600).
         self.noised = lru_cache(maxsize=8)(self._noised)
         self.features = lru_cache(maxsize=8)(lambda sigma: linear_features(self.noised(sigma)[1]))
         self.predictions = lru_cache(maxsize=64)(self._predictions)
 
     def counts(self, settings: ThreePhaseSettings) -> NDArray[np.int64]:
-        """Votes for each class on each public image: (Q, K)."""
+        """Number of votes for each class on each public image, shape (Q, K)."""
         predictions = self.predictions(settings.sigma, settings.instructors)
         return vote_counts(predictions[:, : self.public], self.images.classes)
 
     def labels(self, settings: ThreePhaseSettings, draw: int = 0) -> Labels:
-        """The noisy label of each public image; draw 0 uses the noise of a real run."""
+        """Noisy labels of the public images; draw 0 uses the noise of a real run."""
         return settings.aggregator().labels(self.counts(settings), stream(self.key, Purpose.NOISE, 2 + draw))
 
     def _noised(self, sigma: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -95,7 +94,7 @@ class Sketch:
 
     def _predictions(self, sigma: float, instructors: int) -> Labels:
         fewest = int(np.bincount(self.images.train_labels).min())
-        rarest = f"the rarest digit, which has {fewest} training images: take 1 to {fewest}"
+        rarest = f"the rarest digit, which has {fewest} training images: enter 1 to {fewest}"
         require(1 <= instructors <= fewest, f"{instructors} instructors cannot all see {rarest}")
         train, labels = linear_features(self.noised(sigma)[0]), self.images.train_labels
         parts = np.array_split(self.order, instructors)
@@ -104,14 +103,14 @@ class Sketch:
 
 
 def fit_linear(features: Array, y: Labels, classes: int) -> Array:
-    """Least squares from features to 1 for the label, 0 for others: (n, F), (n) -> (F, K)."""
+    """Least-squares weights for the target 1 at the label and 0 elsewhere: (n, F), (n) -> (F, K)."""
     gram = features.T @ features + RIDGE * np.eye(features.shape[1])
     return np.asarray(np.linalg.solve(gram, features.T @ np.eye(classes)[y]), dtype=np.float64)
 
 
 def linear_features(x: NDArray[np.floating[Any]]) -> Array:
-    """Pixels and a constant: (n, ...) -> (n, pixels + 1)."""
-    flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # works even without images
+    """Flatten images and append a constant: (n, ...) -> (n, pixels + 1)."""
+    flat = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)  # also works for n = 0
     return np.concatenate([flat, np.ones((len(x), 1))], axis=1)
 
 
@@ -131,10 +130,10 @@ EDGE = {"line": {"width": 1, "color": INK}}  # outline of a marker
 
 
 def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
-    """The inputs for the settings with these names, in this order."""
+    """Create the controls of the settings with these names, in this order."""
     noised = "vote" not in names or start.vote in PRIVATE
-    require(noised, f"a {start.vote} vote has no noise to look at: choose {', '.join(PRIVATE)}")
-    kinds = ["most votes after Laplace noise", "the same with Gaussian noise"]
+    require(noised, f"a {start.vote} vote has no noise: choose {', '.join(PRIVATE)}")
+    kinds = ["most votes after Laplace noise", "most votes after Gaussian noise"]
     voters, sigmas = [1, 2, 3, 5, 10, 15, 20, 30, 50, 100], [k / 20 for k in range(41)]
     make = {
         "sigma": lambda: number("noise on a pixel σ", start.sigma, sigmas, unit="pixel: 0 to 1"),
@@ -154,8 +153,8 @@ def command(settings: ThreePhaseSettings, take: Sequence[int] = (1, 2, 3)) -> st
 
 
 def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> text.Html:
-    """Accuracy of the vote and of the understudy, and the epsilon of the labels, by settings."""
-    head = ("", "unanimous labels survive", "labels true", "understudy right", "ε of one label", "ε of all labels")
+    """HTML table with the accuracy of vote and understudy, and the epsilon of the labels, by settings."""
+    head = ("", "unanimous labels kept", "true labels", "understudy's accuracy", "ε of one label", "ε of all labels")
     table: list[tuple[str, ...]] = [head]
     for name, settings in rows.items():
         bill = spend_labels(sketch, settings)
@@ -168,20 +167,20 @@ def settings_table(sketch: Sketch, rows: Mapping[str, ThreePhaseSettings]) -> te
 
 
 class NoisedImages(NamedTuple):
-    """Phase I on digits."""
+    """Results of phase I on digits."""
 
     settings: ThreePhaseSettings
     labels: Labels  # (SHOWN)
     shown: Array  # (2, SHOWN, 8, 8) original and noised images
     pixels: Perturbation  # the thesis' statistics of the training set
-    guarantee: ImageGuarantee  # the guarantee here
+    guarantee: ImageGuarantee  # the guarantee for digits
     mnist: ImageGuarantee  # the guarantee for images of 28 x 28 pixels
-    sensitivity_needed: float  # at which this noise would have the claimed epsilon; 0 without noise
+    sensitivity_needed: float  # sensitivity at which this noise has the claimed epsilon; 0 without noise
     curves: dict[str, list[float]]  # epsilon over `SIGMAS`, by name of the line
 
 
 def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
-    """Phase I: Gaussian noise on every pixel, with the noisy images and their epsilon."""
+    """Add Gaussian noise to every pixel, as in phase I, and compute the epsilon of an image."""
     sigma, delta, clean = settings.sigma, settings.delta, sketch.images.train
     train, shape = sketch.noised(sigma)[0], clean.shape[1:]
     return NoisedImages(
@@ -198,14 +197,14 @@ def noise_images(sketch: Sketch, settings: ThreePhaseSettings) -> NoisedImages:
 
 @lru_cache(maxsize=16)
 def epsilon_curves(shape: tuple[int, ...], delta: float) -> dict[str, list[float]]:
-    """Epsilon of one image over `SIGMAS`, for three sizes."""
+    """Epsilon of one image over `SIGMAS`, for three image sizes."""
     sizes = {"3 × 256 × 256": RESIZED, "28 × 28 (MNIST)": MNIST_SHAPE, f"{shape[1]} × {shape[2]} (here)": shape}
     return {name: [image_guarantee(size, s, delta).epsilon for s in SIGMAS] for name, size in sizes.items()}
 
 
 @panel("10")
 def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
-    """Noise on the pixels; `result` is a `NoisedImages`."""
+    """Panel of phase I, noise on pixels; `result` is a `NoisedImages`."""
     return Panel(
         "Phase I: noise on the pixels",
         "Six private images before and after noise, and the ε of one image with this noise.",
@@ -219,16 +218,16 @@ def pixels(sketch: Sketch, start: ThreePhaseSettings) -> Panel:
 
 
 def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
-    """The thesis' epsilon of one image, the guaranteed epsilon, and what the claim would require."""
+    """Tiles with the claimed and the guaranteed epsilon of one image; a sentence on distances and noise."""
     sigma, epsilon = result.settings.sigma, result.guarantee.epsilon
     claim = claimed(digits(CLAIMED_EPSILON), f"ε of one image, at σ = {CLAIMED_SIGMA:g}")
     if not sigma:
         return claim, holds("none", "without noise"), "Without noise, the images are passed on unchanged."
-    sentence = f"A black and a white image are {result.guarantee.sensitivity:g} apart; "
+    sentence = f"A black and a white image have a distance of {result.guarantee.sensitivity:g}. "
     if epsilon > CLAIMED_EPSILON:
-        sentence += f"for the claimed ε no two may be more than {at_least(result.sensitivity_needed)} apart."
+        sentence += f"For the claimed ε, two images may be at most {at_least(result.sensitivity_needed)} apart."
     else:
-        sentence += "so much noise hides even that, and leaves little to learn from."
+        sentence += "The noise hides this distance, but it leaves little to learn from."
     return (
         claim,
         holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}, in real numbers"),
@@ -236,20 +235,20 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
     )
 
 
-ROWS = ("as it is", "noised")
+ROWS = ("original", "noisy")
 PICTURE = {"type": "heatmap", "colorscale": [[0, "black"], [1, "white"]], "zmin": 0, "zmax": 1, "showscale": False}
 BARE = {"ticks": "", "showline": False, "constrain": "domain"}  # axes of an image
 
 
 def draw_images(result: NoisedImages) -> Figure:
-    """Original and noised images."""
+    """Plot original and noised images."""
     shown, side = result.shown.shape[1:3]
     places = [(side + 1) * i + (side - 1) / 2 for i in range(shown)]
     bare: dict[str, Any] = {**BARE, "showgrid": False, "ticklabelstandoff": 4}
     labels = {"tickvals": places, "ticktext": [str(label) for label in result.labels]}
     rows = {"tickvals": places[: len(ROWS)], "ticktext": ROWS, "autorange": "reversed"}
     return figure(
-        "What noise leaves",
+        "Images before and after noise",
         {**PICTURE, "z": _side_by_side(result.shown), "hovertemplate": "pixel %{z:.2f}" + fig.ALONE},
         height=260,
         top=44,
@@ -267,7 +266,7 @@ def _side_by_side(images: NDArray[np.float64]) -> list[list[float | None]]:
 
 
 def draw_epsilon(result: NoisedImages) -> Figure:
-    """Epsilon of one image by sigma, for three sizes, and the thesis' claim."""
+    """Plot the epsilon of one image by sigma for three image sizes, with the claimed epsilon."""
     looks = ((OTHER, "dot", None), (OTHER, "dash", None), (HOLDS, "solid", 3))
     here: dict[str, Any] = {"x": positive([result.settings.sigma]), "y": positive([result.guarantee.epsilon])}
     marked = {"marker": EDGE, "hover": "σ %{x:g}: ε ≈ %{y:.3g}"}
@@ -288,25 +287,25 @@ def draw_epsilon(result: NoisedImages) -> Figure:
 
 
 class LabelBill(NamedTuple):
-    """The epsilon of noisy votes, and an understudy's accuracy with their labels."""
+    """Epsilon of noisy labels, and accuracy of an understudy that is trained on them."""
 
     settings: ThreePhaseSettings
     unanimous: float  # probability that a label on which all N agree survives the noise
     silent: float  # share of all public images with the true label if votes are counted without noise
-    alone: float  # the same for one instructor, on average
-    account: VoteAccount  # account of the labels by vote
+    alone: float  # mean share of these images on which one instructor is right
+    account: VoteAccount  # privacy account of the labels
     accountant: str  # the accountant with the smallest epsilon
     composed: dict[str, list[float]]  # epsilon over `LABEL_COUNTS`, for any votes, by accountant
     # Means over draws of the noise:
-    accuracy: float  # the understudy's accuracy on images without labels,
-    interval: tuple[float, float]  # both ends of its 95 % interval,
-    right: float  # and the share of the labels that are true
+    accuracy: float  # accuracy of the understudy on the test images
+    interval: tuple[float, float]  # both ends of its 95 % interval
+    right: float  # share of the labels that are true
 
 
 def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
-    """Account for the labels from linear instructors, and train linear understudies on them."""
+    """Account for the labels of linear instructors, and train linear understudies on these labels."""
     spent = settings.labels or sketch.public
-    there = f"there are {sketch.public} public images: ask for no more than that"
+    there = f"there are only {sketch.public} public images"
     require(spent <= sketch.public, f"{spent} labels, but {there}")
     aggregator = settings.aggregator()
     bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
@@ -317,7 +316,7 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
     return LabelBill(
         settings,
-        unanimous=float(label_probabilities(agreed, aggregator)[0]),  # refuses a vote without noise
+        unanimous=float(label_probabilities(agreed, aggregator)[0]),  # raises UsageError for a vote without noise
         silent=float((votes.argmax(1) == truth).mean()),
         alone=float((sketch.predictions(settings.sigma, voters)[:, : sketch.public] == truth).mean()),
         account=account,
@@ -343,7 +342,7 @@ _composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)
 
 @panel("10")
 class Pipeline(Panel, Runs):
-    """Epsilon of labels and the accuracy they give, by linear models that follow the controls; Run trains networks.
+    """Panel of phases II and III; linear models follow the controls, and Run trains networks.
 
     Attributes:
         result: a `LabelBill`.
@@ -356,14 +355,14 @@ class Pipeline(Panel, Runs):
         spent = [1, 2, 5, 10, 20, 40, 80, 120, 160, 240, 320, 400, 480, 540]
         super().__init__(
             "Phases II and III: instructors vote, an understudy learns",
-            "The cost of noisy labels, and the accuracy of a model trained on nothing else. Run trains networks.",
+            "The ε of noisy labels, and the accuracy of a model trained only on them. Run trains networks.",
             lambda **values: spend_labels(sketch, replace(start, **values)),
             [draw_bill, lambda bill: draw_runs(self.runs, bill)],
             lambda bill: words.pipeline(bill, self._run_of(bill)),
             lambda bill, **_: command(bill.settings),
             tiles=lambda bill: tell_run(run) if (run := self._run_of(bill)) else tell_labels(bill),
             joint=("labels", "instructors", "vote"),
-            labels=number("labels spent", start.labels or sketch.public, spent, unit="public images"),
+            labels=number("labels", start.labels or sketch.public, spent, unit="public images"),
             **_controls(start, "instructors", "vote", "vote_epsilon", "sigma"),
             understudy_method=choice("understudy", start.understudy_method, {"Adam": "adam", "DP-Adam": "dp-adam"}),
         )
@@ -373,7 +372,7 @@ class Pipeline(Panel, Runs):
         return next((run for run in reversed(self.runs) if run.settings == bill.settings), None)
 
     def prepare(self) -> ThreePhaseSettings:
-        require(self.values["instructors"] >= 1, "there are no instructors: take 1 or more")
+        require(self.values["instructors"] >= 1, "there are no instructors: enter 1 or more")
         return replace(self._start, **self.values)
 
     def work(self, settings: ThreePhaseSettings) -> None:
@@ -383,7 +382,7 @@ class Pipeline(Panel, Runs):
 
         def listen(event: Event) -> None:
             if self.stopping:
-                self.tiles.sentence = "Stopped before an understudy was ready: nothing released, so no cost."
+                self.tiles.sentence = "Stopped before an understudy was ready. Nothing was released, so ε is 0."
             self.heed_stop()
             self.state.value = f"{event.part}: epoch {event.epoch} of {event.epochs}"
             self.bar.value += event.epoch == event.epochs
@@ -393,14 +392,14 @@ class Pipeline(Panel, Runs):
 
 
 def tell_labels(result: LabelBill) -> tuple[Tile, Tile, str]:
-    """The thesis' epsilon of all labels, the guaranteed epsilon, and the understudy's accuracy."""
-    kept = f"The noise keeps {percent(result.unanimous)} of unanimous labels; {percent(result.right)} of all are true"
+    """Tiles with the claimed and the guaranteed epsilon of all labels; a sentence on labels and accuracy."""
+    kept = f"Noise keeps {percent(result.unanimous)} of unanimous labels, {percent(result.right)} of labels are true"
     taught = f"a linear understudy is right on {percent(result.accuracy)} of new images"
     return *_epsilons(result.account, result.settings), f"{kept}, and {taught}."
 
 
 def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
-    """The same for a run with networks, compared with a network trained without privacy."""
+    """Tiles and sentence for a run with networks, compared with a network trained without privacy."""
     account, plainly, scores = record.privacy, record.part(PLAIN_MODEL).scores, record.part(UNDERSTUDY).scores
     assert account is not None
     taught = f"The understudy is right on {percent(scores.accuracy)} of new images"
@@ -414,24 +413,24 @@ def _epsilons(account: VoteAccount, settings: ThreePhaseSettings) -> tuple[Tile,
 
 
 def draw_bill(result: LabelBill) -> Figure:
-    """Epsilon of all labels by their number: by the plain sum, by the best accountant, and as claimed."""
+    """Plot the epsilon of all labels by their number: the best accountant, the plain sum and the claim."""
     settings, account, n = result.settings, result.account, LABEL_COUNTS
     least = [min(epsilons) for epsilons in zip(*result.composed.values(), strict=True)]
     summed, as_claimed = [k * account.query_epsilon for k in n], [settings.vote_epsilon] * len(n)
     on: dict[str, Any] = {"x": n, "hover": "%{x:,} labels: ε ≈ %{y:.3g}"}
     return figure(
-        "What labels cost",
+        "ε of the labels",
         line("guaranteed", HOLDS, width=3, y=least, **on),
         line("plain sum", OTHER, "dashdot", y=summed, visible="plain sum" in result.composed, **on),
         line("claimed", CLAIMED, "dash", y=as_claimed, **on),
         fig.vline(account.queries, line=fig.DOTTED),
-        xaxis=axis("labels spent (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
+        xaxis=axis("number of labels (thesis: 9,000)", [0, 4.05], type="log", tickformat=",", dtick=1),
         yaxis=log_axis(f"ε of all labels, at δ = {short(settings.delta)}", [*least, *summed, *as_claimed], margin=0.05),
     )
 
 
 def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
-    """The understudy's accuracy against the epsilon of its labels: linear models now, networks one point per run."""
+    """Plot the understudy's accuracy against the epsilon of its labels, for linear models and for each run."""
     scores = [run.part(UNDERSTUDY).scores for run in runs]
     paid = [run.privacy.epsilon for run in runs if run.privacy is not None]  # every run with an understudy
     accuracies, numbers = [score.accuracy for score in scores], [str(k + 1) for k in range(len(runs))]
@@ -443,11 +442,11 @@ def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
     reach = fig.error_bars(here["y"], [bill.interval], color=NOISE, thickness=1.5)
     cost = log_axis("ε of the labels", [0.5, 2000.0, *paid, *here["x"]], margin=0.05)
     return figure(
-        "What they teach",
-        points("linear models, as set", NOISE, "diamond", 12, error_y=reach, **here),
+        "Accuracy of the understudy",
+        points("current linear models", NOISE, "diamond", 12, error_y=reach, **here),
         points("your runs", HOLDS, "circle", 12, **on),
         xaxis=cost,
-        yaxis=axis("accuracy of the understudy (95 %)", [0, 1.08], tickformat=".0%"),
+        yaxis=axis("accuracy, with 95 % intervals", [0, 1.08], tickformat=".0%"),
     )
 
 
@@ -455,19 +454,19 @@ def draw_runs(runs: Sequence[ThreePhaseRecord], bill: LabelBill) -> Figure:
 
 
 class Divisors(NamedTuple):
-    """Adam's divisor of each weight's average gradient, under noise with the same standard deviation for all."""
+    """Adam's divisor of each weight's average gradient; all gradients have noise of one standard deviation."""
 
     noise_std: float
     sizes: Array  # (120) each weight's gradient, the same in every step
-    divisors: Array  # (120) after all steps
+    divisors: Array  # (120) divisors after all steps
 
 
 def adam_divisors(noise_std: float, steps: int) -> Divisors:
-    """Adam's second moment after `steps` for 120 weights whose gradients get noise of the same standard deviation."""
+    """Compute Adam's divisors of 120 weights after `steps`, with noise of one standard deviation on all gradients."""
     from edp_lab.training.build import BETAS  # imports torch, which only networks need
 
-    require(0 <= noise_std <= 100, f"noise of standard deviation {noise_std}: take 0 to 100")
-    require(1 <= steps <= 10_000, f"{steps} steps: take 1 to 10,000")
+    require(0 <= noise_std <= 100, f"noise of standard deviation {noise_std}: enter 0 to 100")
+    require(1 <= steps <= 10_000, f"{steps} steps: enter 1 to 10,000")
     sizes = np.logspace(-3, 0, 120)
     squares = (sizes + noise_std * rng_of(0, 2).standard_normal((steps, len(sizes)))) ** 2
     weights = BETAS[1] ** np.arange(steps - 1, -1, -1.0)
@@ -476,10 +475,10 @@ def adam_divisors(noise_std: float, steps: int) -> Divisors:
 
 @panel("10")
 def adam() -> Panel:
-    """Adam under noise; `result` is a `Divisors`."""
+    """Panel on Adam under noise; `result` is a `Divisors`."""
     return Panel(
         "What Adam divides by",
-        "One mark for each of 120 weights, with made-up gradients between 0.001 and 1.",
+        "Each mark is one of 120 weights, with made-up gradients between 0.001 and 1.",
         adam_divisors,
         [draw_divisors],
         lambda r: f"In theory, the divisor of a gradient g is about the square root of g² + {short(r.noise_std)}².",
@@ -490,18 +489,18 @@ def adam() -> Panel:
 
 
 def tell_divisors(result: Divisors) -> tuple[Tile, Tile, str]:
-    """Average distance that Adam moves the weights with the smallest and the largest gradient, and the reason."""
+    """Tiles with Adam's average step for the smallest and the largest gradient; a sentence on the reason."""
     low, high = (result.sizes / result.divisors)[[0, -1]]
     below = int((result.sizes <= result.noise_std).sum())
     sentence = "No gradient is below σ, so Adam moves every weight by about one learning rate."
     if below:
-        sentence = f"{below} of 120 gradients are below σ; Adam divides them all by about the same number, as SGD does."
+        sentence = f"{below} of 120 gradients are below σ. For these, Adam acts almost like SGD."
     unit = "learning rates per step"
     return Tile("smallest gradient", short(low), unit), Tile("largest gradient", short(high), unit), sentence
 
 
 def draw_divisors(result: Divisors) -> Figure:
-    """Adam's divisor by size of the gradient, with and without noise."""
+    """Plot Adam's divisor by the size of the gradient, with and without noise."""
     x, hover = result.sizes, "gradient %{x:.2g}: divided by %{y:.2g}"
     return figure(
         "What Adam divides the average gradient by",

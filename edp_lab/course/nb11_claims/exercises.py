@@ -1,4 +1,4 @@
-"""The exercises of notebook 11 on claims."""
+"""Exercises of ``11_claims.ipynb``: a verdict from intervals, and the noise of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from edp_lab.course.kit.exercises import Differences, exercises_of, first_wrong,
 from edp_lab.privacy import Alpha, Mechanism
 
 VERDICTS = ("holds", "holds under conditions", "does not hold")
-CHANGES = {  # by kind, lists of (mean, half-width)
+CHANGES = {  # lists of (mean, half-width), by kind
     "all fall beyond chance": [(-6.0, 2.0), (-3.0, 1.0)],
-    "one falls beyond chance, one might be nothing": [(-6.0, 2.0), (-1.0, 3.0)],
-    "all might be nothing": [(-2.0, 4.0), (-1.0, 3.0)],
-    "one falls beyond chance, one rises and might be nothing": [(-6.0, 2.0), (1.0, 3.0)],
+    "one falls beyond chance, one may be chance": [(-6.0, 2.0), (-1.0, 3.0)],
+    "all may be chance": [(-2.0, 4.0), (-1.0, 3.0)],
+    "one falls beyond chance, one rises but may be chance": [(-6.0, 2.0), (1.0, 3.0)],
     "one falls, one rises, both beyond chance": [(-6.0, 2.0), (6.0, 2.0)],
     "all rise beyond chance": [(5.0, 1.0), (4.0, 2.0)],
 }
 SLIPS = {  # wrong rules for "falls beyond chance", by the sentence that explains the mistake
     "Your rule counts every fall, even one whose interval reaches above 0.": lambda mean, half: mean < 0,
     "Your rule counts a significant rise as a fall.": lambda mean, half: abs(mean) > half,
-    "Your rule looks at the lower end of the interval; all of it must lie below 0.": lambda mean, half: mean - half < 0,
+    "Your rule only looks at the lower end of the interval; use the upper end.": lambda mean, half: mean - half < 0,
 }
 
 
 def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
-    """Verdicts on lists of changes; the message names a common mistake that explains all of a student's verdicts."""
+    """Compare verdicts on lists of changes; the message names a common mistake that explains all verdicts."""
     lists, labels, got = [], [], []
     for kind, changes in CHANGES.items():
         scale = float(cases.uniform(0.5, 2))
@@ -47,7 +47,7 @@ def _verdict(answer: Any, cases: np.random.Generator) -> Differences:
 
 
 def _judged(lists: list[list[tuple[float, float]]], falls: Callable[[float, float], bool]) -> list[str]:
-    """A verdict on each list, based on which of its changes fall beyond chance."""
+    """Return a verdict on each list, given the rule for a fall beyond chance."""
     hits = [[falls(*change) for change in changes] for changes in lists]
     return [VERDICTS[0] if all(falling) else VERDICTS[1] if any(falling) else VERDICTS[2] for falling in hits]
 
@@ -57,7 +57,7 @@ def _printed(devices: int, micro_batch_size: int, z0: float, clip_norm: float = 
 
 
 def _noise(answer: Any, cases: np.random.Generator) -> Differences:
-    """The standard deviation of Algorithm 1's result, compared with the library's."""
+    """Compare the noise in the result of Algorithm 1 with the library's."""
     untouched, differences = True, []
     for devices in (1, *map(int, cases.integers(2, 33, 3))):
         c, z0 = (round(float(cases.uniform(0.1, 5)), 2) for _ in range(2))
@@ -67,7 +67,7 @@ def _noise(answer: Any, cases: np.random.Generator) -> Differences:
         if not math.isclose(float(got), right, rel_tol=1e-6):
             case = f"with N = {devices}, C = {c}, z0 = {z0}"
             differences.append(f"{case} yours is {float(got):.4g}; it should be {right:.4g}.")
-    still = "the bug is still there: this is the noise that the paper assumes, not the noise that it draws"
+    still = "the bug is still there: this is the noise that the paper assumes, not the noise of its algorithm"
     yield first_wrong(differences, untouched, still)
 
 

@@ -111,7 +111,8 @@ class MicroBatchOps(PlainOps):
         parameters = (weight,) if bias is None else (weight, bias)
 
         def back(d: Tensor, wanted: bool, x: Tensor, weight: Tensor) -> Tensor | None:
-            self.keep(books.LinearRecord(parameters, x.detach(), d, rows))
+            d = d.contiguous()  # once, rather than in each compiled loop
+            self.keep(books.LinearRecord(parameters, x.detach().contiguous(), d, rows))
             return d @ weight if wanted else None
 
         return Kept.apply(lambda: (F.linear(x, weight, bias), x, weight), back, x, *parameters)  # type: ignore[no-any-return]
