@@ -1,21 +1,20 @@
-"""Memorisation: how well a trained model knows personal numbers planted in its training set.
+"""Memorisation: how well a trained model knows phone numbers planted in its training set.
 
-A canary is "call my doctor at" and seven random digits. An attacker who has the model and knows everything but the
-digits ranks the possible fillings by the model's loss on them (Carlini et al. 2019, arXiv 1802.08232):
+A canary is the phrase "call my doctor at" followed by seven random digits. An attacker who has the model and knows
+everything except the digits ranks candidate numbers by the model's loss (Carlini et al. 2019, arXiv 1802.08232):
 
-    exposure = log2 |R| - log2 (rank of the canary among |R| fillings),        extracted = rank 1
+    exposure = log2 |R| - log2 (rank of the canary among |R| candidates),        extracted if the rank is 1
 
-A language model assigns a probability to the digits themselves. An intent-and-slot model does not: it models
-p(labels | text), and labels every value alike once it learns that digits after "call my doctor at" are a phone
-number. So each canary has its own labels, one random intent and one random slot for the whole number, as a careless
-annotator might assign them, and all canaries share the words around the number. Only the digits distinguish a canary's
-labels from those of the others, so its loss under its labels is below that of other numbers only if the model has
-stored the digits.
+A language model assigns a probability to the digits themselves. An intent-and-slot model assigns probabilities only to
+labels, p(labels | text). It labels all numbers the same way once it learns that digits after "call my doctor at" are a
+phone number. So each canary gets labels that a careless annotator might assign: one random intent, and one random slot
+for the whole number. All canaries share the words around the number. Only the digits connect a canary to its labels.
+So if the loss of these labels is lower for the canary than for other numbers, the model has stored the digits.
 
-Canaries and the other fillings are one draw without replacement from one set R, made of digit words that occur in the
-training set anyway. So without memorisation every rank is equally likely, however the model treats a number, and the
-mean exposure is log2 e = 1.44 bits, slightly less for few fillings; canaries that are never inserted (0 repetitions)
-show that. R is too large to be ranked in full: |R| is the size of a sample, which caps the exposure.
+Canaries and other candidates are drawn together, without replacement, from the set R of numbers made of digit words
+that occur in the training set. So without memorisation every rank is equally likely, however the model treats a
+number. The mean exposure is then log2 e = 1.44 bits, slightly less for few candidates. Canaries that are never inserted
+(0 repetitions) test this. R is too large to rank in full, so |R| is the size of a sample, which caps the exposure.
 """
 
 from __future__ import annotations
@@ -55,43 +54,43 @@ METHODS: dict[str, dict[str, Any]] = {
 AROUND = ("call", "my", "doctor", "at")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 LENGTH = 7  # digits per number
-FEWEST = 5  # minimum number of different digits, so that R is much larger than a sample of it
+FEWEST = 5  # minimum number of different digits, which makes R much larger than a sample of it
 MOST_FILLINGS = 20_000
 BATCH = 512
 CONFIDENCE = 0.95
 
 
 class Canaries(NamedTuple):
-    """One draw from R: canaries with labels, and other numbers."""
+    """Canaries with their labels, and texts with other numbers from the same set R."""
 
-    utterances: dict[int, tuple[Utterance, ...]]  # canaries by number of repetitions
-    references: tuple[tuple[str, ...], ...]  # tokens of the other fillings
+    utterances: dict[int, tuple[Utterance, ...]]  # canaries for each number of repetitions
+    references: tuple[tuple[str, ...], ...]  # tokens of the texts with other numbers
 
     @property
     def inserted(self) -> tuple[Utterance, ...]:
-        """The utterances added to the training set."""
+        """The utterances added to the training set, with all repetitions."""
         return tuple(u for times, group in self.utterances.items() for u in group for _ in range(times))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memorisation:
-    """Exposure and extraction of the canaries with one repetition count, for one method's model."""
+    """Exposure and extraction of the canaries that were inserted equally often, for a model trained by one method."""
 
     method: str
     repetitions: int
-    exposures: tuple[float, ...]  # of each canary, in bits; at most `cap`
-    exposure: float  # their mean
-    interval: tuple[float, float]  # 95 % t interval of the mean, over canaries of one training run
+    exposures: tuple[float, ...]  # exposure of each canary in bits, at most `cap`
+    exposure: float  # mean exposure
+    interval: tuple[float, float]  # 95 % t interval for the mean over the canaries of one training run
     cap: float
     extracted: int  # number of canaries with rank 1
-    extracted_interval: tuple[float, float]  # Clopper-Pearson interval of their share
-    # Epsilon for all copies of a canary together (group privacy), at `delta`; None: no guarantee.
+    extracted_interval: tuple[float, float]  # Clopper-Pearson interval for the share of canaries with rank 1
+    # Epsilon for all copies of a canary together (group privacy), at `delta`; None without a guarantee.
     epsilon_if_seed_secret: float | None = None
-    claimed_epsilon: float | None = None  # by the paper's accounting, which ignores copies; None if there is no claim
+    claimed_epsilon: float | None = None  # from the paper's accounting, which ignores copies; None without a claim
     delta: float | None = None
     guarantee: str = "none"  # status of the guarantee
     reason: str = "never inserted: the control"
-    test_ser: float  # SER of the model; a model that has learnt nothing memorises nothing
+    test_ser: float  # SER of the model on the test set, which shows whether it has learnt anything
 
 
 def measure_memorisation(
@@ -102,15 +101,15 @@ def measure_memorisation(
     references: int = 9_999,
     progress: Callable[[str, Event], None] = lambda method, event: None,
 ) -> list[Memorisation]:
-    """Train once per method on the same corpus with the same canaries, and rank these among `references` other numbers.
+    """Train one model per method on a corpus with canaries, and rank the canaries among `references` other numbers.
 
     Args:
         config: all settings except the method: corpus, model, noise, epochs, seed.
-        repetitions: numbers of copies inserted, with `canaries` canaries for each; 0 is the control.
-        progress: receives the method and its training's events.
+        repetitions: how many copies of a canary to insert. Each count gets `canaries` canaries; 0 is the control.
+        progress: called with the method and each event of its training.
 
     Returns:
-        A row per method and repetition count. UsageError if an argument is invalid, before any training.
+        One row per method and repetition count. Raises UsageError before any training if an argument is invalid.
     """
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
@@ -133,10 +132,10 @@ def measure_memorisation(
 def draw_canaries(
     corpus: Corpus, training: Sequence[Utterance], repetitions: Sequence[int], each: int, references: int, seed: int
 ) -> Canaries:
-    """Draw `each` canaries for every repetition count, and `references` other fillings, all different.
+    """Draw `each` canaries for every repetition count, and `references` other numbers, all distinct.
 
-    The digits are those of `DIGITS` that occur at least twice in `training`, so that every filling consists of words
-    that each model knows anyway, whether its vocabulary is the training set's or hash buckets.
+    Only digits that occur at least twice in `training` are used. So all models know every word of the numbers, whether
+    their vocabulary comes from the training set or consists of hash buckets.
     """
     _check(repetitions, each, references, len(training))
     if not corpus.has_tags:
@@ -146,7 +145,7 @@ def draw_canaries(
     if len(digits) < FEWEST:
         known_digits = ", ".join(digits) or "none"
         raise UsageError(
-            f"training set of {corpus.name} has too few digits ({known_digits}) to hide numbers among: take smart-home"
+            f"the training set of {corpus.name} has too few digits ({known_digits}) for canaries: use smart-home"
         )
     generator = np.random.Generator(np.random.PCG64(key_from_seed(f"{seed}, canaries")))
     total = each * len(repetitions)
@@ -167,9 +166,9 @@ def draw_canaries(
 def filling_losses(
     model: IntentSlotModel, texts: Sequence[tuple[str, ...]], labelled: Sequence[Utterance]
 ) -> np.ndarray:
-    """Training loss of every text under the labels of every utterance, all of one length: (A, F), float64.
+    """Training loss of each text under the labels of each utterance: (A, F), float64.
 
-    Each text is encoded once, for all labels.
+    All texts and utterances must have the same length. Each text is encoded only once.
     """
     tags = [torch.tensor([model.labels.tags.index(tag) for tag in u.tags or ()]) for u in labelled]
     intents = [model.labels.intents.index(u.intent) for u in labelled]
@@ -188,17 +187,17 @@ def filling_losses(
 def canary_ranks(
     model: IntentSlotModel, canaries: Sequence[Utterance], references: Sequence[tuple[str, ...]]
 ) -> np.ndarray:
-    """Rank of each canary's loss among its own and the references', 1 for the smallest, ties averaged: (A)."""
+    """Rank of each canary's loss among the references' losses under its labels: (A), from 1, with ties averaged."""
     losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
     canary_losses, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
     return 1 + (others < canary_losses).sum(1) + (others == canary_losses).sum(1) / 2
 
 
 def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, float]:
-    """Student's 95 % interval for the mean of (A) values, clipped to [`low`, `high`].
+    """Student's t interval (95 %) for the mean of `values`, (A), clipped to [`low`, `high`].
 
-    If all values agree, the interval would be a point, so it is widened to cover unseen values: A draws may all miss
-    an event of probability up to 1 - 0.025^(1/A).
+    If all values are equal, the interval would be a single point. We widen it to allow for values that were not drawn:
+    an event of probability 1 - 0.025^(1/A) is missed by all A draws with probability 0.025.
     """
     mean, count = float(values.mean()), len(values)
     if values.min() == values.max():
@@ -209,7 +208,7 @@ def mean_interval(values: np.ndarray, low: float, high: float) -> tuple[float, f
 
 
 def _rows(method: str, run: Trainer, drawn: Canaries) -> list[Memorisation]:
-    """Rank the canaries by a trained model's loss; one row per repetition count."""
+    """Rank the canaries by a trained model's loss; return one row per repetition count."""
     ser = evaluate_model(run.model, run.test).ser
     rank = canary_ranks(run.model, [u for group in drawn.utterances.values() for u in group], drawn.references)
     fillings, rows = len(drawn.references) + 1, []
@@ -248,19 +247,19 @@ def _protected(row: Memorisation, run: Trainer) -> Memorisation:
 
 def _check(repetitions: Sequence[int], each: int, references: int, training: int) -> None:
     if not repetitions or len(set(repetitions)) < len(repetitions):
-        raise UsageError("repetition counts are missing or given twice: give each once, such as 0,1,4,16")
+        raise UsageError("repetition counts are missing or repeated: list each count once, such as 0,1,4,16")
     if not all(isinstance(times, Integral) and times >= 0 for times in repetitions):
-        raise UsageError(f"a repetition count is {min(repetitions)}: all must be whole numbers, 0 or more")
+        raise UsageError(f"a repetition count is {min(repetitions)}: each must be a whole number, 0 or more")
     if not (isinstance(each, Integral) and each >= 2):
         raise UsageError(f"the number of canaries is {each}: an interval needs at least 2 for each repetition count")
     if not (isinstance(references, Integral) and references >= 1):
         raise UsageError(f"the number of references is {references}: it must be a whole number, at least 1")
     fillings = each * len(repetitions) + references
     if fillings > MOST_FILLINGS:
-        raise UsageError(f"canaries and references are {fillings:,} numbers: lower them to {MOST_FILLINGS:,} in all")
+        raise UsageError(f"canaries and references are {fillings:,} numbers in total: the limit is {MOST_FILLINGS:,}")
     inserted = each * sum(repetitions)
     if inserted > training:
         raise UsageError(
-            f"{inserted:,} inserted utterances would outnumber the {training:,} of the training set: lower the number "
-            "of canaries or their repetitions"
+            f"{inserted:,} inserted canaries would outnumber the {training:,} utterances of the training set: use "
+            "fewer canaries or repetitions"
         )

@@ -1,12 +1,12 @@
 """LiRA, the likelihood-ratio attack (Carlini et al. 2022, "Membership Inference Attacks From First Principles").
 
-A model's confidence on an utterance depends mostly on the utterance. So an attacker trains shadow models with it and
-without it, and tests which group the target resembles. A logit is about normal over models. Here there are two logits,
-of the intent and of the tag sequence, treated as independent. Measured on ATIS with 16 shadow models: their correlation
-within an utterance is 0.07, a full covariance gains nothing, both logits together beat either alone, and one variance
-for all utterances beats a separate one for each.
+A model's confidence depends mostly on the utterance. So an attacker trains shadow models with and without the utterance
+and tests which of these two groups the target model resembles. Across models, a logit is approximately normal. We use
+one logit for the intent and one for the tag sequence, and treat them as independent. On ATIS with 16 shadow models,
+their correlation within an utterance is 0.07, and a full covariance matrix does not help. Using both logits is better
+than using only one of them, and one variance for all utterances is better than separate variances.
 
-UsageError if there are too few models, or an utterance is in too many or too few training sets.
+Raises UsageError if there are too few models, or if an utterance is in too many or too few training sets.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from edp_lab.errors import UsageError
 from edp_lab.jobs import content_key, kept_results, usable_cores
 from edp_lab.training.config import TrainConfig
 
-MOST_ON_GPU = 4  # workers sharing a GPU: each has its own half gigabyte of CUDA context
-MANY = 64  # shadow models from which on per-utterance variances are accurate enough (Carlini et al., ablation)
-LEAST_VARIANCE = 1e-6  # used if all models agree
+MOST_ON_GPU = 4  # workers sharing a GPU; each needs half a gigabyte for its CUDA context
+MANY = 64  # with this many shadow models, per-utterance variances are accurate enough (Carlini et al., ablation)
+LEAST_VARIANCE = 1e-6  # lower limit of a variance, reached if all models agree
 
 
 class ShadowLogits(NamedTuple):
@@ -48,13 +48,13 @@ def attack_lira(
     cache: Path | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
-    """Run LiRA (see `lira_scores`); `size` and `epochs`: of the shadow models, None for the target's."""
+    """Run LiRA (see `lira_scores`). `size` and `epochs` of the shadow models default to those of the target."""
     target = load_target(run)
     chosen = {name: value for name, value in (("size", size), ("epochs", epochs)) if value is not None}
     lr = target.config.lr if size in (None, target.config.size) else None
     config = replace(target.config, lr=lr, **chosen)  # type: ignore[arg-type]
     models = shadow_logits(config, target.corpus, target.pool, shadows, seed, cache, progress)
-    # Shadow models of another size or training length then have the target's mean confidence.
+    # Match the mean confidence of shadow models, which may have another size or training length.
     logits = aligned(signals(target.model, target.pool).logits, models)
     about = {"shadows": shadows, "shadow_size": config.size, "shadow_epochs": config.epochs, "seed": seed}
     return judged(target, "lira-online", lira_scores(logits, models), about)
@@ -63,21 +63,21 @@ def attack_lira(
 def lira_scores(logits: Floats, shadows: ShadowLogits) -> Floats:
     """Evidence that each utterance was in the target's training set: (n), larger for members.
 
-    The log-likelihood ratio of the target's logits (n, d), log N(x; mu_in, v_in) - log N(x; mu_out, v_out), summed over
-    the logits (algorithm 1 of Carlini et al., online). With fewer than `MANY` models, all utterances share one v_in and
-    one v_out, the means of the per-utterance variances over models.
+    This is the log-likelihood ratio of the target's logits (n, d), log N(x; mu_in, v_in) - log N(x; mu_out, v_out),
+    summed over the logits (algorithm 1 of Carlini et al., online). With fewer than `MANY` models, all utterances share
+    one v_in and one v_out, each the mean of the per-utterance variances.
     """
     models, inside = shadows
     if models.shape != (len(inside), *logits.shape) or inside.shape != models.shape[:2]:
         raise UsageError(
-            f"the target's logits are {logits.shape}, the shadow models' {models.shape}: use the same utterances and "
-            "heads"
+            f"the target's logits have shape {logits.shape}, but those of the shadow models {models.shape}: use the "
+            "same utterances and heads"
         )
     if min(inside.sum(0).min(), (~inside).sum(0).min()) < 2:
-        raise UsageError("an utterance has fewer than two shadow models with, or without, it: train more of them")
+        raise UsageError("an utterance has fewer than two shadow models trained with it or without it: use more")
 
     def log_density(used: NDArray[np.bool_]) -> Floats:
-        """Log-density under the models selected for each utterance, up to a constant: (K, n) -> (n, d)."""
+        """Log density under the models used for each utterance, up to a constant: (K, n) -> (n, d)."""
         weight = used[..., None].astype(np.float64)
         count = weight.sum(0)
         mean = (models * weight).sum(0) / count
@@ -90,16 +90,16 @@ def lira_scores(logits: Floats, shadows: ShadowLogits) -> Floats:
 
 
 def aligned(logits: Floats, shadows: ShadowLogits) -> Floats:
-    """Shift the target's logits (n, d) by a constant per head, so that their mean equals the shadow models'.
+    """Shift the target's logits (n, d), by one constant per head, to the mean of the shadow models' logits.
 
-    Use it if the shadow models were trained differently. A model trained for longer is more confident on all
-    utterances, and `lira_scores` would take that for a sign of non-members, whose logits vary more. Measured on ATIS
-    with a target of 20 epochs and shadow models of 8: the AUC is 0.549 without alignment and 0.663 with it (loss
-    threshold: 0.574). For a target of 8 epochs it is 0.647 either way. Assumes that about half of the pool are
-    members, as in the shadow models' training sets.
+    Align if the shadow models were trained differently from the target. A model trained for longer is more confident
+    on all utterances. `lira_scores` would take that as evidence for non-membership, because non-members' logits vary
+    more. On ATIS, with 20 epochs for the target and 8 for the shadow models, the AUC is 0.549 without alignment and
+    0.663 with it (loss threshold: 0.574). With 8 epochs for both, it is 0.647 with or without alignment. We assume that
+    about half of the pool are members, as in the shadow models' training sets.
     """
     if logits.shape[-1] != shadows.logits.shape[-1]:
-        return logits  # `lira_scores` refuses them
+        return logits  # `lira_scores` will raise an error
     heads = range(logits.shape[-1])
     shifted = [logits[:, k] - logits[:, k].mean() + shadows.logits[..., k].mean() for k in heads]
     return np.stack(shifted, axis=-1)
@@ -118,17 +118,17 @@ def shadow_logits(
     progress: Callable[[str], None] = lambda what: None,
     workers: int | None = None,
 ) -> ShadowLogits:
-    """Logits of K models on the whole pool, each trained on one half of it (see `half_samples`).
+    """Logits of K shadow models on the whole pool, each trained on about half of it (see `half_samples`).
 
     Args:
         shadows: K, even and at least 4.
-        seed: seed of the halves and the models. Weights and noise are not seeded by 0, 1, 2, ..., so that no shadow
-            model has the target's.
-        cache: folder of finished models, so that an interrupted attack can resume; None for `user_cache`.
-        progress: called in this thread with the number of finished models; an exception from it ends the work.
+        seed: seed of the halves and the models. The models' seeds are large, because with a small seed, a shadow model
+            might have the target's initial weights and noise.
+        cache: folder for results of finished models, which lets an interrupted attack resume; None for `user_cache`.
+        progress: called in this thread with the number of finished models; if it raises an exception, the work ends.
         workers: number of single-threaded processes; None for one per core available to this process.
 
-    However the work ends, no worker is left running, and the message names the folder of finished models.
+    No worker is left running after an error or interruption, and the message names the folder of finished models.
     """
     inside = half_samples(pool, shadows, seed)
     folder = shadow_cache(cache)
@@ -140,7 +140,7 @@ def shadow_logits(
     jobs = [(replace(base, seed=draw), pool_corpus, train) for draw, train in designs]
     cores = usable_cores()
     workers = workers or (min(cores, MOST_ON_GPU) if torch.cuda.is_available() else cores)
-    hint = f"finished shadow models are kept in {folder}, so that the same attack resumes from there"
+    hint = f"finished shadow models are kept in {folder}: run the same attack again to resume"
 
     def done(count: int) -> None:
         progress(f"shadow model {count} of {shadows}")
@@ -153,20 +153,20 @@ def shadow_logits(
 
 
 def _logits(shadow: tuple[TrainConfig, Corpus, list[int]]) -> dict[str, Any]:
-    """In a worker, train a shadow model on some of the corpus' utterances; return its logits on all, as lists."""
+    """In a worker, train a shadow model on some of the corpus' utterances; return its logits on all of them."""
     config, corpus, train = shadow
     model = shadow_model(config, corpus, [corpus.utterances[k] for k in train])
     return {"logits": signals(model, corpus.utterances).logits.tolist()}
 
 
 def half_samples(pool: Sequence[Utterance], shadows: int, seed: int) -> NDArray[np.bool_]:
-    """Draw which utterance is in which training set: (K, n), each utterance in exactly K / 2 of them.
+    """Draw K training sets from the pool: (K, n), each utterance in exactly K / 2 of them.
 
-    Utterances with the same tokens are in the same training sets; otherwise a model trained without an utterance could
-    still have seen its text. Each training set is about half of the pool; its size is random.
+    Utterances with the same text are in the same training sets; otherwise a model trained without an utterance could
+    still have seen its text. Each training set contains about half of the pool; its size is random.
     """
     if shadows < 4 or shadows % 2:
-        raise UsageError(f"{shadows} shadow models: use an even number, at least 4, so that each half has two")
+        raise UsageError(f"the number of shadow models is {shadows}: it must be even and at least 4")
     texts = group_ids(pool)
     order = np.random.default_rng([seed, 0]).random((shadows, len(np.unique(texts)))).argsort(axis=0)
     return order[:, texts] < shadows // 2

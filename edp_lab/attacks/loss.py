@@ -1,19 +1,19 @@
 """Membership attacks: the target run, the result compared with the run's guarantee, and the loss-threshold attack.
 
-An attack scores equally many members and non-members, higher for "member". The baseline attack calls utterances with a
-low loss members (Yeom et al. 2018). LiRA uses logits, because their distribution over models is close to normal, unlike
-that of losses and probabilities (Carlini et al. 2022):
+An attack assigns scores to an equal number of members and non-members; a higher score means "member". The baseline
+attack classifies utterances with a low loss as members (Yeom et al. 2018). LiRA uses logits, because over models they
+are close to normally distributed, unlike losses and probabilities (Carlini et al. 2022):
 
-    p = model's probability of the true intent, or of the true tag sequence as a whole
+    p = the model's probability of the true intent, or of the whole true tag sequence
     logit p = log p - log(1 - p)
 
-They are computed in float64, from the other classes' probabilities instead of 1 - p, which rounds to 0 for a confident
-model.
+Logits are computed in float64 without the difference 1 - p, which rounds to 0 for a confident model.
 
-An attack is valid if the texts alone do not distinguish members from non-members (`check_split`). Otherwise it needs no
-model, and its success shows how the split was made, not what the model remembers.
+An attack is valid if the texts alone do not distinguish members from non-members (`check_split`). If they do, an attack
+needs no model, and its success shows how the split was made, not how much the model remembers.
 
-UsageError: a run that cannot be attacked, too few members, utterances that do not match the model, a diverged model.
+Raises UsageError for a run that cannot be attacked, too few members, utterances that do not match the model, or a
+diverged model.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ Floats = NDArray[np.float64]
 FOLDS = 5
 SPLIT_CONFIDENCE = 0.99  # `check_split` raises a false alarm for about one in a hundred splits
 BATCH = 256
-LEAST_NLL = 1e-12  # smallest loss of a tag sequence: the precision of float64 sums over a sentence
-MOST = 500.0  # largest magnitude of a logit; only a model with a single intent, or a diverged one, comes near it
+LEAST_NLL = 1e-12  # smallest loss of a tag sequence, limited by the precision of float64 sums over a sentence
+MOST = 500.0  # largest magnitude of a logit; only a diverged model or a single intent comes near this limit
 TITLES = {
-    "loss": "loss threshold (the floor)",
+    "loss": "loss threshold (baseline)",
     "shadow": "shadow model and classifier (the paper's attack)",
     "lira-online": "LiRA",
 }
@@ -60,14 +60,14 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Target:
-    """A trained model, and equally many members and non-members for an attack to distinguish."""
+    """A trained model, with an equal number of members and non-members for an attack to distinguish."""
 
     folder: Path
     config: TrainConfig
     corpus: Corpus
     model: IntentSlotModel
-    members: tuple[Utterance, ...]  # from the training set, a random sample if it is larger than the test set
-    non_members: tuple[Utterance, ...]  # equally many from the test set
+    members: tuple[Utterance, ...]  # the training set, or a random sample of it if it is larger than the test set
+    non_members: tuple[Utterance, ...]  # the same number of utterances from the test set
 
     @property
     def pool(self) -> tuple[Utterance, ...]:
@@ -76,7 +76,7 @@ class Target:
 
     @cached_property
     def texts(self) -> NDArray[np.int64]:
-        """Index of each utterance's text within the pool: (n), equal for equal texts."""
+        """Index of each utterance's text among the pool's distinct texts: (n)."""
         return group_ids(self.pool)
 
     @property
@@ -85,7 +85,7 @@ class Target:
         return int(np.bincount(self.texts).max())
 
     def sides(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Split the pool's scores, one row per utterance, into those of members and those of non-members."""
+        """Split the pool's scores, one row per utterance, into the scores of members and of non-members."""
         return scores[: len(self.members)], scores[len(self.members) :]
 
     @property
@@ -101,14 +101,14 @@ class Target:
     def guarantee(self) -> Guarantee | None:
         """The run's guarantee against distinguishing an utterance from a replacement; None without noise.
 
-        In a random split of fixed sizes, a member and a non-member are exchanged, so the neighbours are
-        replace-one: under Poisson sampling, one utterance removed and another added. A text's copies are on one side,
-        so a text counts as often as the most frequent one.
+        A random split of fixed sizes exchanges members for non-members, so neighbours differ by replacing an utterance.
+        Under Poisson sampling, this means removing one utterance and adding another. All copies of a text are on one
+        side, so the guarantee is for all copies of the most frequent text.
         """
         if self.config.method == "sgd":
             return None
         ledger, delta = run_ledger(self.folder), self.config.delta
-        assert delta is not None, "records hold the delta that was used"
+        assert delta is not None, "records contain the delta that was used"
         swap: dict[str, Any] = (
             {"utterances_per_person": 2 * self.copies}
             if self.config.poisson
@@ -131,11 +131,11 @@ def load_target(run: str | Path | Target) -> Target:
     corpus = load_corpus(config.corpus, config.tokens)
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(
-            f"the content of corpus {config.corpus!r} has changed since {run} was trained: restore it, or train again"
+            f"corpus {config.corpus!r} has changed since {run} was trained: restore the corpus, or train again"
         )
     model = load_model(folder / MODEL)
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
-        raise UsageError(f"the model in {folder / MODEL} is not the one of the run's record: restore it from a copy")
+        raise UsageError(f"the model in {folder / MODEL} does not match the run's record: restore it from a backup")
     data = split(corpus, config.seed, **config.split)
     check_same_split(run, record, data)
     target = Target(folder, config, corpus, model.eval(), *equal_sides(data, config.seed))
@@ -144,11 +144,11 @@ def load_target(run: str | Path | Target) -> Target:
 
 
 def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Utterance, ...]]:
-    """Draw equally many utterances from the training set and the test set."""
+    """Draw the same number of utterances from the training set and the test set."""
     count = min(len(data.train), len(data.test))
     if count < LEAST_MEMBERS:
         raise UsageError(
-            f"{count} members are too few to evaluate an attack: it takes {LEAST_MEMBERS}, so train on a larger corpus"
+            f"{count} members are too few to evaluate an attack, which needs {LEAST_MEMBERS}: train on a larger corpus"
         )
     draw, sides = np.random.default_rng(seed), (data.train, data.test)
     members, others = (tuple(side[k] for k in np.sort(draw.permutation(len(side))[:count])) for side in sides)
@@ -160,7 +160,7 @@ def equal_sides(data: Split, seed: int) -> tuple[tuple[Utterance, ...], tuple[Ut
 
 @dataclass(frozen=True)
 class Attacked:
-    """Result of an attack, with its scores of the target's pool and the guarantee of the attacked run."""
+    """Result of an attack, with its scores for the target's pool and the guarantee of the attacked run."""
 
     target: Target
     result: AttackResult
@@ -173,7 +173,7 @@ class Attacked:
 
     @property
     def bound_said(self) -> str:
-        """The guarantee, and its bound on any attack."""
+        """The guarantee and the bound that it implies for any attack, in words."""
         guarantee = self.target.guarantee
         if guarantee is None or guarantee.conditional_epsilon is None:
             why = "plain training" if guarantee is None else guarantee.reason
@@ -182,25 +182,25 @@ class Attacked:
         unless = f"{guarantee.condition}, " if guarantee.condition else ""
         of = f"if {self.target.unit} is replaced by another; delta {guarantee.delta:.2g}, {guarantee.method}"
         auc = self.result.bound["auc"]
-        limit = f"bounds the AUC of any attack by {upward(auc, 4)}" if auc < 0.9995 else "bounds no attack here"
+        limit = f"bounds the AUC of any attack by {upward(auc, 4)}" if auc < 0.9995 else "is too large to limit attacks"
         return f"{unless}epsilon {upward(guarantee.conditional_epsilon)} ({of}) {limit}"
 
     @property
     def verdict(self) -> str:
-        """The result in words; an attack that fails proves nothing."""
+        """The result in words; a failed attack does not prove privacy."""
         (low, high), guards, bound = self.result.auc_interval, self.target.guards, self.result.bound
         sure = f"{100 * self.result.confidence:g} %"
         if guards.leaks:
-            return "worthless: the split leaks, so the attack may tell texts apart instead of members"
+            return "invalid: the split leaks, so the attack may recognise texts rather than members"
         if guards.duplicates:
-            return "worthless: some texts are both members and non-members; train with duplicates kept together"
+            return "invalid: some texts are both members and non-members; train with duplicates kept together"
         if bound is not None and low > bound["auc"]:
-            return f"more than epsilon allows, at {sure} confidence: the guarantee does not hold, or its seed was used"
+            return f"leaks more than epsilon allows, at {sure} confidence: the guarantee is wrong, or the seed was used"
         if low > 0.5:
             return f"membership leaks: the {sure} interval of the AUC lies above 0.5"
         if high < 0.5:
-            return "worse than guessing: the attack was misled, which is no proof of privacy"
-        return "this attack finds nothing, which is no proof of privacy: a better one may"
+            return "worse than guessing: the attack was misled, which does not prove privacy"
+        return "this attack finds no leak, which does not prove privacy: a better attack might find one"
 
     def to_json(self) -> dict[str, Any]:
         said = {"guards": self.target.guards._asdict(), "bound_said": self.bound_said, "verdict": self.verdict}
@@ -208,45 +208,45 @@ class Attacked:
 
 
 def judged(target: Target, attack: str, scores: np.ndarray, about: dict[str, Any]) -> Attacked:
-    """Summarise an attack from its scores of the target's pool, together with the guarantee of the run."""
+    """Summarise an attack from its scores for the target's pool, together with the guarantee of the run."""
     guarantee, sides, delta = target.guarantee, target.sides(scores), target.config.delta
     epsilon, status = (None, "none") if guarantee is None else (guarantee.conditional_epsilon, guarantee.status)
     result = summarise(attack, *sides, epsilon, delta, target.sides(target.texts))
     return Attacked(target, result, scores, {"run": str(target.folder), "guarantee": status, **about})
 
 
-# ---- Sanity guards ---------------------------------------------------------------------------------------------------
+# ---- Sanity checks ---------------------------------------------------------------------------------------------------
 
 
 class Guards(NamedTuple):
-    """Results of the sanity guards on a split into members and non-members."""
+    """Results of the sanity checks of a split into members and non-members."""
 
-    text_auc: float  # out-of-fold AUC of a bag-of-words classifier between their texts; 0.5 for random guessing
+    text_auc: float  # out-of-fold AUC of a bag-of-words classifier for membership; 0.5 is guessing
     text_auc_interval: Interval  # at `confidence`
     confidence: float
     duplicates: int  # number of texts that occur on both sides
-    leaks: bool  # the interval excludes 0.5, on either side: the split is not exchangeable
+    leaks: bool  # whether the interval excludes 0.5, above or below; if so, the split is not exchangeable
     message: str  # one sentence: "fine", or what is wrong and how to fix it
 
 
 def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) -> Guards:
-    """Run every guard on the utterances that an attack is to distinguish."""
+    """Run all sanity checks on the members and non-members that an attack would have to distinguish."""
     texts = [{u.tokens for u in side} for side in (members, non_members)]
     sides = len(members), len(non_members)
     for name, size, distinct in zip(("members", "non-members"), sides, map(len, texts), strict=True):
         if size < LEAST_MEMBERS:
             raise UsageError(
-                f"there are {size} {name}: an attack needs at least {LEAST_MEMBERS}, so take a larger corpus"
+                f"there are only {size} {name}: use a larger corpus, because an attack needs at least {LEAST_MEMBERS}"
             )
         if distinct < FOLDS:
-            raise UsageError(f"the {name} hold only {distinct} distinct texts: an attack needs at least {FOLDS}")
+            raise UsageError(f"the {name} have only {distinct} distinct texts: an attack needs at least {FOLDS}")
     scores = _text_scores(*texts)
     # Out-of-fold scores are not independent: text i helped to score text j, and j to score i, so chance similarity
     # counts twice. For scores linear in the labels, s_i = sum_j P_ij y_j with random signs y, the variance of
     # sum_i y_i s_i is sum_{i<j} (P_ij + P_ji)^2, at most twice the sum_{i,j} P_ij^2 that independence would give. So
-    # DeLong's interval is made sqrt 2 times as wide (on the logit scale). Measured on random splits: DeLong's own
-    # standard error is 1.4 to 1.5 times too small on both ATIS and the smart-home corpus; widened, the interval misses
-    # 0.5 in 0.8, 1 and 3 % of 400, 200 and 100 splits.
+    # we make DeLong's interval sqrt 2 times as wide on the logit scale. On random splits of ATIS and of the smart-home
+    # corpus, DeLong's standard error is 1.4 to 1.5 times too small. The widened interval misses 0.5 in 0.8, 1 and 3 %
+    # of 400, 200 and 100 splits.
     wider = 1 - 2 * float(ndtr(math.sqrt(2) * ndtri((1 - SPLIT_CONFIDENCE) / 2)))
     area, interval = auc(*scores), auc_interval(*scores, wider)
     duplicates = len(texts[0] & texts[1])
@@ -255,14 +255,14 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
     wrong = []
     if leaks:
         wrong.append(
-            f"the split leaks, for words alone tell members from non-members ({evidence}): pool and split at random"
+            f"the split leaks: words alone distinguish members from non-members ({evidence}): pool and split at random"
         )
     if duplicates:
         both = "1 text is" if duplicates == 1 else f"{duplicates:,} texts are"
         wrong.append(f"{both} on both sides: keep duplicates together when splitting")
     if sides[0] != sides[1]:
-        wrong.append(f"{sides[0]:,} members face {sides[1]:,} non-members: draw equally many")
-    alike = f"words alone do not tell the {sides[0]:,} members from as many non-members ({evidence})"
+        wrong.append(f"{sides[0]:,} members and {sides[1]:,} non-members are compared: draw equal numbers")
+    alike = f"words alone do not distinguish the {sides[0]:,} members from as many non-members ({evidence})"
     message = "; ".join(wrong) or f"fine: {alike}, and no text is on both sides"
     message = f"{message[0].upper()}{message[1:]}."
     return Guards(area, interval, SPLIT_CONFIDENCE, duplicates, leaks, message)
@@ -271,8 +271,8 @@ def check_split(members: Sequence[Utterance], non_members: Sequence[Utterance]) 
 def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]]) -> tuple[Floats, Floats]:
     """Out-of-fold scores of each side's distinct texts, (M') and (N'); higher means "member".
 
-    Uses logistic regression on words and bigrams. Copies are dropped, because a split keeps a text's copies together,
-    so they are not independent evidence.
+    The classifier is a logistic regression on words and bigrams. A split keeps all copies of a text together, so they
+    are not independent evidence and we drop them.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -281,8 +281,8 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
     def words_and_bigrams(text: tuple[str, ...]) -> list[str]:
         return [*text, *(" ".join(pair) for pair in pairwise(("<s>", *text, "</s>")))]
 
-    # Folds are assigned in turn, separately for each kind of text, so that all are alike. A text on both sides is in
-    # one fold; otherwise training would have seen it.
+    # Texts of each kind are dealt to the folds in turn, which balances the folds. A text that is on both sides goes to
+    # one fold; otherwise the classifier would be trained on a text that it scores.
     rng = np.random.Generator(np.random.PCG64(0))
     kinds = (sorted(members & non_members), sorted(members - non_members), sorted(non_members - members))
     shuffled = [kind[i] for kind in kinds for i in rng.permutation(len(kind))]
@@ -291,7 +291,7 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
     is_member = np.arange(len(texts)) < len(members)
     scores = cross_val_predict(
         LogisticRegression(solver="liblinear"),
-        CountVectorizer(analyzer=words_and_bigrams, binary=True).fit_transform(texts),  # the words, not the labels
+        CountVectorizer(analyzer=words_and_bigrams, binary=True).fit_transform(texts),  # words, no labels
         is_member,
         cv=PredefinedSplit([fold[text] for text in texts]),
         method="decision_function",
@@ -305,27 +305,27 @@ def _text_scores(members: set[tuple[str, ...]], non_members: set[tuple[str, ...]
 class Signals(NamedTuple):
     """Loss and logits of n utterances, in order; float64, finite."""
 
-    loss: Floats  # (n) cross entropy of the intent plus the CRF's negative log-likelihood, as in training, no dropout
-    # (n, 2), of the true intent, within +-`MOST`, and of the true tag sequence, at least -`MOST` and at most 27.6, the
-    # logit of exp(-`LEAST_NLL`); (n, 1) without slots.
+    loss: Floats  # (n) training loss (no dropout): cross entropy of the intent plus the CRF's negative log-likelihood
+    # (n, 2): logit of the true intent, from -`MOST` to `MOST`, and logit of the true tag sequence, from -`MOST` to
+    # 27.6, the logit of exp(-`LEAST_NLL`). (n, 1) without slots.
     logits: Floats
 
 
 def scored_batches(
     model: IntentSlotModel, utterances: Sequence[Utterance], batch_size: int
 ) -> Iterator[tuple[Batch, Tensor, Tensor | None, Tensor]]:
-    """Batches of the utterances, not in order, each with the model's scores without dropout."""
+    """Yield batches of the utterances, in any order, with the model's scores without dropout."""
     model.eval()
     for batch in model.inference_batches(model.dataset(utterances), batch_size):
         log_intent, emissions, mask = model.scores(batch)
         if not (log_intent.isfinite().all() and (emissions is None or emissions.isfinite().all())):
-            raise UsageError("the model has diverged, its scores are not finite: train it again with a lower --lr")
+            raise UsageError("the model has diverged (its scores are not finite): train it again with a lower --lr")
         yield batch, log_intent, emissions, mask
 
 
 @torch.no_grad()
 def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
-    """Compute loss and logits of each utterance."""
+    """Compute the loss and the logits of each utterance."""
     intents, nll = np.empty(len(utterances)), np.empty(len(utterances))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
         rows, log_p, true_intents = batch.examples.numpy(), log_intent.double(), batch.intents[:, None]
@@ -345,6 +345,6 @@ def signals(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Signals:
 
 
 def attack_loss(run: str | Path | Target) -> Attacked:
-    """Loss-threshold attack: call utterances with a low loss members."""
+    """Run the loss-threshold attack, which classifies utterances with a low loss as members."""
     target = load_target(run)
     return judged(target, "loss", -signals(target.model, target.pool).loss, {})

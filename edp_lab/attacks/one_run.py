@@ -1,19 +1,20 @@
-"""Privacy audit with one run (Steinke, Nasr and Jagielski 2023): many canaries, each included by a fair coin.
+"""Privacy audit with one run (Steinke, Nasr and Jagielski 2023): a coin flip decides whether each canary is included.
 
-An attacker who sees the run's releases scores every canary, guesses "in" for the highest and "out" for the lowest, and
-is right more often than a false claim allows. A canary that is out keeps its slot and contributes no gradient, so in
-and out are zero-out neighbours, the adjacency that the accounting assumes for disjoint batches. Canaries of one step
-are in different micro-batches.
+An attacker who sees all releases of the run scores every canary, and guesses "in" for the highest scores and "out" for
+the lowest. If more guesses are right than the claimed epsilon allows, the claim is refuted. A canary that is out keeps
+its slot but contributes no gradient. So the data with and without it are zero-out neighbours, as the accounting assumes
+for disjoint batches. Canaries of the same step are in different micro-batches.
 
-Canary i moves its micro-batch's gradient along a direction e_i, orthogonal to the other canaries', as far as the clip
-allows: to +C e_i if it is in. If it is out, the gradient is 0 if the canary was alone, otherwise -C e_i, because an
-opposing example, which is always present, pushes the other way. So the two differ by the sensitivity, C or 2C (except
-for the rest of the micro-batch, which keeps a tenth of C). The score sums the inner products of e_i with the releases
-of the steps in which the canary could take part. An attacker who sees only the last model, and knows the initial one,
-scores by the distance moved along -e_i.
+Canary i moves its micro-batch's gradient along a direction e_i, which is orthogonal to the other canaries' directions.
+It moves the gradient as far as clipping allows: to +C e_i if the canary is in. If it is out, the gradient is 0 for a
+canary that is alone in its micro-batch. Otherwise it is -C e_i, because an opposing example, which is always present,
+pushes the other way. So the two gradients differ by the sensitivity, C or 2C, except for the micro-batch's other
+utterances, which keep a tenth of C. The score is the sum of the inner products of e_i with the releases of all steps in
+which the canary could take part. An attacker who knows only the initial and the last model uses as score the distance
+between the two along -e_i.
 
-alpha is 1 on every layer: leakage through private layer scales would come on top. The canaries' order and positions
-are public, which is allowed if no sampling amplifies privacy.
+All layer scales alpha are 1; private layer scales would be an additional leak. The order and positions of the canaries
+are public, which is valid as long as sampling does not amplify privacy.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ Gradients = Sequence[MicroGradients]  # gradients of one step
 OnStep = Callable[[int, int], None]  # receives the number of steps done and the total
 
 
-# ---- Which canaries are in, and where --------------------------------------------------------------------------------
+# ---- Choice and placement of the canaries ----------------------------------------------------------------------------
 
 
 class Placement(NamedTuple):
-    """Disjoint batches like `Batches`, with at most one canary per micro-batch; indices from n on are canaries."""
+    """Disjoint batches like `Batches`, with at most one canary per micro-batch; index n + i is canary i."""
 
     key: int
     utterances: int  # n
@@ -89,7 +90,7 @@ class Placement(NamedTuple):
 class Plan(NamedTuple):
     """Random choices made before the run: which canaries are in, and in which step each may take part."""
 
-    key: int  # key of the canaries; the noise has another
+    key: int  # random key for the canaries; the noise uses a different key
     included: np.ndarray  # (m), bool
     utterances: int  # n; index n + i is canary i
     batches: Placement
@@ -105,7 +106,7 @@ class Plan(NamedTuple):
         return cls(key, included, utterances, batches, opposed)
 
     def step(self, epoch: int, step_in_epoch: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-        """One step's micro-batches without a canary; those with one, excluding it; and the canaries' indices."""
+        """Micro-batches of one step without a canary; the other utterances of those with one; the canaries' indices."""
         step = epoch * self.batches.steps_per_epoch + step_in_epoch
         parts = [examples for device in self.batches.devices(epoch, step_in_epoch, step) for examples in device]
         with_canary = [examples for examples in parts if examples.max(initial=-1) >= self.utterances]
@@ -118,14 +119,14 @@ class Plan(NamedTuple):
 
 
 class Directions:
-    """m orthogonal unit vectors in P dimensions: each has random signs on its own P // m coordinates."""
+    """m orthogonal unit vectors in P dimensions, each with random signs on P // m coordinates of its own."""
 
     def __init__(self, key: int, canaries: int, size: int) -> None:
         share = size // canaries
         if not share:
             raise UsageError(
-                f"{canaries:,} canaries for a model of {size:,} weights: each needs a weight of its own; lower "
-                "--canaries or take a larger model"
+                f"{canaries:,} canaries are too many for a model with {size:,} weights, because each needs its own "
+                "weight: lower --canaries or use a larger model"
             )
         random = stream(key, Purpose.SAMPLE, 1)
         columns = random.permutation(size)[: canaries * share].reshape(canaries, share)
@@ -145,7 +146,7 @@ class Directions:
 
 
 class LinearModel:
-    """The audit model, without a corpus: one layer of weights w with loss <w, x> on example x, so its gradient is x."""
+    """Audit model that needs no corpus: one layer of weights w with loss <w, x> on example x, so the gradient is x."""
 
     def __init__(self, mechanism: Mechanism, key: int, size: int, divisor: int) -> None:
         self.mechanism, self.key, self.divisor = mechanism, key, divisor
@@ -153,11 +154,11 @@ class LinearModel:
         self.moved = torch.zeros(size)  # as in `RealModel`
 
     def gradients(self, others: Sequence[np.ndarray], rows_of: Sequence[np.ndarray]) -> tuple[Gradients, Tensor]:
-        """Gradients of micro-batches without a canary, and means of those that get one, 0 if empty: (k, P)."""
+        """Gradients of micro-batches without a canary; mean gradients of those for a canary (0 if empty): (k, P)."""
         return [], torch.zeros(len(rows_of), self.layout.size)  # zero gradients need not be added
 
     def step(self, epoch: int, step: int, gradients: Gradients) -> Tensor:
-        """Return the gradients' noisy mean (P), and take an optimizer step."""
+        """Take an optimizer step, and return the noisy mean gradient (P)."""
         noise = float_noise(self.key, step, self.layout.size)
         released = release(self.mechanism, epoch, gradients, self.layout, None, noise, self.divisor).gradient
         self.moved -= released
@@ -165,7 +166,7 @@ class LinearModel:
 
 
 class RealModel:
-    """The CLC or BERT on a corpus, set up as in training."""
+    """CLC or BERT model on a corpus, set up as in training."""
 
     def __init__(self, config: TrainConfig, corpus: Corpus, data: Split, canaries: int) -> None:
         slots = (data.train[0],) * canaries  # placeholders: their words are never read
@@ -196,16 +197,16 @@ class RealModel:
 def gradient_scores(
     trainee: LinearModel | RealModel, mechanism: Mechanism, config: TrainConfig, plan: Plan, progress: OnStep
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Train with gradient canaries; return their scores by all releases and by the last model: (m), (m)."""
+    """Train with gradient canaries; return their scores from all releases and from the last model: (m), (m)."""
     m, per_epoch = len(plan.included), plan.batches.steps_per_epoch
     directions = Directions(plan.key, m, trainee.layout.size)
     scores = np.zeros(m)
     for step in range(config.epochs * per_epoch):
         epoch, step_in_epoch = divmod(step, per_epoch)
         others, rows_of, numbers = plan.step(epoch, step_in_epoch)
-        # Add canaries and opposing examples to the mean gradients of their micro-batches. A canary's push B is at least
-        # ten times the clip norm and the others' share, which the adversary knows. If opposed, the mean gets -B e, and
-        # 2 B e more if the canary is in; if alone, B e or nothing.
+        # Add canaries and opposing examples to the mean gradients of their micro-batches. The push B is ten times the
+        # clip norm, or ten times the norm of the others' gradient if that is larger; the adversary knows both. We add
+        # B e for a canary that is in. For a canary that is out, we add -B e if it is opposed, and nothing if alone.
         gradients, rows = trainee.gradients(others, rows_of)
         sizes = np.array([len(utterances) for utterances in rows_of], float)
         rows *= torch.from_numpy(sizes / (sizes + 1 + plan.opposing_examples)).to(rows)[:, None]
@@ -224,7 +225,7 @@ def gradient_scores(
 def evidence(mechanism: Mechanism, epoch: int, projections: np.ndarray) -> np.ndarray:
     """Log-likelihood ratios of "in" against "out", from projections of one released sum: (k) -> (k).
 
-    ln p(x | in) - ln p(x | out), with noise added to C or 0; for C and -C the ranking is the same.
+    This is ln p(x | in) - ln p(x | out) for noise added to C or 0. For C or -C, the ranking is the same.
     """
     c = mechanism.clip_norm
     return (projections - c / 2) * c / mechanism.noise_std(epoch) ** 2
@@ -238,13 +239,13 @@ class OneRunAudit(Audit):
     """Claimed, guaranteed and measured epsilon of a run; the lower bound assumes Gaussian noise."""
 
     model: str  # "clc", "bert", or "linear", the one-layer audit model
-    bounds: OneRunBounds  # both lower bounds
-    last_model: OneRunBounds  # for an attacker who sees only the last model, valid for any mechanism
+    bounds: OneRunBounds  # lower bounds from all releases
+    last_model: OneRunBounds  # lower bounds for an attacker who sees only the last model, valid for any mechanism
     canaries: int  # m
     included: int  # number of canaries that were in
-    guesses: int  # number of guesses behind the lower bound
+    guesses: int  # number of guesses that yield the lower bound
     correct: int  # number of correct guesses
-    tallies: tuple[Tally, ...]  # all numbers of guesses tried, which share the error probability
+    tallies: tuple[Tally, ...]  # one for each number of guesses tried; they share the error probability
     epochs: int
     steps: int  # optimizer steps of the run
 
@@ -256,18 +257,18 @@ def audit_one_run(
     confidence: float = 0.95,
     progress: OnStep = lambda done, steps: None,
 ) -> OneRunAudit:
-    """Train once with canaries, as `config` says, and bound epsilon from below by what the run reveals.
+    """Train once with canaries, and compute a lower bound on epsilon from the run's releases.
 
     Args:
-        config: its seed determines noise, canaries and order; `delta` None means 1e-5. No two canaries share a
-            micro-batch, which may take more steps than plain training.
-        linear: replace model and corpus by one layer, with as many weights as canaries and no other data.
-        progress: receives the number of steps done and the total.
+        config: settings of the run. The seed determines noise, canaries and order. A `delta` of None means 1e-5.
+            Canaries never share a micro-batch, so the run may need more steps than plain training.
+        linear: replace the model and corpus by one layer that has one weight per canary and no other data.
+        progress: called with the number of steps done and the total.
 
     Guarantee: if the noise is as good as random, epsilon is at least `measured_epsilon` with probability
-    `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits: see `one_run_bounds`.
+    `confidence`. So a true claim is refuted with probability at most 1 - `confidence` (see `one_run_bounds`).
 
-    UsageError if the run claims no finite epsilon, or has no place for that many canaries.
+    Raises UsageError if the run claims no finite epsilon, or if the model is too small for that many canaries.
     """
     delta = config.delta or DELTA
     _check(config, canaries, confidence)
@@ -277,7 +278,7 @@ def audit_one_run(
     mechanism = config.mechanism(utterances + canaries)
     assert mechanism is not None
     guarantee = judge(mechanism, config.epochs, delta, seed_published=False)
-    claim_under_test(guarantee, mechanism)  # UsageError if none
+    claim_under_test(guarantee, mechanism)  # raises UsageError if there is no claim
     plan = Plan.draw(config, canaries, utterances)
     if corpus is None or data is None:
         trainee: LinearModel | RealModel = LinearModel(

@@ -1,13 +1,12 @@
 """The paper's membership attack (section 4.2, after Shokri et al. 2017): a classifier trained on a shadow model.
 
-The shadow model is trained on another, public corpus, whose members the attacker knows. A classifier learns to
-distinguish members from non-members by the shadow's sorted output scores, and is then applied to the target's. Sorting
-makes corpora with different labels comparable. It is an average-case attack.
+The shadow model is trained on a different, public corpus, so the attacker knows its members. A classifier learns to
+distinguish members from non-members by the shadow model's sorted output scores, and is then applied to the target's
+scores. Sorting makes corpora with different labels comparable. This is an average-case attack.
 
 Shadow models are trained like the target, on training sets that the attacker knows. Their outputs are cached in
-``CACHE/<key>.json``, where the key is a digest of everything that they depend on: settings, labels, training set, seed
-and pretrained weights (see `edp_lab.jobs`). UsageError if a corpus is unknown or the cache cannot be
-written.
+``CACHE/<key>.json``. The key is a digest of everything that the outputs depend on: settings, labels, training set, seed
+and pretrained weights (see `edp_lab.jobs`). Raises UsageError if a corpus is unknown or the cache cannot be written.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.trainer import Trainer
 
-INTENT_WIDTH, SLOT_WIDTH = 8, 16  # number of sorted scores used: further ones are almost zero for most utterances
+INTENT_WIDTH, SLOT_WIDTH = 8, 16  # number of sorted scores used; the others are almost zero for most utterances
 GENERATED = "generated"  # a newly generated corpus: public text from the same grammar as the built-in corpus
-MOST_SHARED = 0.2  # largest share of common texts in the shadow's or the target's corpus: short commands coincide
+MOST_SHARED = 0.2  # largest share of the smaller corpus that the other may contain: short commands often coincide
 OF_PRIVACY = (  # settings that SGD lacks
     "clip_norm", "z0", "decay", "tau", "num_devices", "micro_batch_size", "sampling", "as_printed", "alpha", "delta",
     "noise",
@@ -48,12 +47,12 @@ def attack_shadow(
     plain: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Attacked:
-    """Run the paper's attack: score each utterance by a random forest trained on a shadow model's outputs.
+    """Run the paper's attack: score each utterance with a random forest trained on a shadow model's outputs.
 
-    Of four classifiers, the random forest was the most successful between ATIS and SNIPS, in both directions.
+    Of four classifiers, the random forest worked best, both for ATIS with a shadow model on SNIPS and vice versa.
 
     Args:
-        shadow: public corpus, by name or path, or "generated"; None: the first available one that is not the target's.
+        shadow: name or path of a public corpus, or "generated"; None for `default_shadow`.
         cache: folder for scores of shadow models; None for `user_cache`.
         plain: train the shadow model with SGD, whatever the target's method.
     """
@@ -63,10 +62,10 @@ def attack_shadow(
     name = shadow or default_shadow(target.config.corpus)
     corpus = shadow_corpus(name, target)
     if corpus.has_tags != target.corpus.has_tags:
-        raise UsageError("target and shadow corpus must both have slot annotation, or both none: choose another shadow")
+        raise UsageError("only one of target and shadow corpus has slot annotation: choose another shadow corpus")
     shadow_seed = int(np.random.default_rng([seed, 2]).integers(2**40, 2**48))  # differs from the target's seeds
     data = split(corpus, shadow_seed)
-    # Split like the target's, with a training set that is no larger, because overfitting depends on its size.
+    # Split like the target's corpus, with a training set that is no larger, because overfitting depends on its size.
     data = replace(data, train=data.train[: len(target.members)])
     members, non_members = equal_sides(data, seed)
     config = settled(shadow_config(target.config, corpus, plain), shadow_seed)
@@ -84,10 +83,10 @@ def attack_shadow(
 def sorted_scores(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Floats:
     """The paper's features (section 4.2: "sorted IC and NER output scores"): (n, `INTENT_WIDTH` + `SLOT_WIDTH`).
 
-    First p(intent), in descending order. Then, for slots, the CRF's marginals p(tag) at each token, in descending order
-    and averaged over the utterance's tokens. So the features do not depend on the meaning of labels, on their number
-    (scores beyond the width are dropped, missing ones are 0, like their probability) or on the utterance's
-    length. The true labels are not used. Without slots, the slot features are 0.
+    The intent features are the probabilities p(intent) in descending order. The slot features are the CRF's marginals
+    p(tag), sorted in descending order at each token and averaged over the tokens. Scores beyond the width are dropped,
+    and missing scores are 0. So features do not depend on the meaning of the labels, on their number or on the length
+    of the utterance. The true labels are not used. Without slots, the slot features are 0.
     """
     features = np.zeros((len(utterances), INTENT_WIDTH + SLOT_WIDTH))
     for batch, log_intent, emissions, mask in scored_batches(model, utterances, BATCH):
@@ -105,7 +104,7 @@ def sorted_scores(model: IntentSlotModel, utterances: Sequence[Utterance]) -> Fl
 
 
 def default_shadow(target_corpus: str, at_hand: Callable[[str], bool] = lambda name: find(name) is not None) -> str:
-    """The first available public corpus other than the target's; if there is none, or for smart-home, "generated"."""
+    """First available public corpus other than the target's; "generated" if there is none, or for smart-home."""
     if target_corpus.startswith("smart-home"):
         return GENERATED
     return next((name for name in PUBLIC if name != target_corpus and at_hand(name)), GENERATED)
@@ -120,16 +119,16 @@ def shadow_corpus(name: str, target: Target) -> Corpus:
     known, given = ({u.text.lower() for u in source.utterances} for source in (target.corpus, corpus))
     if len(known & given) > MOST_SHARED * min(len(known), len(given)):
         raise UsageError(
-            f"{name!r} shares {len(known & given)} texts with the target's own corpus, so its shadow model would give "
-            "the attack the answers: choose another shadow"
+            f"{name!r} shares {len(known & given)} texts with the target's corpus, so its shadow model would know the "
+            "answers: choose another shadow corpus"
         )
     return corpus
 
 
 def shadow_config(target: TrainConfig, corpus: Corpus, plain: bool = False) -> TrainConfig:
-    """The target's settings, which the attacker is assumed to know, but with the shadow's corpus and vocabulary.
+    """The target's settings, which the attacker is assumed to know, with the shadow's corpus and vocabulary.
 
-    `plain`: the same training with SGD.
+    `plain`: replace the method with SGD.
     """
     config = replace(target, corpus=corpus.name, processes=1, private_seed=False)
     usual = TrainConfig(corpus.name)
@@ -143,7 +142,7 @@ def shadow_scores(
     pool: Sequence[Utterance],
     cache: Path | None = None,
 ) -> Floats:
-    """Sorted scores of a pool by the `shadow_model` of a training set, from the cache if possible."""
+    """Sorted scores of a pool, from the cache or from a `shadow_model` of the training set."""
     folder = shadow_cache(cache)
     key = content_key(["membership"], "sorted scores", training_key(config, corpus, train), [u.tokens for u in pool])
     kept = read_result(folder, key)
@@ -154,7 +153,7 @@ def shadow_scores(
 
 
 def settled(config: TrainConfig, seed: int) -> TrainConfig:
-    """Settings that give the same distribution of models, with the fastest training and reproducible noise."""
+    """Settings that produce the same distribution of models with the fastest training and reproducible noise."""
     method = "dp-sgd" if config.method == "dp-sgd-naive" else config.method
     return replace(config, seed=seed, method=method, processes=1, private_seed=False, noise="aggregate")
 
@@ -171,12 +170,12 @@ def shadow_model(config: TrainConfig, corpus: Corpus, train: Sequence[Utterance]
 
 
 def shadow_cache(folder: Path | None) -> Path:
-    """The folder for results of shadow models; None for the user's cache."""
+    """Folder for results of shadow models, in the user's cache if `folder` is None."""
     return writable(user_cache() / "shadows" if folder is None else folder, "choose another --cache")
 
 
 def training_key(config: TrainConfig, corpus: Corpus, utterances: Sequence[Utterance]) -> str:
-    """Digest of everything that shadow models trained on parts of these utterances share, including their order."""
+    """Digest of the settings and data shared by shadow models that are trained on parts of these utterances."""
     settings = replace(config, corpus="", alpha=None, pretrained=None)
     weights = None if config.pretrained is None else content_of(config.pretrained)
     content = [[u.tokens, u.tags, u.intent] for u in utterances]

@@ -1,16 +1,15 @@
-"""Attack statistics, without torch: metrics with intervals, privacy's bounds on any attack, lower bounds on epsilon.
+"""Attack statistics, without torch: metrics with intervals, upper bounds on any attack, lower bounds on epsilon.
 
-Scores are 1-D arrays, one number per utterance, higher for "member"; they may be infinite, but not NaN. A threshold t
-classifies every utterance with a score of at least t as a member: TPR is the share of members classified so, FPR the
-share of non-members. All intervals treat the utterances of each side as independent draws, given the trained model:
-they cover the choice of utterances, not the variation between training runs. Copies of one text are not independent:
-on ATIS, where 7 % are copies, the interval of an AUC is therefore about 10 % too narrow. UsageError if a side has no
-scores, or if a value is out of range.
+Scores are 1-D arrays with one number per utterance; a higher number means "member". They may be infinite but not NaN. A
+threshold t classifies every utterance with a score of at least t as a member. The TPR is the share of members, and the
+FPR the share of non-members, that are classified as members. All intervals treat the utterances of each side as
+independent draws, given the trained model: they cover the choice of utterances, not the variation between training
+runs. Copies of a text are not independent, so on ATIS, where 7 % of the utterances are copies, the interval of an AUC
+is about 10 % too narrow. Functions raise UsageError if a side has no scores, or if a value is out of range.
 
-An audit turns guesses into lower bounds on epsilon. Draws of one step with and without a canary give two error rates,
-and these give a bound. One run with m canaries, each in the training set with probability 1/2, gives r guesses,
-"in" or "out", and abstentions on the others; v guesses are correct. If more guesses are correct than the claimed
-privacy allows, the claim is refuted.
+An audit turns guesses into lower bounds on epsilon. Repeating one step with and without a canary yields two error rates
+that imply a bound. In a run with m canaries, each in the training set with probability 1/2, the attacker guesses "in"
+or "out" for r canaries and abstains on the others; v guesses are correct. Too many correct guesses refute the claim.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ Texts = tuple[ArrayLike, ArrayLike]
 FPRS = (0.01, 0.001)
 LEAST_MEMBERS = 50  # minimum per side; with fewer, intervals are too wide to be useful
 CONFIDENCE = 0.95  # default confidence of intervals
-ROUND_UP = 1 + 1e-11  # exceeds the rounding error of any bound here; `ndtri` far in the tail has the largest
+ROUND_UP = 1 + 1e-11  # exceeds the rounding error of all bounds; `ndtri` far in the tail has the largest error
 
-SHARES = (0.1, 0.3, 1.0)  # shares of canaries guessed: extreme scores are more reliable, many guesses say more
-SLACK = 1e-6  # relative, far above the rounding error of a probability here
+SHARES = (0.1, 0.3, 1.0)  # shares of canaries to guess; the smallest share has the most reliable guesses
+SLACK = 1e-6  # relative tolerance, far above the rounding error of the probabilities
 LARGEST_MU = 64.0
-GRID = 32  # intervals into which each of the five rounds of the search for mu divides the remaining range
+GRID = 32  # number of intervals into which each of the five rounds of the search for mu divides the range
 
 
 class Roc(NamedTuple):
-    """The ROC curve at every distinct threshold, from (0, 0) to (1, 1); a tie between the sides raises both rates."""
+    """ROC curve at every distinct threshold, from (0, 0) to (1, 1); a score found on both sides raises both rates."""
 
     fpr: Scores  # (T) ascending
     tpr: Scores
 
 
 class Rate(NamedTuple):
-    """A share and its Clopper-Pearson interval."""
+    """Share with its Clopper-Pearson interval."""
 
     value: float
     interval: Interval
@@ -62,7 +61,7 @@ class Bound(NamedTuple):
 
     auc: float
     advantage: float
-    tpr: Callable[[ArrayLike], Scores]  # at false-positive rates in [0, 1]: a number or (F) -> the same shape
+    tpr: Callable[[ArrayLike], Scores]  # bound at false-positive rates in [0, 1]: a number or (F) -> the same shape
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,10 @@ class AttackResult:
     attack: str
     auc: float
     auc_interval: Interval
-    # By FPR, such as "0.01": {"value", "interval", "guessing"}, or {"value": None, "why"} with too few non-members.
+    # For each FPR, such as "0.01": {"value", "interval", "guessing"}; {"value": None, "why"} with too few non-members.
     tpr_at_fpr: dict[str, dict[str, Any]]
-    advantage: float  # max TPR - FPR, biased upwards (see `advantage`)
-    bound: dict[str, Any] | None  # "epsilon", "delta", and `dp_bound`: "auc", "tpr_at_fpr", "advantage"; None without
+    advantage: float  # maximum of TPR - FPR, biased upwards (see `advantage`)
+    bound: dict[str, Any] | None  # "epsilon", "delta", "auc", "tpr_at_fpr", "advantage"; None without a finite epsilon
     members: int
     non_members: int
     confidence: float
@@ -90,7 +89,7 @@ class AttackResult:
 
 
 def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
-    """The ROC curve of the scores."""
+    """Compute the ROC curve of the scores."""
     inside, outside = _checked(members, non_members)
     thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
     fpr, tpr = (
@@ -101,7 +100,7 @@ def roc(members: ArrayLike, non_members: ArrayLike) -> Roc:
 
 
 def auc(members: ArrayLike, non_members: ArrayLike) -> float:
-    """Area under the ROC curve: the probability that a member scores above a non-member, with ties counting half."""
+    """Area under the ROC curve: the probability that a member scores above a non-member, plus half that of a tie."""
     return float(_placements(*_checked(members, non_members))[0].mean())
 
 
@@ -110,17 +109,18 @@ def auc_interval(
 ) -> Interval:
     """Confidence interval for the AUC, within [0, 1] and never of width zero.
 
-    It is normal on the logit scale, with DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988), computed by
-    sorting in O(n log n) as in Sun and Xu 2014. It is asymptotic: at 95 % it covered the AUC of normal scores in 93 to
-    97 % of simulations up to AUC 0.9 (20 to 1,000 per side) and, with equal sides, up to 0.99; but in 86 % at 0.999
-    with 50 members and 1,000 non-members. If the variance is 0 (all pairs right, all wrong, or all scores equal) or
-    undefined (one utterance on a side), we use Clopper-Pearson for k = min(members, non-members) pairs, AUC x k of them
-    right. That is conservative: k disjoint pairs are independent, each right with probability at most the AUC, and the
-    sample's other pairs only add information.
+    We use the normal interval on the logit scale, with DeLong's variance (DeLong, DeLong and Clarke-Pearson 1988),
+    computed by sorting in O(n log n) as in Sun and Xu 2014. The interval is asymptotic. In simulations with normal
+    scores, 93 to 97 % of the 95 % intervals covered an AUC of up to 0.9 (20 to 1,000 scores per side) or, with equal
+    sides, of up to 0.99. For an AUC of 0.999 with 50 members and 1,000 non-members, only 86 % of the intervals covered
+    it. If the variance is 0 (all pairs right, all wrong, or all scores equal) or undefined (one utterance on a side),
+    we use the Clopper-Pearson interval for k = min(members, non-members) pairs, of which AUC x k are right. This is
+    conservative: k disjoint pairs are independent, each is right with probability at most the AUC, and the sample's
+    other pairs only add information.
 
     Args:
-        texts: for each side, indices of its utterances' texts. Copies have equal scores, so they are grouped
-            (Obuchowski 1997). None: all texts differ.
+        texts: for each side, the index of each utterance's text. Copies have equal scores, so they are grouped
+            (Obuchowski 1997). None if all texts differ.
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -136,9 +136,9 @@ def auc_interval(
 def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidence: float = CONFIDENCE) -> Rate | None:
     """The largest TPR among thresholds whose empirical FPR is at most `fpr`; None if fpr x non-members < 1.
 
-    With k non-members allowed, the threshold is just above the (k + 1)-th highest non-member, regardless of the
-    members' scores, so the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not cover the
-    uncertainty of the FPR there (see `true_fpr`), which is about twice `fpr` if just one non-member is allowed.
+    If k non-members are allowed, the threshold is just above the (k + 1)-th highest score of a non-member. It does not
+    depend on the members' scores, so the Clopper-Pearson interval is exact for the TPR *at this threshold*. It does not
+    cover the uncertainty of the true FPR, which is about twice `fpr` on average if k = 1 (see `true_fpr`).
     """
     inside, outside = _checked(members, non_members)
     check_confidence(confidence)
@@ -151,27 +151,27 @@ def tpr_at_fpr(members: ArrayLike, non_members: ArrayLike, fpr: float, confidenc
 
 
 def true_fpr(allowed: int, non_members: int, confidence: float = CONFIDENCE) -> Rate:
-    """True false-positive rate at a threshold that exactly `allowed` of the non-members pass.
+    """True false-positive rate at a threshold that exactly `allowed` non-members reach.
 
-    With continuous scores it follows Beta(allowed + 1, non_members - allowed), for any score distribution. We return
-    the mean, and quantiles as the interval. It is also the TPR of useless scores at this threshold.
+    For any continuous distribution of scores, this rate follows Beta(allowed + 1, non_members - allowed). We return
+    its mean, with quantiles as the interval. Useless scores have the same TPR at this threshold.
     """
     a, b, tail = allowed + 1, non_members - allowed, (1 - confidence) / 2
     return Rate(a / (a + b), (float(betaincinv(a, b, tail)), float(betaincinv(a, b, 1 - tail))))
 
 
 def advantage(members: ArrayLike, non_members: ArrayLike) -> float:
-    """Largest TPR - FPR; at least 0, its value if no utterance is called a member.
+    """Largest difference TPR - FPR over all thresholds; at least 0, because a high threshold accepts no utterance.
 
-    It describes these scores and is not an estimate: the best threshold is chosen afterwards, so the value is biased
-    upwards, especially with few utterances, and useless scores do not give 0. So it has no interval.
+    This value describes the given scores and is not an estimate, so it has no interval. The best threshold is chosen
+    afterwards, which biases the value upwards, especially with few utterances: even useless scores do not yield 0.
     """
     curve = roc(members, non_members)
     return float((curve.tpr - curve.fpr).max())
 
 
 def clopper_pearson(successes: float, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Clopper-Pearson interval (1934): too high with probability at most (1 - confidence)/2, and too low likewise."""
+    """Clopper-Pearson interval (1934): too high, or too low, each with probability at most (1 - confidence)/2."""
     tail, failures = (1 - confidence) / 2, trials - successes
     low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
@@ -179,7 +179,7 @@ def clopper_pearson(successes: float, trials: int, confidence: float = CONFIDENC
 
 
 def rate_of(hits: NDArray[np.bool_], confidence: float = CONFIDENCE) -> Rate:
-    """Share of hits, bool (n), with its interval."""
+    """Share of true values among the `hits`, bool (n), with its interval."""
     count = int(hits.sum())
     return Rate(count / len(hits), clopper_pearson(count, len(hits), confidence))
 
@@ -188,16 +188,16 @@ def rate_of(hits: NDArray[np.bool_], confidence: float = CONFIDENCE) -> Rate:
 
 
 def dp_bound(epsilon: float, delta: float) -> Bound:
-    """Upper bound on any membership attack under (epsilon, delta)-DP; all 1 at epsilon inf.
+    """Upper bound on any membership attack under (epsilon, delta)-DP; all bounds are 1 for an infinite epsilon.
 
-    TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)) (Kairouz, Oh and Viswanath 2015, theorem 2.1); the area
-    under that is 1 - (1 - delta)^2 / (1 + e^eps), its distance from the diagonal (e^eps - 1 + 2 delta) / (e^eps + 1).
+    TPR <= min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR)) (Kairouz, Oh and Viswanath 2015, theorem 2.1). The curve
+    has area 1 - (1 - delta)^2 / (1 + e^eps) and exceeds the diagonal by at most (e^eps - 1 + 2 delta) / (e^eps + 1).
 
-    Assumptions: for one utterance, the rates compare training sets that differ only in this utterance, by the adjacency
-    (add/remove, zero-out, replace-one) of the epsilon, whatever else the attacker knows. The region is convex, so it
-    also holds for rates averaged over utterances and over the draw of the others, if each membership was decided by an
-    independent fair coin. A split of fixed size exchanges two utterances, which is replace-one; an utterance
-    whose text occurs k times is a group of k. It bounds true rates: an estimate may exceed it by chance.
+    Assumptions: for one utterance, the rates compare training sets that differ only in this utterance, under the same
+    adjacency as epsilon (add/remove, zero-out or replace-one), whatever else the attacker knows. The region of possible
+    rates is convex, so the bound also holds for rates averaged over utterances and over the draw of the others, if an
+    independent fair coin decided each membership. A split of fixed size exchanges two utterances, which is replace-one.
+    An utterance whose text occurs k times is a group of k. The bound is for true rates; estimates may exceed it.
     """
     check_loss("epsilon", epsilon)
     if not 0 <= delta <= 1:
@@ -207,7 +207,7 @@ def dp_bound(epsilon: float, delta: float) -> Bound:
     gap = (2 * delta * shrink - math.expm1(-epsilon)) / (1 + shrink)
 
     def tpr(rates: Scores) -> Scores:
-        """Bound on the TPR, computed without e^eps, which may overflow, and differences, which may cancel."""
+        """Bound on the TPR, computed without e^eps, which may overflow, and without differences that lose precision."""
         with np.errstate(divide="ignore"):  # log 0
             steep = np.exp(np.minimum(epsilon + np.log(rates), 0.0)) + delta
         return np.minimum(steep, -math.expm1(-epsilon) + shrink * (delta + rates))
@@ -219,7 +219,7 @@ def gaussian_bound(mu: float) -> Bound:
     """Upper bound on any membership attack under mu-GDP, the privacy of one Gaussian release.
 
     TPR <= Phi(Phi^-1(FPR) + mu), AUC <= Phi(mu / sqrt 2), advantage <= 2 Phi(mu / 2) - 1 (Dong, Roth and Su 2022,
-    definition 4). Tighter than `dp_bound` at any (epsilon, delta) of this mu, with the same assumptions.
+    definition 4). It is tighter than `dp_bound` for any (epsilon, delta) implied by mu, under the same assumptions.
     """
     check_loss("mu", mu)
     area, gap = float(ndtr(mu / math.sqrt(2))), float(erf(mu / math.sqrt(8)))
@@ -227,7 +227,7 @@ def gaussian_bound(mu: float) -> Bound:
 
 
 def _rounded_up(loss: float, area: float, gap: float, best_tpr: Callable[[Scores], Scores]) -> Bound:
-    """The bound with these values, rounded up; if the privacy loss is infinite, all are 1."""
+    """Bound with these values, rounded up; if the privacy loss is infinite, all values are 1."""
 
     def tpr(fpr: ArrayLike) -> Scores:
         rates = check_rates(np.asarray(fpr, float))
@@ -244,13 +244,13 @@ def summarise(
     delta: float | None = None,
     texts: Texts | None = None,
 ) -> AttackResult:
-    """Compute all metrics of an attack, and the bound by the run's (epsilon, delta) if it has a finite epsilon."""
+    """Compute all metrics of an attack, and the bound implied by the run's (epsilon, delta) if epsilon is finite."""
     inside, outside = _checked(members, non_members)
     tpr_by_fpr: dict[str, dict[str, Any]] = {}
     for fpr in FPRS:
         rate = tpr_at_fpr(inside, outside, fpr)
         if rate is None:
-            needed = f"needs at least {math.ceil(1 / fpr - 1e-9):,} non-members, and there are {len(outside):,}"
+            needed = f"needs at least {math.ceil(1 / fpr - 1e-9):,} non-members, but there are {len(outside):,}"
             tpr_by_fpr[f"{fpr:g}"] = {"value": None, "why": f"an FPR of {fpr:g} {needed}"}
         else:
             guessing = true_fpr(_allowed(len(outside), fpr), len(outside))
@@ -287,20 +287,20 @@ def _checked(members: ArrayLike, non_members: ArrayLike) -> tuple[Scores, Scores
     for side, scores in (("members", inside), ("non-members", outside)):
         if scores.ndim != 1 or not scores.size:
             raise UsageError(
-                f"the scores of the {side} have shape {scores.shape}: give one number per utterance, at least 1"
+                f"the scores of the {side} have shape {scores.shape}: use a 1-D array with at least one number"
             )
         if undefined := int(np.isnan(scores).sum()):
-            raise UsageError(f"{undefined} of the {side}' scores are NaN: fix the attack, or its model")
+            raise UsageError(f"{undefined} of the {side}' scores are NaN: fix the attack or the model")
     return inside, outside
 
 
 def _allowed(non_members: int, fpr: float) -> int:
-    """Number of non-members allowed at this rate; compared as quotients, because 0.29 * 100 is below 29 in floats."""
+    """Number of non-members allowed at this rate. Compares quotients, because 0.29 * 100 is below 29 in floats."""
     return int(np.searchsorted(np.arange(non_members + 1) / non_members, fpr, side="right")) - 1
 
 
 def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
-    """Share of non-members below each member (M), and of members above each non-member (N); ties count half."""
+    """Share of non-members below each member (M), and of members above each non-member (N), plus half of the ties."""
 
     def share_below(scores: Scores, others: Scores) -> Scores:
         rows = np.sort(others)
@@ -310,7 +310,7 @@ def _placements(members: Scores, non_members: Scores) -> tuple[Scores, Scores]:
 
 
 def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float) -> float:
-    """Half-width of the normal interval of a sum of means, if only values of different texts are independent."""
+    """Half-width of the normal interval for a sum of means, where only values of different texts are independent."""
     variance = 0.0
     for values, of in zip(sides, texts or (None, None), strict=True):
         if of is not None:
@@ -326,7 +326,7 @@ def _half_width(sides: Sequence[Scores], texts: Texts | None, confidence: float)
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """Number of wrong guesses, and the Clopper-Pearson upper limit of their probability."""
+    """Number of wrong guesses, and the Clopper-Pearson upper limit of the error probability."""
 
     errors: int
     upper_limit: float
@@ -341,7 +341,7 @@ class Bounds:
 
 
 def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
-    """Count the `wrong` guesses, (draws) bool, and compute the upper limit of their probability."""
+    """Count the `wrong` guesses, (draws) bool, and compute the upper limit of the error probability."""
     errors = int(wrong.sum())
     return ErrorRate(errors, upper_limit(errors, len(wrong), confidence))
 
@@ -349,7 +349,7 @@ def error_rate(wrong: np.ndarray, confidence: float) -> ErrorRate:
 def upper_limit(errors: int, draws: int, confidence: float) -> float:
     """Upper end of the `clopper_pearson` interval of an error probability, rounded up.
 
-    It is too low with probability at most (1 - confidence)/2, so two such limits hold jointly at `confidence`.
+    It is too low with probability at most (1 - confidence)/2, so two such limits hold together at `confidence`.
     """
     if errors == draws:
         return 1.0
@@ -357,16 +357,16 @@ def upper_limit(errors: int, draws: int, confidence: float) -> float:
 
 
 def mu_lower_bound(fpr: float, fnr: float) -> float:
-    """mu >= Phi^-1(1 - FPR) - Phi^-1(FNR), for upper limits of both rates; at least 0.
+    """Lower bound Phi^-1(1 - FPR) - Phi^-1(FNR) on mu, from upper limits of both rates; at least 0.
 
-    Guarantee: for any threshold, if the limits hold and both sides are Gaussian with the same covariance, like the
-    step's output: the distance of the means over the standard deviation, along any direction, is at most mu.
+    Guarantee: valid for any threshold if the limits hold and both sides are Gaussian with the same covariance, like the
+    step's output. Along any direction, the distance of the means divided by the standard deviation is at most mu.
     """
     return max(0.0, float(-ndtri(fpr) - ndtri(fnr)))
 
 
 def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
-    """Lower bounds on epsilon from upper limits of both rates, at the confidence of these; rounded down.
+    """Lower bounds on epsilon from upper limits of both error rates, with the same confidence; rounded down.
 
     `gaussian` is the epsilon of `mu_lower_bound`. `distribution_free` holds for any mechanism: (epsilon, delta)-DP
     requires 1 - FNR <= e^epsilon FPR + delta and 1 - FPR <= e^epsilon FNR + delta (Kairouz, Oh and Viswanath 2015).
@@ -378,7 +378,7 @@ def lower_bounds(fpr: float, fnr: float, delta: float) -> Bounds:
 
 def measured_epsilon(mu: float, delta: float) -> float:
     """Epsilon of a Gaussian mechanism with at least this mu, rounded down."""
-    # gdp_epsilon rounds up by less than 1e-11, relative, and by less than 1e-11, absolute, if it is tiny.
+    # gdp_epsilon rounds up by a relative error below 1e-11 or, for tiny values, by an absolute error below 1e-11.
     return max(0.0, gdp_epsilon(mu, delta) * (1 - 1e-11) - 1e-11)
 
 
@@ -397,23 +397,23 @@ class Tally:
 class OneRunBounds:
     """Lower bounds on epsilon at one delta, each at the full confidence, from the same guesses."""
 
-    distribution_free: float  # by Steinke, Nasr and Jagielski, for any mechanism
-    mu: float | None  # by `one_run_mu`, with its epsilon below; None for a non-Gaussian mechanism
-    gaussian: float | None
-    tally: Tally  # behind `gaussian`, or behind `distribution_free` if that is None
+    distribution_free: float  # for any mechanism, by Steinke, Nasr and Jagielski
+    mu: float | None  # lower bound on mu by `one_run_mu`; None for a non-Gaussian mechanism
+    gaussian: float | None  # epsilon at this mu
+    tally: Tally  # from which `gaussian` is computed, or `distribution_free` if `gaussian` is None
 
     @property
     def best(self) -> float:
-        """The bound to report, chosen by the mechanism, not by the guesses."""
+        """The bound to report; the choice depends on the mechanism, not on the guesses."""
         return self.distribution_free if self.gaussian is None else self.gaussian
 
 
 def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
-    """Guess "in" for the highest and "out" for the lowest scores, for each of `SHARES` of the canaries.
+    """Guess "in" for the highest and "out" for the lowest scores, once for each share of canaries in `SHARES`.
 
     Args:
         scores: (m) higher for canaries that seem to be in.
-        included: (m) bool, the truth. The number of guesses depends neither on it nor on the scores.
+        included: (m) bool, whether each canary was in. Neither this nor the scores affect the number of guesses.
     """
     truth, m, tallies = included[np.argsort(scores, kind="stable")], len(scores), []
     for r in sorted({max(1, round(share * m)) for share in SHARES}):
@@ -425,9 +425,9 @@ def make_guesses(scores: np.ndarray, included: np.ndarray) -> tuple[Tally, ...]:
 def one_run_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: float, gaussian: bool) -> OneRunBounds:
     """The best bounds from several tallies, each of which gets an equal share of the error probability.
 
-    Guarantee: if flipping any one canary gives a neighbour under the mechanism's adjacency, its epsilon at `delta` is
-    below `distribution_free` with probability at most 1 - `confidence`. The same holds for `gaussian`, if the mechanism
-    is mu-GDP for some mu and epsilon is that of mu (as with Gaussian noise and disjoint batches).
+    Guarantee: if flipping any one canary yields a neighbour under the mechanism's adjacency, the mechanism's epsilon at
+    `delta` is below `distribution_free` with probability at most 1 - `confidence`. The same is true for `gaussian` if
+    the mechanism is mu-GDP for some mu, and epsilon is computed from mu (as with Gaussian noise and disjoint batches).
     """
     beta = (1 - confidence) / len(tallies)
     epsilons = [one_run_epsilon(m, t.guesses, t.correct, delta, beta) for t in tallies]
@@ -440,17 +440,17 @@ def one_run_bounds(m: int, tallies: Sequence[Tally], delta: float, confidence: f
 
 
 def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
-    """The largest epsilon refuted at significance beta by v correct of r guesses on m canaries; 0 if none.
+    """Largest epsilon that v correct of r guesses on m canaries refute at significance beta; 0 if there is none.
 
     With q = e^eps / (1 + e^eps) and X ~ Bin(r, q), v or more guesses on an (eps, delta)-DP mechanism are correct with
     probability
 
         at most p = P[X >= v] + 2 m delta max_{1 <= i <= v} P[v > X >= v - i] / i
 
-    (Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2). Every epsilon up to
-    the first with p >= beta is refuted; rounded down. References at beta 0.05: (1000, 100, 75, 1e-4) -> 0.673,
-    (100000, 1510, 1439, 1e-5) -> 2.676. Guarantee: valid however the guesses and their positions depend on the
-    mechanism's releases, if r is fixed beforehand.
+    (Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", theorem 5.2). All epsilons below
+    the first with p >= beta are refuted. The result is rounded down. Reference values at beta 0.05: (1000, 100, 75,
+    1e-4) -> 0.673, (100000, 1510, 1439, 1e-5) -> 2.676. Guarantee: valid however the guesses and their positions depend
+    on the mechanism's releases, as long as r is fixed beforehand.
     """
     _check_counts(m, r, v, beta)
     if not 0 <= delta < 1:
@@ -465,7 +465,7 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
         log_wrong = -float(np.logaddexp(0, epsilon))  # ln(1 - q)
         at_least = float(betainc(v, r - v + 1, 1 / (1 + math.exp(-epsilon))))
         just_below = np.cumsum(np.exp(log_choose + below * epsilon + r * log_wrong))
-        # A weight above 1 multiplies P[X >= v], too: slightly more than the theorem requires, but p rises with epsilon.
+        # A weight above 1 also multiplies P[X >= v]: slightly more than the theorem requires, but p rises with epsilon.
         p = np.maximum(1, weights) * at_least + weights * just_below
         return float(p.max()) * (1 + SLACK) < beta
 
@@ -480,21 +480,21 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, beta: float) -> float:
 
 @lru_cache(maxsize=64)
 def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
-    """The largest mu for which v correct of r guesses on m canaries refute mu-GDP at significance beta; 0 if none.
+    """Largest mu for which v correct of r guesses on m canaries refute mu-GDP at significance beta; 0 if there is none.
 
-    Let W be the number of correct guesses and p_i = P[W = i]. For any j, if guess k is right and W >= j, then at
-    least j - 1 other guesses are right. If canary k were flipped, guess k would be wrong and W >= j - 1 still hold.
-    mu-GDP bounds the first probability by F(x) = Phi(Phi^-1(x) + mu) of the second. F is concave, so averaging over the
-    m canaries and everything else (an abstention is neither right nor wrong) gives
+    Let W be the number of correct guesses and p_i = P[W = i]; abstentions are neither right nor wrong. For any j, if
+    guess k is right and W >= j, then at least j - 1 other guesses are right. If canary k were flipped, guess k would be
+    wrong, and W >= j - 1 would still hold. mu-GDP bounds the probability of the first event by F(x) = Phi(Phi^-1(x) +
+    mu) at the probability x of the second. F is concave, so averaging over all canaries and other randomness yields
 
         a_j <= F(b_{j-1}),     a_j = sum_{i >= j} p_i i / m,     b_j = sum_{i >= j} p_i (r - i) / m
 
     as argued by Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
-    Suppose P[W >= v] = beta. The smallest compatible total probability has all of beta at v and, going down, at each
-    j - 1 only as much as the inequality requires (a surplus, moved further down, helps all remaining inequalities).
-    If that total exceeds 1, P[W >= v] is below beta, and v correct guesses refute mu.
+    Suppose P[W >= v] = beta. The total probability is smallest if all of beta is at v and, going down, each j - 1 has
+    only as much as the inequality requires (moving a surplus further down helps all remaining inequalities). If even
+    this total exceeds 1, P[W >= v] is below beta, and v correct guesses refute mu.
 
-    Guarantee: as for `one_run_epsilon`, for a mu-GDP mechanism. Rounded down.
+    Guarantee: as for `one_run_epsilon`, for a mu-GDP mechanism. The result is rounded down.
     """
     _check_counts(m, r, v, beta)
 
@@ -522,6 +522,6 @@ def one_run_mu(m: int, r: int, v: int, beta: float) -> float:
 
 def _check_counts(m: int, r: int, v: int, beta: float) -> None:
     if not 0 <= v <= r <= m:
-        raise UsageError(f"{v} right of {r} guesses on {m} canaries: each number must be at most the next")
+        raise UsageError(f"{v} right of {r} guesses on {m} canaries is impossible: v <= r <= m must hold")
     if not 0 < beta < 1:
         raise UsageError(f"significance beta is {beta}: it must be between 0 and 1, such as 0.05")

@@ -1,10 +1,10 @@
-"""Audit of the bare mechanism: run the real step on two neighbouring inputs, and bound epsilon from below.
+"""Audit the bare mechanism: run the real step on two neighbouring inputs, and compute a lower bound on epsilon.
 
-One utterance, the canary, moves device 0's clipped gradient along a direction e: to +C e if it is present, and if it
-is zeroed out to -C e (or to 0, if it was alone in its micro-batch). An attacker who sees the released gradient guesses
-"present" if its projection on e is above the midpoint of the two means, a threshold that does not depend on the draws.
-If more guesses are correct than the claimed epsilon allows, the claim is refuted at the stated confidence. This needs
-no training and no tuning: no other pair is further apart under the mechanism's sensitivity.
+One utterance, the canary, moves device 0's clipped gradient along a direction e. The gradient is +C e if the canary is
+present. If it is zeroed out, the gradient is -C e, or 0 if the canary was alone in its micro-batch. An attacker who
+sees the released gradient guesses "present" if its projection onto e is above the midpoint of the two means. This
+threshold does not depend on the draws. If more guesses are correct than the claimed epsilon allows, the claim is
+refuted at the stated confidence. No training or tuning is needed, because no other neighbours are further apart.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from edp_lab.training.noise import float_noise
 
 LAYOUT = Layout(("large", "small"), (slice(0, 4), slice(4, 8)))
 ALPHA = torch.tensor([1.0, 0.5])
-# In the as-printed variant, the layer with the largest alpha has too little noise. In the sound variant all layers are
-# equal, if the noise is scaled back with the gradient; testing that needs an alpha other than 1.
+# In the as-printed variant, the layer with the largest alpha gets too little noise. In the sound variant, all layers
+# are equally private if the noise is scaled back with the gradient; a test of this needs an alpha other than 1.
 DIRECTIONS = {
     Variant.AS_PRINTED: torch.tensor([0.5] * 4 + [0.0] * 4),
     Variant.SOUND: torch.tensor([0.0] * 4 + [0.5] * 4),
 }
-FAR = 10.0  # norm, in clip norms, of a gradient that is certain to be clipped
-MOST_DRAWS = 2**31  # per side: every draw is a separate step, and noise streams are keyed by a 32-bit step
+FAR = 10.0  # norm, in multiples of the clip norm, of a gradient that is certain to be clipped
+MOST_DRAWS = 2**31  # maximum per side, because every draw is a separate step and noise is keyed by a 32-bit step
 
 
 # ---- Verdict on a claim ----------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Finding(StrEnum):
 
 
 def claim_under_test(guarantee: Guarantee, mechanism: Mechanism) -> float:
-    """The epsilon to test: the paper's zCDP claim if as printed, the guaranteed one if sound. UsageError if none."""
+    """Epsilon to test: the paper's zCDP claim (as printed) or the guaranteed epsilon (sound). UsageError if neither."""
     sound = mechanism.variant is Variant.SOUND
     claimed = guarantee.conditional_epsilon if sound else guarantee.claimed_epsilon
     if claimed is None:
@@ -67,13 +67,13 @@ class Audit:
     verdict: Finding
     explanation: str
     claimed_epsilon: float  # see `claim_under_test`
-    epsilon_if_seed_secret: float | None  # guaranteed with a secret seed, for real numbers; None without a guarantee
-    measured_epsilon: float  # epsilon is at least this, at `confidence`
-    ceiling: float  # the lower bound if there were no errors
+    epsilon_if_seed_secret: float | None  # guaranteed for a secret seed and real numbers; None without a guarantee
+    measured_epsilon: float  # lower bound on epsilon, at `confidence`
+    ceiling: float  # lower bound that guesses without errors would yield
     confidence: float
     delta: float
     adjacency: str
-    noise_multiplier: float  # true noise over true sensitivity
+    noise_multiplier: float  # actual standard deviation of the noise divided by the actual sensitivity
     mechanism: Mechanism
 
     @classmethod
@@ -90,10 +90,10 @@ class Audit:
         remark: str = "",
         **subclass_fields: Any,
     ) -> Self:
-        """Judge the claim by a lower bound, with an explanation.
+        """Judge the claim by a lower bound, and explain the verdict.
 
         Args:
-            evidence: such as "100 draws a side"; `observed`: its result; `flawless`: the errors its ceiling excludes.
+            evidence: such as "100 draws per side"; `observed`: its result; `flawless`: errors that `ceiling` excludes.
         """
         claimed = claim_under_test(guarantee, mechanism)
         shown = f"{observed}at {100 * confidence:.6g} % confidence epsilon is at least {lower_bound:.4g}"
@@ -128,7 +128,7 @@ class Pair(NamedTuple):
     """Neighbouring inputs of the step."""
 
     present: Tensor  # (N, P) mean gradients of the devices with the canary
-    absent: Tensor  # without it
+    absent: Tensor  # (N, P) the same without the canary
     alpha: Tensor | None  # (K) layer scales
     direction: Tensor  # (P) the unit vector e
 
@@ -137,11 +137,11 @@ class Pair(NamedTuple):
 class MechanismAudit(Audit):
     """Claimed, guaranteed and measured epsilon of one step; the lower bound assumes Gaussian noise."""
 
-    epsilon_if_alpha_public: float | None  # guaranteed if alpha came from public text, as it does for the draws
+    epsilon_if_alpha_public: float | None  # guaranteed if alpha came from public text, as the draws assume
     bounds: Bounds
     draws: int
-    false_positive_rate: ErrorRate  # of guessing "present" without the canary
-    false_negative_rate: ErrorRate  # of guessing "absent" with it
+    false_positive_rate: ErrorRate  # rate of guessing "present" without the canary
+    false_negative_rate: ErrorRate  # rate of guessing "absent" with the canary
 
 
 def audit_mechanism(
@@ -159,10 +159,10 @@ def audit_mechanism(
         progress: called regularly with the number of draws made, out of 2 `draws`.
 
     Guarantee: if the noise is as good as random, epsilon is at least `measured_epsilon` with probability
-    `confidence`, so a true claim is refuted in at most 1 - `confidence` of audits. Alpha from private gradients is
+    `confidence`. So a true claim is refuted with probability at most 1 - `confidence`. Alpha from private gradients is
     audited as if it were public, which can only favour the claim. float32 noise is treated as exactly Gaussian.
 
-    UsageError for Poisson sampling, a mechanism that claims no finite epsilon, or a number out of range.
+    Raises UsageError for Poisson sampling, a mechanism that claims no finite epsilon, or a number out of range.
     """
     if mechanism.z0 == 0:
         raise UsageError("z0 is 0: no noise is added and epsilon is infinite; choose z0 greater than 0")
@@ -174,16 +174,16 @@ def audit_mechanism(
     if not (isinstance(draws, Integral) and 1 <= draws <= MOST_DRAWS):
         raise UsageError(f"the number of draws is {draws}: it must be a whole number from 1 to {MOST_DRAWS}")
     check_confidence(confidence)
-    claim_under_test(judge(mechanism, 1, delta, seed_published=False), mechanism)  # UsageError before any draw
+    claim_under_test(judge(mechanism, 1, delta, seed_published=False), mechanism)  # raise UsageError before any draw
     return audit_draws(mechanism, delta, *draw_statistics(mechanism, draws, key, progress), confidence)
 
 
 def audit_draws(
     mechanism: Mechanism, delta: float, absent: np.ndarray, present: np.ndarray, confidence: float = 0.95
 ) -> MechanismAudit:
-    """Audit from equally many draws without and with the canary: projections on e, from the midpoint of both means.
+    """Audit from equal numbers of draws without and with the canary: projections onto e, minus the means' midpoint.
 
-    UsageError: no finite claim, or a delta out of range.
+    Raises UsageError if there is no finite claim or if delta is out of range.
     """
     guarantee, draws = judge(mechanism, 1, delta, seed_published=False), len(absent)
     fpr, fnr = (error_rate(wrong, confidence) for wrong in (absent > 0, present <= 0))
@@ -195,7 +195,7 @@ def audit_draws(
         bounds.gaussian,
         lower_bounds(least, least, delta).gaussian,
         confidence,
-        f"{draws:,} draws a side",
+        f"{draws:,} draws per side",
         remark=as_if if mechanism.alpha is Alpha.PRIVATE else "",
         epsilon_if_alpha_public=guarantee.epsilon_if_alpha_public,
         bounds=bounds,
@@ -210,17 +210,17 @@ class StepAudit(NamedTuple):
 
     seed: int
     audit: MechanismAudit
-    absent: np.ndarray  # (draws), the released gradient along the canary's direction, from the midpoint of both means
+    absent: np.ndarray  # (draws) projections of the released gradient onto e, minus the midpoint of the means
     present: np.ndarray
-    distance: float  # between the means
-    std: float  # of either side
+    distance: float  # distance between the means
+    std: float  # standard deviation of each side
 
 
 class StepNoise:
-    """Standard normal noise of many steps, as training with this seed adds it, along each canary's direction.
+    """Standard normal noise that training with this seed uses in many steps, projected onto each canary's direction.
 
-    A step is linear in its noise, so the same draws serve every C, z0, N and alpha_max: `audit` takes milliseconds.
-    `draws`: the maximum per side for an audit.
+    A step is linear in its noise, so the same draws can be reused for any C, z0, N and alpha_max. An `audit` takes
+    milliseconds. `draws` is the maximum number of draws per side.
     """
 
     def __init__(self, seed: int, draws: int = 10_000) -> None:
@@ -231,9 +231,9 @@ class StepNoise:
         self._along = {variant: (steps.double() @ e.double()).numpy() for variant, e in DIRECTIONS.items()}
 
     def audit(self, mechanism: Mechanism, delta: float, draws: int, confidence: float = 0.95) -> StepAudit:
-        """The same draws and guarantee as `audit_mechanism` with this seed's key; in the sound variant without alpha.
+        """Same draws and guarantee as `audit_mechanism` with this seed's key, but without alpha in the sound variant.
 
-        UsageError: as for `audit_mechanism`, or if nothing is guaranteed.
+        Raises UsageError as `audit_mechanism` does, or if nothing is guaranteed.
         """
         distance, std = (x / mechanism.num_devices for x in (mechanism.sensitivity(), mechanism.noise_std(0)))
         along = std * self._along[mechanism.variant]
@@ -249,8 +249,8 @@ def worst_case_pair(mechanism: Mechanism) -> Pair:
     """Zero-out neighbours whose clipped sums are as far apart as one utterance can move them.
 
     In a micro-batch of b utterances on device 0, all but the canary have gradient -10 C e, and the canary has
-    (2 b - 1) 10 C e: the mean is 10 C e with it and -10 C e (b - 1)/b without it, so both are clipped. At b = 1 the
-    means are 10 C e and 0. The other devices have arbitrary gradients, the same in both inputs.
+    (2 b - 1) 10 C e. So the mean is 10 C e with the canary and -10 C e (b - 1)/b without it, and both are clipped. At
+    b = 1 the means are 10 C e and 0. The other devices have arbitrary gradients, the same in both inputs.
     """
     others = mechanism.clip_norm * torch.linspace(-1, 1, mechanism.num_devices * LAYOUT.size)
     present, absent = (others.view(mechanism.num_devices, LAYOUT.size).clone() for _ in range(2))
@@ -264,19 +264,19 @@ def worst_case_pair(mechanism: Mechanism) -> Pair:
 def draw_statistics(
     mechanism: Mechanism, draws: int, key: int, progress: Callable[[int], None] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Projections of the released gradient on e, minus the midpoint of the means: (draws) without and with the canary.
+    """Projections of the released gradient onto e without and with the canary, minus the means' midpoint: (draws) each.
 
     Both are Gaussian with standard deviation `noise_std(0)` / N and means -d and +d, where 2 d = sensitivity / N (in
     the sound variant with alpha, multiply both by the alpha of the canary's layer).
     """
-    # The step's largest alpha is 1: step(s alpha, C, z) = step(alpha, s C, z / s).
+    # Rescale to make the largest alpha 1: step(s alpha, C, z) = step(alpha, s C, z / s).
     s = mechanism.alpha_max
     run = replace(mechanism, clip_norm=s * mechanism.clip_norm, z0=mechanism.z0 / s, alpha_max=1.0)
     pair = worst_case_pair(run)
     e = pair.direction.double().numpy()
 
     def projections(gradients: Tensor, noises: Iterable[Tensor]) -> np.ndarray:
-        """The real step's output on e, for each noise: (draws), float64."""
+        """Projections onto e of the real step's output for each noise tensor: (draws), float64."""
         stack = [StackedGradients(gradients, LAYOUT)]
         with torch.inference_mode():
             outputs = (release(run, 0, stack, LAYOUT, pair.alpha, noise).gradient for noise in noises)

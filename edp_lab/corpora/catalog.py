@@ -1,10 +1,10 @@
-"""The catalogue of corpora: list, find, load and fetch them.
+"""Catalogue of corpora: list, find, load and fetch them.
 
-A published corpus is loaded from the first of `data_folders` that contains all of it. Any other corpus is the user's,
-given by its path.
+A published corpus is loaded from the first of the `data_folders` that contains all of its files. Users load their own
+corpus by its path.
 
 `edp-lab data fetch` downloads the files of a published corpus and checks each against its pinned digest. A download is
-written to ``<name>.part`` next to its target, and renamed atomically only once its digest is correct.
+written to ``<name>.part`` next to its target, and renamed atomically once its digest has been verified.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from edp_lab.errors import UsageError
 from edp_lab.files import CARRIED, comes_with, given_path, read_json, user_cache
 
 NO_TAGS = "the corpus has no tags: only the intent head is trained, and slots are not scored"
-NO_SLOTS = "every tag of the corpus is O: there is no slot to learn, and slot F1 is none"
+NO_SLOTS = "every tag of the corpus is O: there are no slots to learn, and slot F1 is none"
 START = comes_with("data") / "public_start" / "public-start" / "about.json"
-SAMPLE, MOST_NEW = 5_000, 1 / 3  # utterances whose words are counted; share of new ones (jargon 0.2, Dutch 0.6)
-TIMEOUT = 30.0  # seconds without data
-PIECE = 1 << 16  # bytes per read
+SAMPLE, MOST_NEW = 5_000, 1 / 3  # utterances to check; share of unknown words (jargon: 0.2, Dutch: 0.6)
+TIMEOUT = 30.0  # seconds to wait for data
+PIECE = 1 << 16  # bytes to read at a time
 
 
 class Source(NamedTuple):
@@ -43,7 +43,7 @@ class Source(NamedTuple):
     path: str  # relative to a data folder, with forward slashes
     size: int  # bytes
     digest: str  # sha256 of the content, hexadecimal
-    url: str  # where it is published, pinned to a commit
+    url: str  # public address, pinned to a commit
 
 
 class CorpusInfo(NamedTuple):
@@ -60,7 +60,7 @@ class _Entry(NamedTuple):
     description: str
     licence: str
     utterances: int
-    path: str  # the reader's argument, relative to a data folder
+    path: str  # argument of the reader, relative to a data folder
     read: Callable[[Path], Reading]
 
 
@@ -88,14 +88,14 @@ _EMBEDDED: dict[str, str | None] = {  # name: domain, None for all three
 
 
 def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
-    """Load a corpus of the catalogue by name, or a user's own corpus by path; `tokens`: words or characters.
+    """Load a corpus of the catalogue by name, or your own by path. `tokens`: "words" or "characters".
 
-    An argument is a path if it contains a separator, has a suffix of `formats`, or exists. A path is a folder with
-    ``seq.in``, ``seq.out`` and ``label`` (or train/valid/test sub-folders of these), or a file. Columns of a table may
-    follow it: ``table.csv[question,topic]``. Label sets are declared by ``intents.txt`` and ``slots.txt``, one name
-    per line, in the same folder; without tags, the first suffices.
+    The argument is a path if it contains a separator, has a suffix of `formats`, or exists. A path names a file, or a
+    folder with ``seq.in``, ``seq.out`` and ``label`` (or with train/valid/test sub-folders that contain these). The
+    columns of a table may follow in brackets: ``table.csv[question,topic]``. To declare label sets, put ``intents.txt``
+    and ``slots.txt`` with one name per line into the same folder; without tags, ``intents.txt`` is enough.
 
-    UsageError for an unknown name, a missing or incomplete corpus, malformed files, or an utterance that has an
+    Raises UsageError for an unknown name, a missing or incomplete corpus, malformed files, or an utterance that has an
     undeclared intent or slot, has no visible characters or is too long.
     """
     corpus, places = _loaded(str(name_or_path))
@@ -109,10 +109,10 @@ def load_corpus(name_or_path: str | Path, tokens: str = "words") -> Corpus:
 
 
 def _loaded(name: str) -> tuple[Corpus, list[str]]:
-    """A corpus and, if it is a user's own, the file and line of each utterance."""
+    """Load a corpus; also return the file and line of each utterance if it is a user's own corpus."""
     if hides_published(name):
         corpus, places = _user_corpus(name, given_path(name))
-        note = f"the folder {name} was read, not the corpus of that name"
+        note = f"the folder {name} was read instead of the built-in corpus of that name"
         return replace(corpus, warnings=(note, *corpus.warnings)), places
     if name in _PUBLISHED:
         where = find(name)
@@ -127,11 +127,11 @@ def _loaded(name: str) -> tuple[Corpus, list[str]]:
     path = given_path(bare)
     if path.exists() or path.suffix in formats.READERS or {"/", "[", os.sep} & {*name}:
         return _user_corpus(name, path, columns)
-    raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works too")
+    raise unknown_name(name, [*_PUBLISHED, *_EMBEDDED], "; a path to your own corpus works, too")
 
 
 def cut_columns(name: str) -> tuple[str, str]:
-    """A path, and the columns in brackets behind it, if any: "a.csv[question,topic]"."""
+    """Split a path from the columns in brackets after it, if any: "a.csv[question,topic]"."""
     match = re.fullmatch(r"(.*?\.\w+|[^\[]+)\[(.+)\]", name)
     return (match[1], match[2]) if match and not given_path(name).exists() else (name, "")
 
@@ -177,10 +177,10 @@ def sources(name: str) -> tuple[Source, ...]:
 
 
 def unknown_name(name: str, known: Iterable[str], more: str = "") -> UsageError:
-    """The error for an unknown name, which suggests a similar known name if there is one."""
+    """Error for an unknown name, which suggests a similar known name if there is one."""
     close = difflib.get_close_matches(name, known := list(known), n=1)
     guess = f"did you mean {close[0]}? " if close else ""
-    return UsageError(f"unknown corpus {name!r}: {guess}known are {', '.join(known)}{more}")
+    return UsageError(f"unknown corpus {name!r}: {guess}known names are {', '.join(known)}{more}")
 
 
 @cache
@@ -210,13 +210,13 @@ def _not_found(name: str) -> UsageError:
         if len(missing) < len(sources(name)):
             return UsageError(f"{name} is incomplete: {missing[0]} is missing or has the wrong size; {hint}")
     folders = ", ".join(map(str, data_folders()))
-    return UsageError(f"{name} is in none of {folders}: {hint}, or set EDP_LAB_DATA to the folder that holds it")
+    return UsageError(f"{name} is in none of {folders}: {hint}, or set EDP_LAB_DATA to the folder that contains it")
 
 
 def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list[str]]:
-    """A user's corpus, with declared label sets if their files exist, and the file and line of each utterance."""
+    """Load a user's corpus, with declared label sets if any; also return the file and line of each utterance."""
     if not path.exists():
-        raise UsageError(f"no corpus at {name}: give a folder with seq.in, or a file: own.jsonl, own.csv[TEXT,INTENT]")
+        raise UsageError(f"no corpus at {name}: give a folder with seq.in, or a file (own.jsonl, own.csv[TEXT,INTENT])")
     reading = readers.read_seq_folder(path) if path.is_dir() and not columns else formats.read_file(path, columns)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
@@ -241,12 +241,12 @@ def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list
 
 
 def note_on_words(corpus: Corpus, about: Path = START) -> Iterator[str]:
-    """A note if the public start that `about` describes does not know many of the words, as in another language."""
+    """Yield a note if the public start that `about` describes knows too few of the words, as in another language."""
     some = corpus.utterances[:: 1 + len(corpus.utterances) // SAMPLE]
     words = [word for u in some for word in re.findall(r"[^\W\d_]+", u.text.lower())]
     new = len(words) - sum(map({*read_json(about)["words"]}.__contains__, words))
     if new > MOST_NEW * len(words):
-        yield f"{new / len(words):.0%} of the words are new to the public start (ours knows English): it will help less"
+        yield f"{new / len(words):.0%} of the words are unknown to the public starting model, so it will help less"
 
 
 def _corpus(name: str, reading: Reading, labels_declared: bool) -> Corpus:
@@ -268,12 +268,12 @@ def fetch(
 
     Args:
         name: a corpus of ``sources.tsv``.
-        target: the data folder; by default the first writable one of `data_folders`.
-        progress: called with the bytes done, the file's size and the file, after every piece of a download, and once
-            for an existing file.
+        target: the data folder; by default the first of the `data_folders` that is writable.
+        progress: called with the bytes received, the file's size and its name: after every piece of a download, and
+            once for an existing file.
 
-    UsageError for an unknown name, no connection, a server's refusal, wrong content or a full disk; incomplete files
-    are removed.
+    Raises UsageError for an unknown name, a missing connection, a refusal by the server, wrong content or a full disk.
+    Incomplete files are removed.
     """
     files = sources(name)
     folder = target or _writable_folder()
@@ -310,7 +310,7 @@ def _fetched(source: Source, target: Path) -> Iterator[int]:
                 if file.tell() > source.size:
                     break  # not the pinned file, so the checksum will not match
         if not _is_right(part, source):
-            raise UsageError(f"{source.url} came incomplete or changed: it does not have the pinned checksum")
+            raise UsageError(f"{source.url} is incomplete or has changed: it does not have the pinned checksum")
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -322,9 +322,9 @@ def _is_right(path: Path, source: Source) -> bool:
 
 
 def _writable_folder() -> Path:
-    """The first writable one of `data_folders`."""
+    """First of the `data_folders` that is writable."""
     for folder in data_folders():
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if os.access(existing, os.W_OK):
             return folder
-    raise UsageError(f"none of {', '.join(map(str, data_folders()))} can be written: name a folder that can")
+    raise UsageError(f"none of {', '.join(map(str, data_folders()))} is writable: name a writable folder")

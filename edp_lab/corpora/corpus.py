@@ -1,4 +1,4 @@
-"""Utterances with one intent and, usually, a BIO tag per token; corpora; integer encoding; random splits."""
+"""Utterances (an intent and, usually, a BIO tag per token), corpora, integer encoding and random splits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edp_lab.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-RATIOS = (45, 5, 50)  # as in the paper (sec. 4.1): about as many non-members as members
-MOST_WORDS = 1000  # per utterance: memory grows with the longest one of a batch
+RATIOS = (45, 5, 50)  # as in the paper (section 4.1); makes the numbers of members and non-members about equal
+MOST_WORDS = 1000  # maximum per utterance, because memory grows with the longest utterance of a batch
 # Invisible characters: controls, format characters, fillers, variation selectors, the empty Braille cell.
 INVISIBLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
@@ -34,7 +34,7 @@ class Utterance:
     tokens: tuple[str, ...]  # the words, at least one
     tags: tuple[str, ...] | None  # a BIO tag per token ("O", "B-city", "I-city"), or None without slot annotation
     intent: str
-    written: str | None = None  # the text, if it is not the tokens joined by spaces
+    written: str | None = None  # the text, if it differs from the tokens joined by spaces
 
     @property
     def text(self) -> str:
@@ -42,7 +42,7 @@ class Utterance:
 
     @property
     def line(self) -> bytes:
-        """The utterance's bytes in a corpus' checksum."""
+        """The bytes of the utterance that enter the checksum of a corpus."""
         return f"{self.text}\t{' '.join(self.tags or ())}\t{self.intent}\n".encode()
 
 
@@ -78,19 +78,19 @@ class Corpus:
 
 
 def tag_set(slots: Sequence[str]) -> tuple[str, ...]:
-    """The tag set of these slots: "O", then B- and I- of each slot."""
+    """Tag set of these slots: "O", followed by the B- and I- tags of each slot."""
     return ("O", *(f"{prefix}-{slot}" for slot in slots for prefix in "BI"))
 
 
 def labels_of(utterances: Iterable[Utterance]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The intents and the slots that occur, each sorted."""
+    """Sorted intents and sorted slots of these utterances."""
     pairs = {(u.intent, u.tags) for u in utterances}
     slots = {tag[2:] for _, tags in pairs for tag in tags or () if tag != "O"}
     return tuple(sorted({intent for intent, _ in pairs})), tuple(sorted(slots))
 
 
 def fold(text: str) -> str:
-    """Normal form for comparing texts, without differences in case, Unicode form, invisible characters and spacing."""
+    """Normalise a text for comparison: ignore case, Unicode form, invisible characters and spacing."""
     if text.isascii() and text.isprintable():
         return " ".join(text.lower().split())
     plain = INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
@@ -98,7 +98,7 @@ def fold(text: str) -> str:
 
 
 def by_character(u: Utterance) -> Utterance:
-    """Split the utterance into one token per character, with combining marks attached; a slot stays one slot."""
+    """Split an utterance into one token per character, with combining marks attached. A slot remains one slot."""
     tokens: list[str] = []
     tags: list[str] = []
     for token, tag in zip(u.tokens, u.tags or ("O",) * len(u.tokens), strict=True):
@@ -114,10 +114,10 @@ def by_character(u: Utterance) -> Utterance:
 def check_readable(u: Utterance, place: str) -> None:
     """Raise UsageError if the utterance has no visible characters or is too long."""
     if not fold(u.text):
-        raise UsageError(f"{place} has no visible character: give at least one word")
+        raise UsageError(f"{place} has no visible characters: give at least one word")
     if len(u.tokens) > MOST_WORDS:
         count = f"{len(u.tokens):,} {'words' if u.written is None else 'characters'}"
-        raise UsageError(f"{place} has {count}, and at most {MOST_WORDS:,} are read: cut it into several")
+        raise UsageError(f"{place} has {count}, but at most {MOST_WORDS:,} are allowed: split it")
 
 
 # ---- As numbers ------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Ragged:
     """Ragged array: the rows of n examples, concatenated."""
 
     codes: np.ndarray  # (R, ...) the rows, or their indices in `table`
-    offsets: np.ndarray  # (n + 1) start of each example's rows, and the end of the last one's
+    offsets: np.ndarray  # (n + 1) start of each example's rows, and end of the last example's rows
     table: np.ndarray | None = None  # (C, ...) the row for each index
 
     @classmethod
@@ -149,7 +149,7 @@ class Ragged:
         return self.gather(np.arange(len(self)))[0]
 
     def gather(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The concatenated rows of the given examples, and the number of rows of each."""
+        """Return the concatenated rows of the given examples, and the number of rows of each example."""
         start = self.offsets[examples]
         lengths = self.offsets[examples + 1] - start
         shift = np.repeat(start - (np.cumsum(lengths) - lengths), lengths)
@@ -201,7 +201,7 @@ class Split:
     train: Sequence[Utterance]
     validation: Sequence[Utterance]
     test: Sequence[Utterance]
-    duplicates: Sequence[Utterance] = ()  # of test, with a text that is in train; empty if kept together
+    duplicates: Sequence[Utterance] = ()  # test utterances with a text that is also in train, unless kept together
 
     @property
     def counts(self) -> dict[str, int]:
@@ -210,15 +210,16 @@ class Split:
 
 
 def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -> Split:
-    """Split the pooled corpus 45:5:50 at random, reproducibly for the same corpus, seed and option.
+    """Split the pooled corpus 45:5:50 at random. The same corpus, seed and option yield the same split.
 
-    The official splits are not exchangeable, so a membership attack could distinguish them by style, and a text that
-    occurs in both train and test is a member and a non-member at once. So we pool, shuffle and, by default, keep
-    utterances with the same text (compared by `fold`) on one side.
+    The official splits are not exchangeable, so a membership attack could tell them apart by style. In addition, a text
+    that occurs in both train and test would be both a member and a non-member. So we pool and shuffle the utterances,
+    and by default keep those with the same text (compared by `fold`) on one side.
 
-    Groups of utterances with the same token string (without `keep_duplicates_together`, single utterances)
-    are shuffled by PCG64(seed) and assigned in that order, near-copies together with the first one. Train ends before
-    the first group that exceeds its share, and so does train plus validation, so each is within one group of its ratio.
+    PCG64(seed) shuffles groups of utterances with the same tokens (without `keep_duplicates_together`, single
+    utterances). Groups are assigned in this order; near-copies join the first of them. The training set ends
+    before the first group that would exceed its share. The same rule applies to the training and validation set
+    together, so both are within one group of their ratios.
 
     Raises:
         UsageError: a part would be empty, or the seed is negative.
@@ -258,12 +259,12 @@ def _numbers_of(texts: Iterable[Hashable]) -> np.ndarray:
     return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
 
 
-# ---- Notes for its owner ---------------------------------------------------------------------------------------------
-# Warnings about a corpus before training on it, one for each kind of mistake. They are computed from private utterances
-# without noise, so a run's record, which contains them, lists them as not private. They name labels, counts and lines
-# of the corpus, never a text.
+# ---- Notes for the owner of a corpus ---------------------------------------------------------------------------------
+# Warnings before training on a corpus, one for each kind of mistake. They are computed from private utterances without
+# noise, so a run's record, which contains them, lists them as not private. They contain labels, counts and line
+# numbers, but never a text.
 
-LONG, SHORT = 13, 3  # letters: a longer mean word length indicates unsplit text; a short single word is a command
+LONG, SHORT = 13, 3  # letters per word: a longer mean indicates unsplit text; a short single word is a command
 # Scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese.
 UNSPACED = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
@@ -279,7 +280,7 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
         yield from _alike(kind, names)
         once = [name for name in names if count[name] == 1]
         if once and not corpus.labels_declared:
-            yield f"{_named(kind, once)} a single utterance: is it a mistake? The model will contain that name"
+            yield f"{_named(kind, once)} only one utterance: is this a mistake? The model will contain this name"
     texts = group_ids(utterances)
     first = np.unique(texts, return_index=True)[1][texts]
     if others := [k for k, j in enumerate(first) if utterances[k].intent != utterances[j].intent]:
@@ -290,16 +291,16 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
     script = sum(UNSPACED.search(text) is not None for text in long)
     if 2 * len(long) > len(utterances) or 10 * script > len(utterances):
         yield (
-            f"{len(long):,} of {len(utterances):,} utterances are text without spaces, which counts as one word, and "
-            "a model knows little about unseen words: give --split characters"
+            f"{len(long):,} of {len(utterances):,} utterances are texts without spaces, which count as one word. A "
+            "model knows little about unseen words: use --split characters"
         )
 
 
 def notes_on_split(corpus: Corpus, data: Split) -> Iterator[str]:
-    """Notes on labels that the training set lacks."""
+    """Yield a note if labels are missing in the training set."""
     seen = {utterance.intent for utterance in data.train}
     if unseen := [intent for intent in corpus.intents if intent not in seen]:
-        yield f"{_named('intent', unseen)} no training utterance, and cannot be learnt: add utterances"
+        yield f"{_named('intent', unseen)} no training utterances and cannot be learnt: add utterances"
 
 
 def most_copies(utterances: Sequence[Utterance]) -> int:
@@ -308,7 +309,7 @@ def most_copies(utterances: Sequence[Utterance]) -> int:
 
 
 def _alike(kind: str, names: Sequence[str]) -> Iterator[str]:
-    """Notes on labels that look the same."""
+    """Yield a note if some labels look the same."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(fold(name), []).append(name)
@@ -317,8 +318,8 @@ def _alike(kind: str, names: Sequence[str]) -> Iterator[str]:
         show = repr if len(composed) == len(same[0]) else ascii  # otherwise they would look alike in the note, too
         more = f", and {len(same) - 1} more such groups" if len(same) > 1 else ""
         yield (
-            f"{kind}s {' and '.join(map(show, same[0]))} differ by capitals, invisible characters or Unicode form alone"
-            f"{more}: spell them alike, or they count as different labels"
+            f"{kind}s {' and '.join(map(show, same[0]))} differ only in capitals, invisible characters or Unicode form"
+            f"{more}: spell them the same way, or they count as different labels"
         )
 
 

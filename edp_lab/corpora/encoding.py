@@ -1,7 +1,7 @@
 """Encode utterances as tensors: label indices, features, and batches in which examples stay independent.
 
-All arrays are flat, one row per token, example after example, so that nothing is padded until a model needs it;
-an utterance's encoding does not depend on the rest of its batch.
+All arrays are flat, with one row per token, example after example. Nothing is padded until a model needs it, and the
+encoding of an utterance does not depend on the rest of its batch.
 
 BERT reads word pieces, but slots are tagged by word. A word is represented by its first piece (Devlin et al. 2019,
 arXiv 1810.04805, section 5.3); the other pieces are encoded but have no tag.
@@ -24,8 +24,8 @@ from torch import Tensor
 from edp_lab.corpora.corpus import Corpus, Ragged, Utterance, Words, numbered
 from edp_lab.errors import UsageError
 
-WORD_BYTES = 16  # bytes of a word that the character CNN reads
-HASH_BUCKETS = 4096  # rows shared by words outside the vocabulary
+WORD_BYTES = 16  # number of bytes of a word that the character CNN reads
+HASH_BUCKETS = 4096  # number of rows shared by the words outside the vocabulary
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Labels:
 
 
 class Features(Protocol):
-    """Encoder of words as a model's integer inputs."""
+    """Encoder that turns words into integer inputs of a model."""
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
-        """Named arrays; "words" has one row per token."""
+        """Return arrays by name; "words" has one row per token."""
         ...
 
 
@@ -52,12 +52,12 @@ class Features(Protocol):
 class WordFeatures:
     """Word indices and UTF-8 bytes, for the CLC."""
 
-    words: tuple[str, ...] = ()  # with indices from 0. In a private run they come from public text, or are empty
+    words: tuple[str, ...] = ()  # vocabulary, indexed from 0; private runs take it from public text or leave it empty
     buckets: int = HASH_BUCKETS  # rows shared by all other words, chosen by a stable hash of the lower-cased word
 
     @classmethod
     def from_training_words(cls, utterances: Sequence[Utterance]) -> WordFeatures:
-        """Use the words that occur at least twice; the others train the shared rows. Not private."""
+        """Make a vocabulary of the words that occur at least twice; other words train the shared rows. Not private."""
         counts = Counter(token.lower() for u in utterances for token in u.tokens)
         return cls(tuple(sorted(w for w, k in counts.items() if k > 1)), buckets=64)
 
@@ -96,8 +96,8 @@ class Batch(NamedTuple):
 class Dataset:
     """Encoded utterances, from which batches are selected.
 
-    UsageError: no utterances, or one without words, with labels the model does not know, or with more or fewer tags
-    than words (which would shift the tags of all later utterances).
+    Raises UsageError if there are no utterances, or if an utterance has no words, labels that the model does not know,
+    or more or fewer tags than words (which would shift the tags of all later utterances).
     """
 
     def __init__(self, utterances: Sequence[Utterance], labels: Labels, features: Features) -> None:
@@ -116,7 +116,7 @@ class Dataset:
         if not fits.all():
             u = self.utterances[int(np.argmin(fits))]
             raise UsageError(
-                f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs a word, "
+                f"utterance {u.text!r} (intent {u.intent!r}) does not fit the model: it needs at least one word, "
                 "labels that the model knows, and one tag per word"
             )
         self.features = features.rows(words)
@@ -144,8 +144,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 class PieceFeatures:
     """Word pieces of each utterance, including [CLS] and [SEP], and the position of each word's first piece.
 
-    An utterance with more pieces than `positions` keeps the first k pieces of every word, with the largest k
-    that fits, so that no word, and no tag, is ever lost. The result depends only on the utterance.
+    If an utterance has more pieces than `positions`, we keep the first k pieces of every word, with the largest k
+    that fits. So no word or tag is ever lost. The result depends only on the utterance.
 
     Attributes:
         tokenizer: a BERT tokenizer, see `edp_lab.models.bert.load_tokenizer`.
@@ -156,11 +156,10 @@ class PieceFeatures:
     positions: int = 512
 
     def rows(self, sentences: Sequence[Sequence[str]] | Words) -> dict[str, Ragged]:
-        """The piece indices of each utterance ("pieces"), and the position among them of the first piece of
-        each word ("words").
+        """Return each utterance's piece indices ("pieces"), and the position of each word's first piece ("words").
 
         Raises:
-            UsageError: an utterance has more words than the model can read pieces.
+            UsageError: an utterance has too many words for the model.
         """
         numbers = self.tokenizer.get_vocab()
         unknown, start, stop = (numbers[piece] for piece in ("[UNK]", "[CLS]", "[SEP]"))
@@ -173,8 +172,8 @@ class PieceFeatures:
             if len(codes) > room:
                 start_of_it = " ".join(indexed.types[w] for w in codes[:5])
                 raise UsageError(
-                    f"the utterance '{start_of_it} ...' has {len(codes)} words, but this BERT reads at most {room}: "
-                    "leave it out or split it"
+                    f"the utterance '{start_of_it} ...' has {len(codes)} words, but this BERT model reads at most "
+                    f"{room}: leave it out or split it"
                 )
             split = [pieces_of[w] for w in codes]
             longest = max(map(len, split))
@@ -215,14 +214,14 @@ def check_special(tokenizer: Tokenizer) -> None:
     """Raise UsageError if a special piece is missing from the tokenizer's vocabulary."""
     for piece in SPECIAL:
         if tokenizer.token_to_id(piece) is None:
-            raise UsageError(f"the tokenizer has no {piece} piece: give one that was made for BERT")
+            raise UsageError(f"the tokenizer has no {piece} piece: use a tokenizer made for BERT")
 
 
 def train_wordpieces(sentences: Sequence[Sequence[str]], size: int = 8000) -> Tokenizer:
     """Train a lower-casing tokenizer with a vocabulary of at most about `size` pieces on the sentences.
 
-    The same sentences give the same vocabulary. (The trainer numbers the pieces "##c" of single characters in
-    the order of a hash map, and breaks ties by number; listing these pieces beforehand makes it deterministic.)
+    The same sentences yield the same vocabulary. (The trainer numbers the pieces "##c" of single characters in the
+    order of a hash map, and breaks ties by number. Listing these pieces beforehand makes the result deterministic.)
     Not private: the vocabulary reveals words of the text.
     """
     lower = normalizers.BertNormalizer(lowercase=True)

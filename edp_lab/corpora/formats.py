@@ -1,6 +1,6 @@
-"""Files that people have: JSON, tables, CoNLL, Rasa's YAML. `read_file` chooses the reader by a file's suffix.
+"""Readers of common file formats: JSON, tables, CoNLL, Rasa's YAML. `read_file` chooses the reader by a file's suffix.
 
-Every reader says by notes what it made of the file, and of how many utterances.
+Every reader notes how it interpreted the file, and for how many utterances.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edp_lab.corpora.readers import SLOT, Chunk, Notes, Reading, Row, chunks_of,
 from edp_lab.errors import UsageError, check_once
 from edp_lab.files import once, read_bytes
 
-TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # names of what is read; the first there is counts
+TEXTS = ("tokens", "text", "utterance", "query", "utt", "sentence")  # keys of the text; the first key found is read
 INTENTS = ("intent", "label", "category")
 READ = (*TEXTS, *INTENTS, "tags", "annot_utt", "entities")
-HINTS = {  # why a key is not read, by how a word in it begins
-    "tag|slot|entit|ner|bio|iob": 'slots come from "tags", a BIO tag for each word; of a "text" also from "entities"',
-    "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not all that one person said",
+HINTS = {  # reasons why a key is not read, by the beginning of a word in it
+    "tag|slot|entit|ner|bio|iob": 'slots are read from "tags", a BIO tag per word; with "text", also from "entities"',
+    "speaker|user|customer|client|person|author|worker": "epsilon is for one utterance, not for all that a person said",
 }
 TEXT, LIST = "a string", "a list of strings"
 LINE = '{"tokens": ["play", "jazz"], "tags": ["O", "B-genre"], "intent": "play"}'
@@ -35,7 +35,7 @@ RASA_SLOT = re.compile(r"\[(?P<value>[^\[\]]+)\](?P<slot>\([^()]+\)|\{[^{}]*\})"
 
 @reader
 def read_json(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read an object a line (see `_row`), or a document: lists of objects, of [text, intent], of Snips' "data"."""
+    """Read one object per line (see `_row`), or a document with lists of objects, of pairs or of Snips' "data"."""
     lines = text_lines(path)
     document = _document(path, "\n".join(lines).strip())
     for number, line in enumerate(lines if document is None else (), start=1):
@@ -45,12 +45,12 @@ def read_json(path: Path, notes: Notes) -> Iterator[Row]:
     for keys, items in _lists(document):
         name = ".".join(keys) or "list"
         if not any(map(_is_utterance, items)):
-            notes[f'items of "{name}" that are no utterances, not read'] += [str(path)] * len(items)
+            notes[f'ignored items of "{name}", which are not utterances'] += [str(path)] * len(items)
             continue
         for number, item in enumerate(items, start=1):
             place = f"{path}, {name} {number}"
             if not _is_utterance(item):
-                raise UsageError(f"{place}: no utterance: give it a text and an intent, or take it out")
+                raise UsageError(f"{place}: not an utterance: add a text and an intent, or remove it")
             notes[f'utterances of "{name}"'].append(place)
             if isinstance(item, list):
                 yield Row(item[0].split(), None, item[1], place)
@@ -62,18 +62,18 @@ def read_json(path: Path, notes: Notes) -> Iterator[Row]:
 
 
 def _document(path: Path, text: str) -> Any:
-    """The document that the text is, or None if each of its lines should be one object."""
+    """Parse the text as one document; None if each line should be an object of its own."""
     try:
         document, end = json.JSONDecoder(object_pairs_hook=once).raw_decode(text)
     except (ValueError, RecursionError) as error:
         if path.suffix == ".json":
-            raise UsageError(f"{path} is not JSON ({error}): give one document, or an object a line") from None
+            raise UsageError(f"{path} is not JSON ({error}): use one document, or one object per line") from None
         return None
     return None if end < len(text) or (path.suffix == ".jsonl" and "\n" not in text) else document
 
 
 def _lists(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """The lists of a document, with the keys that lead there."""
+    """Yield all lists of a document, each with the keys that lead to it."""
     if isinstance(value, list):
         yield keys, value
     for key, inner in value.items() if isinstance(value, dict) else ():
@@ -90,13 +90,13 @@ def _is_utterance(item: Any) -> bool:
 
 
 def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
-    """The utterance in an object, and a note for every key that is not read."""
+    """Read the utterance in an object, and note every key that is not read."""
     words, intent, marks, kinds, others = _keys(tuple(item))
     for note in others:
         notes[note].append(place)
     for key, kind in kinds.items():
         if key not in item:
-            raise UsageError(f'{place}: no "{key}" (found: {", ".join(item) or "nothing"}); give {kind}')
+            raise UsageError(f'{place}: "{key}" is missing (found: {", ".join(item) or "nothing"}); add {kind}')
         value = item[key]
         wrong = type(value) is not str if kind == TEXT else type(value) is not list or {*map(type, value)} - {str}
         if wrong and value is not None:
@@ -105,7 +105,7 @@ def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
     if marks == "annot_utt" and item[marks]:
         chunks = chunks_of(SLOT, item[marks])
         if "".join("".join(text for text, _ in chunks).split()) != "".join(tokens.split()):
-            notes[f'utterances whose "annot_utt" has other words than "{words}", read from "annot_utt"'].append(place)
+            notes[f'utterances read from "annot_utt", which differs from "{words}"'].append(place)
         tokens, tags = tokenise(chunks)
     elif marks == "entities":
         tokens, tags = tokenise(_entity_chunks(tokens, item[marks], place, notes))
@@ -116,7 +116,7 @@ def _row(item: Mapping[str, Any], place: str, notes: Notes) -> Row:
 
 @cache
 def _keys(keys: tuple[str, ...]) -> tuple[str, str, str, dict[str, str], list[str]]:
-    """An object's keys of text, intent and slots ("annot_utt" in MASSIVE); what is in them; notes on the others."""
+    """Keys of the text, intent and slots in an object ("annot_utt" in MASSIVE); their types; notes on other keys."""
     words, intent = (next((name for name in names if name in keys), names[0]) for names in (TEXTS, INTENTS))
     ways = ["tags"] if words == "tokens" else ["tags", "annot_utt", "entities"]
     marks = next((way for way in ways if way in keys), "tags")
@@ -135,29 +135,29 @@ def _entity_chunks(text: str, entities: Any, place: str, notes: Notes) -> list[C
                 chunks += [(text[end:start], None), (words, _slot_name(entity, words, place, notes))]
                 end = stop
             else:
-                notes["entities that are blank, beyond their text or over another one, not read"].append(place)
+                notes["ignored entities, which are blank, outside the text or overlapping"].append(place)
     except (KeyError, TypeError):
         raise UsageError(f'{place}: "entities" must be a list of objects with start, end and entity') from None
     return _note_cuts([*chunks, (text[end:], None)], place, notes)
 
 
 def _note_cuts(chunks: list[Chunk], place: str, notes: Notes) -> list[Chunk]:
-    """The pieces of an utterance, with a note if a word lies in two of them: a comma after an entity counts, too."""
+    """Return the pieces of an utterance, and note if a word, or a word and its comma, are split."""
     texts = [text for text, _ in chunks if text]
     if any(not a[-1].isspace() and not b[0].isspace() for a, b in pairwise(texts)):
-        notes["utterances with an entity that ends within a word, which is cut there"].append(place)
+        notes["utterances with an entity that ends within a word, which is split there"].append(place)
     return chunks
 
 
 def _slot_name(entity: Mapping[str, Any], text: str, place: str, notes: Notes) -> str:
-    """With its role and group, if it has them: "city.departure"; and a note on a synonym of its text."""
+    """Slot name of an entity, with role and group if it has any ("city.departure"); note if its value is a synonym."""
     if str(entity.get("value") or text) != text:
-        notes["entities with a value that is not their text, such as a synonym: the text is read"].append(place)
+        notes["entities with a value that differs from their text, such as a synonym; the text is read"].append(place)
     return ".".join(str(entity[key]) for key in ("entity", "role", "group") if key == "entity" or entity.get(key))
 
 
 def _unread(key: str) -> str:
-    """A note on a key or a column that is not read."""
+    """Note on a key or column that is not read."""
     hints = [f" ({hint})" for like, hint in HINTS.items() if re.search(f"(?:^|[^a-z])(?:{like})", key.casefold())]
     return f'"{key}" is not read{"".join(hints[:1])}'
 
@@ -169,18 +169,18 @@ def _object(text: str, place: str) -> dict[str, Any]:
         why = "not an object"
     except (ValueError, RecursionError) as error:
         why = "not JSON (" + re.sub(r"( at)?: line 1 (column \d+).*", r" at \2", str(error)) + ")"
-    raise UsageError(f"{place}: {why}: give each utterance a line such as {LINE}")
+    raise UsageError(f"{place}: {why}: write each utterance as a line such as {LINE}")
 
 
 @reader
 def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
-    """Read CSV or TSV; `columns`: the headings of text, intent and maybe tags, with commas between."""
+    """Read CSV or TSV. `columns`: headings of the text, the intent and optionally the tags, separated by commas."""
     lines = text_lines(path, notes) or [""]
     if said := re.fullmatch(r'(?i)"?sep=([^\w\s"]|\t)"?\W*', lines[0]):  # as Excel writes it
         lines[0] = ""
 
     def fit(delimiter: str) -> int:
-        """How many rows have as many cells as the first, if it has several."""
+        """Number of rows with as many cells as the first row, if that has several."""
         some = [line[:1000].replace("\r", "") for line in lines[:100] if line]
         sizes = [len(cells) for cells in csv.reader(some, delimiter=delimiter)]
         return sum(size == sizes[0] > 1 for size in sizes)
@@ -193,28 +193,28 @@ def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
         for cells in rows:
             place = f"{path}, line {table.line_num}"
             if any(cells[len(names) :]):
-                raise UsageError(f"{place}: more cells than columns: put quotes around a text with {delimiter!r}")
+                raise UsageError(f"{place}: more cells than columns: put texts that contain {delimiter!r} in quotes")
             notes[f"utterances of a table split at {delimiter!r}"].append(place)
             several = any("\n" in cell.strip() for cell in cells)
-            notes["rows of several lines, each read as one utterance"] += [place] * several
+            notes["rows with several lines, each read as one utterance"] += [place] * several
             cells += [""] * (len(names) - len(cells))
             item = {name or "no heading": cell for name, cell in zip(names, cells, strict=False) if name or cell}
             lists = {key: item[key].split() for key in ("tokens", "tags") if key in item}
             yield _row(item | lists, place, notes)
     except csv.Error as error:
-        hint = "put quotes around the whole cell, and double those inside"
+        hint = "put quotes around the whole cell, and double the quotes inside it"
         raise UsageError(f"{path}, line {table.line_num}: the quotes do not match ({error}): {hint}") from None
 
 
 def _names(path: Path, headings: list[str], columns: str) -> list[str]:
-    """The headings in lower case; those that `columns` chooses as the keys that `_row` reads."""
+    """Headings in lower case; those chosen by `columns` are replaced by the keys that `_row` reads."""
     names = [heading.strip().casefold() for heading in headings]
-    if not columns and {*names} & {*TEXTS[1:]}:  # beside a text, "tokens" is usually their number
+    if not columns and {*names} & {*TEXTS[1:]}:  # next to a text, "tokens" is usually the number of tokens
         names = [f"other {name}" if name == "tokens" else name for name in names]
     wanted = [name.strip().casefold() for name in columns.split(",")] if columns else []
     known = all({*names} & {*some} for some in (TEXTS, INTENTS))
     if not (len({*wanted} & {*names}) == len(wanted) in (2, 3) if wanted else known):
-        hint = "give --columns TEXT,INTENT with two headings, or write a line of headings"
+        hint = "give --columns TEXT,INTENT with two headings, or add a line of headings"
         raise UsageError(f"{path} has no column {columns or 'text or intent'} (found: {', '.join(headings)}): {hint}")
     check_once([name for name in names if name in (wanted or READ)], f"{path}: column ")
     chosen = dict(zip(wanted, ("text", "intent", "tags"), strict=False))
@@ -223,7 +223,7 @@ def _names(path: Path, headings: list[str], columns: str) -> list[str]:
 
 @reader
 def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read a line for each word, its tag last, and a blank line after each utterance.
+    """Read one line per word, with the tag at its end, and a blank line after each utterance.
 
     The intent is in a comment ``# intent: NAME``, or alone on a line.
     """
@@ -234,7 +234,7 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
         cells = line.split()
         if comment := INTENT_LINE.match(line):
             if rows and intent:
-                raise UsageError(f"{path}, line {number}: an intent within an utterance: put a blank line before it")
+                raise UsageError(f"{path}, line {number}: intent within an utterance: put a blank line before it")
             intent = comment[1].strip()
         elif len(cells) > 1 and TAG.fullmatch(cells[-1]) and not (line[0] == "#" and "=" in cells):
             if cells[0] != "-DOCSTART-":
@@ -243,24 +243,24 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
             intent = cells[0]
         elif cells and line[0] != "#":
             hint = f'write "rome B-city" or "to O" (files of other formats end in {", ".join(READERS)})'
-            raise UsageError(f"{path}, line {number}: {' '.join(cells)[:60]!r} ends in no tag: {hint}")
+            raise UsageError(f"{path}, line {number}: {' '.join(cells)[:60]!r} does not end in a tag: {hint}")
         if not cells and rows:
             place = f"{path}, line {rows[0][0]}"
             if not intent:
                 raise UsageError(f'{place}: no intent: put a line "# intent: NAME" above each utterance')
-            notes["utterances of CoNLL lines, the word first and the tag last"].append(place)
+            notes["utterances read from CoNLL lines, with the word first and the tag last"].append(place)
             more = any(row[2:] for _, row in rows)
-            notes["utterances with columns between the first and the last, not read"] += [place] * more
+            notes["utterances with ignored columns between the first and the last"] += [place] * more
             yield Row([row[0] for _, row in rows], [row[-1] for _, row in rows], intent, place)
             rows, intent = [], ""
 
 
 @reader
 def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read the intents of Rasa's ``nlu.yml``; what else is there gets a note."""
+    """Read the intents of Rasa's ``nlu.yml``, and note any other content."""
     import yaml
 
-    class Once(yaml.BaseLoader):  # to the base loader "yes" and "on" are words
+    class Once(yaml.BaseLoader):  # the base loader reads "yes" and "on" as words
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
             check_once([str(key.value) for key, _ in node.value], f"line {node.start_mark.line + 1}: ")
             return super().construct_mapping(node, deep)
@@ -271,7 +271,7 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
         sections = [(dict(section), _lines(section.get("examples", ""))) for section in document["nlu"]]
     except (yaml.YAMLError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(str(error).split())
-        raise UsageError(f'{path} is not as Rasa writes nlu.yml, YAML with a list "nlu" of intents: {why}') from None
+        raise UsageError(f'{path} is not a Rasa nlu.yml (YAML with a list "nlu" of intents): {why}') from None
     for key in [*document, *(next(iter(section), "") for section, _ in sections if "intent" not in section)]:
         if key not in ("nlu", "version"):
             notes[_unread(key)].append(str(path))
@@ -281,21 +281,21 @@ def read_rasa(path: Path, notes: Notes) -> Iterator[Row]:
         for number, line in enumerate(lines if intent else (), start=1):
             place = f"{path}, intent {intent}, example {number}"
             if line[0] != "-":
-                notes['lines of "examples" that do not begin with "-", not read'].append(place)
+                notes['ignored lines of "examples", which do not begin with "-"'].append(place)
                 continue
-            notes["utterances of Rasa's YAML"].append(place)
+            notes["utterances read from Rasa's YAML"].append(place)
             chunks = _note_cuts([*chunks_of(RASA_SLOT, line.removeprefix("-"))], place, notes)
             loose = any(mark is None and set("[]") & set(words) for words, mark in chunks)
-            notes["examples with a bracket that marks no entity, read as a word"] += [place] * loose
+            notes["examples with a bracket that does not mark an entity, read as a word"] += [place] * loose
             named = [(text, mark and _rasa_name(mark, text, place, notes)) for text, mark in chunks]
             yield Row(*tokenise(named), intent, place)
 
 
 def _lines(examples: str | list[Any]) -> list[str]:
-    """The lines of a block that are not blank; of a list, what they would be in a block."""
+    """Non-blank lines of a block; the items of a list are written like lines of a block."""
     if isinstance(examples, str):
         return [*filter(None, map(str.strip, examples.split("\n")))]
-    return [f"- {one if isinstance(one, str) else one['text']}" for one in examples[:]]  # a mapping has none
+    return [f"- {one if isinstance(one, str) else one['text']}" for one in examples[:]]  # a mapping raises an error
 
 
 def _rasa_name(mark: str, text: str, place: str, notes: Notes) -> str:
@@ -316,12 +316,12 @@ READERS: dict[str, Callable[..., Reading]] = {
 
 
 def read_file(path: Path, columns: str = "") -> Reading:
-    """Read a file by its suffix; one with another suffix as JSON if it begins like that, else as CoNLL."""
+    """Read a file by its suffix. If that is unknown, read it as JSON if it begins like JSON, else as CoNLL."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     head = read_bytes(path, readers.MOST_BYTES).lstrip()[:1]
     if not head:
         raise UsageError(f"{path} is empty: give a file of utterances, each with a text and an intent")
     read = READERS.get(suffix) or (read_json if head in (b"{", b"[") else read_conll)
     if columns and read is not read_table:
-        raise UsageError(f"{path} is not a table: drop --columns, or give a .csv or .tsv file")
+        raise UsageError(f"{path} is not a table: omit --columns, or give a .csv or .tsv file")
     return read(path, *filter(None, [columns]))

@@ -1,6 +1,6 @@
-"""The thesis' data sets: scikit-learn's digits, MNIST from its original files, and points on two circles.
+"""Data sets of the thesis: scikit-learn's digits, MNIST from its original files, and points on two circles.
 
-UsageError: an unknown name, missing or damaged files, impossible settings.
+Raises UsageError for an unknown name, missing or damaged files, or impossible settings.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes
 
 CLASSES = 10
-DIGITS_TEST = 600  # test images, out of 1,797
+DIGITS_TEST = 600  # number of test images, out of 1,797
 INNER = 0.8  # the smaller radius, scikit-learn's default
 
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled examples in a training and a test set."""
+    """Labelled training and test examples."""
 
     name: str
     train: NDArray[np.float32]  # (n, channels, height, width) in [0, 1]; for `two_circles` (n, 2), points in [-1, 1]
@@ -38,7 +38,7 @@ def load_images(name: str, seed: int = 0) -> Images:
 
     * "digits": scikit-learn's 1,797 images of 1 x 8 x 8; `seed` draws the 600 test images.
     * "mnist": 60,000 and 10,000 images of 1 x 28 x 28, from the original idx files, gzipped or not, in ``mnist/`` in
-      a data folder (`edp_lab.corpora.data_folders`). The published split; `seed` is ignored.
+      a data folder (`edp_lab.corpora.data_folders`). This is the published split, and `seed` is ignored.
     """
     if name == "digits":
         from sklearn.datasets import load_digits
@@ -54,15 +54,15 @@ def load_images(name: str, seed: int = 0) -> Images:
 
 
 def two_circles(train: int, test: int, seed: int = 0, noise: float = 0.0) -> Images:
-    """Points on two circles around 0 with radius 1 (class 0) and 0.8 (class 1), at random angles (3.1.1).
+    """Draw points on two circles around 0, with radius 1 (class 0) and 0.8 (class 1), at random angles.
 
-    The thesis used scikit-learn's ``make_circles``. We do not, because it spaces the points evenly, so that without
-    noise a test set of the same size equals the training set.
+    The thesis (section 3.1.1) used scikit-learn's ``make_circles``. We do not, because it spaces the points evenly:
+    without noise, a test set of the same size would equal the training set.
 
-    `noise`: standard deviation of Gaussian noise on each coordinate, in both parts.
+    `noise`: standard deviation of Gaussian noise on each coordinate, in both sets.
     """
     if min(train, test) < 1:
-        raise UsageError(f"two circles of {min(train, test)} points: give at least 1")
+        raise UsageError(f"a set of two circles has {min(train, test)} points: use at least 1")
     if not 0 <= noise < math.inf:
         raise UsageError(f"noise on the circles is {noise}: it must be 0 or more")
     rng = np.random.default_rng(seed)
@@ -84,7 +84,7 @@ def _mnist_part(prefix: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes with this number of dimensions; gzipped if its name ends in ``.gz``."""
+    """Read an idx file of unsigned bytes with this number of dimensions, gzipped if its name ends in ``.gz``."""
     content = read_bytes(path)
     start = 4 + 4 * dimensions
     magic = 0x800 + dimensions
@@ -92,7 +92,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         raise _damaged(path, f"it does not begin with {magic:#010x}")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
     if len(content) - start != math.prod(shape):
-        raise _damaged(path, f"its header announces {math.prod(shape):,} bytes, {len(content) - start:,} follow")
+        raise _damaged(path, f"its header announces {math.prod(shape):,} bytes, but {len(content) - start:,} follow")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -103,7 +103,7 @@ def _mnist_file(name: str) -> Path:
         return path
     raise UsageError(
         f"MNIST's {name}.gz is in none of {', '.join(map(str, folders))}: run `edp-lab data fetch mnist`, or put the "
-        "four original files into one of these"
+        "four original files into one of these folders"
     )
 
 

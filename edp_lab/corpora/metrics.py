@@ -1,8 +1,8 @@
-"""Scores of predicted intents and slots: SER, intent accuracy, slot F1, exact match. Plain Python.
+"""Scores of predicted intents and slots in plain Python: SER, intent accuracy, slot F1 and exact match.
 
-A frame is the annotated or predicted (intent, tokens, tags) of an utterance. Tags are None in a corpus without them;
-then only intents are scored. References and predictions are compared pairwise. UsageError if they differ in number,
-tokens or the presence of tags, if the numbers of tags and tokens differ, or if there is nothing to score.
+A frame is a tuple (intent, tokens, tags) of an utterance, annotated or predicted. In a corpus without tags, they are
+None and only intents are scored. References and predictions are compared in pairs. Raises UsageError if they differ in
+number, tokens or the presence of tags, if the numbers of tags and tokens differ, or if there is nothing to score.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Span = tuple[int, int, str]
 class Scores:
     """The four scores as fractions."""
 
-    # Semantic error rate (paper, section 4.2): the sum over utterances of (intent wrong + substituted, deleted and
-    # inserted slots), divided by the sum of (1 + reference slots). Slots are compared as the sequence of their
-    # (label, value), aligned by edit distance. Exceeds 1 if many slots are inserted.
+    # Semantic error rate (paper, section 4.2): number of wrong intents and of substituted, deleted and inserted slots,
+    # divided by the number of intents and slots in the references. The sequences of (label, value) of the slots are
+    # aligned by edit distance. The rate exceeds 1 if many slots are inserted.
     ser: float
     intent_accuracy: float  # share of utterances with the right intent
-    # F1 over all slots of all utterances; a slot is right if its start, end and label are (as in conlleval). None if
-    # neither side has a slot, for example without tags.
+    # F1 over all slots of all utterances. A slot is right if its start, end and label are right (as in conlleval). None
+    # if neither side has a slot, for example in a corpus without tags.
     slot_f1: float | None
     exact_match: float  # share of utterances with the right intent and exactly the right slots
 
@@ -75,7 +75,7 @@ def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
     """Counts of one utterance, in the order of the fields of `Tally`."""
     (intent, tokens, tags), (guess, same_tokens, guessed) = reference, prediction
     if list(tokens) != list(same_tokens):
-        raise UsageError(f"prediction {i} has other tokens than its reference")
+        raise UsageError(f"prediction {i} and its reference have different tokens")
     if (tags is None) != (guessed is None):
         raise UsageError(f"prediction {i} and its reference must both have tags, or neither")
     for name, sequence in (("prediction", guessed), ("reference", tags)):
@@ -94,9 +94,9 @@ def _counts(i: int, reference: Frame, prediction: Frame) -> tuple[int, ...]:
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """Slots of BIO tags as (start, end, label), with exclusive end, as defined by conlleval.
+    """Extract the slots from BIO tags as (start, end, label) with an exclusive end, as defined by conlleval.
 
-    A ``B-`` always begins a slot, and so does an ``I-`` after ``O``, after another label or at the beginning.
+    A ``B-`` always begins a slot. An ``I-`` begins a slot after ``O``, after another label or at the beginning.
     """
     slots: list[Span] = []
     start, label = 0, ""

@@ -1,15 +1,15 @@
-"""Readers: one function per file format, each giving the utterances in file order; `formats` has more of them.
+"""Readers: one function per file format, which returns the utterances in file order. `formats` contains more readers.
 
-Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens (JSONL's ``text`` is cut at white
-space). If slots are marked inside running text (NLU-EVAL), a token ends at white space and at the edge of a slot,
-nowhere else: "[place : rome]'s weather" gives ``rome 's weather``. Punctuation stays on its word, case is kept.
+Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens; JSONL's ``text`` is split at white
+space. If slots are marked inside running text (NLU-EVAL), tokens are split only at white space and at the edges of
+slots: "[place : rome]'s weather" becomes ``rome 's weather``. Punctuation stays on its word, and case is kept.
 
-Tags. Every reader yields BIO: an ``I-x`` that does not continue an x is read as ``B-x``, as conlleval does, and the
-letters of BILOU, IOBES and BMEWO as those of BIO, with one warning that counts them and names the first.
+Tags. Every reader yields BIO tags. As in conlleval, an ``I-x`` that does not continue a slot x is read as ``B-x``. The
+letters of BILOU, IOBES and BMEWO are read as those of BIO, and a warning counts these cases and names the first.
 
-No utterance is left out without a warning that counts how many; those without text or intent are refused together.
+If utterances are left out, a warning counts them. One error lists all utterances without text or intent.
 
-All readers raise `UsageError` (file and line) for a file that cannot be read, is malformed or holds no utterance.
+All readers raise `UsageError`, with file and line, if a file cannot be read, is malformed or contains no utterances.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from edp_lab.errors import UsageError
 from edp_lab.files import read_bytes
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-MOST_BYTES = 2**30  # of a file; its utterances take up to twenty times as much memory
+MOST_BYTES = 2**30  # maximum size of a file; its utterances need up to twenty times as much memory
 LETTERS = {"L-": "I-", "E-": "I-", "M-": "I-", "U-": "B-", "S-": "B-", "W-": "B-"}
 SPLIT_FOLDERS = ("train", "valid", "dev", "test")
 
-Chunk = tuple[str, str | None]  # a piece of running text, and the slot it fills if any
-Notes = defaultdict[str, list[str]]  # kinds of repairs, and the places of each
+Chunk = tuple[str, str | None]  # a piece of running text, and the slot that it fills, if any
+Notes = defaultdict[str, list[str]]  # the places of each kind of repair
 
 
 class Row(NamedTuple):
-    """One utterance as its file gives it, not yet checked; `place` is its file and line."""
+    """One utterance as found in its file, not yet checked; `place` contains the file and line."""
 
     tokens: Sequence[str]
     tags: Sequence[str] | None
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Utterances in file order, the place of each, and warnings of repairs."""
+    """Utterances in file order, the place of each utterance, and warnings about repairs."""
 
     utterances: list[Utterance]
     places: list[str]
@@ -53,14 +53,14 @@ class Reading(NamedTuple):
 
 
 def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
-    """A reader from the rows of its format: checks that all formats share. Each note becomes a warning."""
+    """Make a reader from a generator of rows, with the checks that all formats share. Notes become warnings."""
 
     @wraps(rows)
     def read(path: Path, *more: Any) -> Reading:
         notes: Notes = defaultdict(list)
         utterances: list[Utterance] = []
         places: list[str] = []
-        seen: dict[tuple[str, ...], tuple[tuple[str, ...], int, bool]] = {}  # a million have few tag sequences
+        seen: dict[tuple[str, ...], tuple[tuple[str, ...], int, bool]] = {}  # tag sequences repeat often
         lacking: list[str] = []
         for row in rows(path, notes, *more):
             if not row.tokens or not row.intent.strip():
@@ -86,11 +86,11 @@ def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
         if lacking:
             where = ", ".join([*lacking[:3], *["..."][: len(lacking[3:])]])
             raise UsageError(
-                f"{path}: utterances without text or intent: {len(lacking):,} ({where}): fill or drop them"
+                f"{path}: utterances without text or intent: {len(lacking):,} ({where}): complete or remove them"
             )
         warnings = [f"{what}: {len(where)} (the first: {where[0]})" for what, where in notes.items() if where]
         if not utterances:
-            raise UsageError("; ".join([f"{path} holds no utterances: give each a text and an intent", *warnings]))
+            raise UsageError("; ".join([f"{path} contains no utterances: each needs a text and an intent", *warnings]))
         return Reading(utterances, places, warnings)
 
     return read
@@ -99,11 +99,11 @@ def reader(rows: Callable[..., Iterator[Row]]) -> Callable[..., Reading]:
 def _check(row: Row) -> None:
     if " ".join(row.tokens).split() != [*row.tokens]:
         token = next(token for token in row.tokens if token.split() != [token])
-        raise UsageError(f"{row.place}: token {token!r} is empty or holds white space")
+        raise UsageError(f"{row.place}: token {token!r} is empty or contains white space")
     try:
         " ".join((*row.tokens, *(row.tags or ()), row.intent)).encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{row.place}: the text holds half a surrogate pair, not a character") from None
+        raise UsageError(f"{row.place}: the text contains half of a surrogate pair: remove it") from None
     if row.tags is not None and len(row.tags) != len(row.tokens):
         raise UsageError(f"{row.place}: {len(row.tags)} tags for {len(row.tokens)} tokens")
     _check_label(row.intent, row.place)
@@ -121,7 +121,7 @@ def _check_label(label: str, place: str) -> None:
 
 
 def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """The tags with each ``I-x`` after neither ``B-x`` nor ``I-x`` turned into ``B-x``, and how many were."""
+    """Turn each ``I-x`` that follows neither ``B-x`` nor ``I-x`` into ``B-x``; also return the number of changes."""
     repaired = list(tags)
     for i, tag in enumerate(tags):
         if tag.startswith("I-") and (i == 0 or tags[i - 1] not in (tag, f"B-{tag[2:]}")):
@@ -134,23 +134,23 @@ def repair_bio(tags: Sequence[str]) -> tuple[tuple[str, ...], int]:
 
 @reader
 def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read a folder of ``seq.in``, ``seq.out``, ``label``, one utterance a line.
+    """Read a folder with ``seq.in``, ``seq.out`` and ``label``, one utterance per line.
 
-    Or of train/valid/dev/test sub-folders of that form, which are pooled in this order. Tokens and tags are
-    separated by any white space (the SNIPS files hold double spaces). Without ``seq.out`` there are no tags.
+    If these are in sub-folders train, valid, dev and test, the sub-folders are pooled in this order. Any white space
+    separates tokens and tags (the SNIPS files contain double spaces). Without ``seq.out``, utterances have no tags.
     """
     if not (folders := seq_folders(path)):
         raise UsageError(
-            f"{path} holds no seq.in, neither at its top nor in {', '.join(SPLIT_FOLDERS)}: "
-            "put seq.in, seq.out and label there, one utterance a line, or give a file in it"
+            f"{path} contains no seq.in, nor does a sub-folder {', '.join(SPLIT_FOLDERS)}: "
+            "add seq.in, seq.out and label, with one utterance per line, or give a file"
         )
     if path in folders[:-1]:
-        raise UsageError(f"{path} has a seq.in at its top and one in {folders[1].name}/: keep one of the two")
+        raise UsageError(f"{path} contains seq.in, and so does {folders[1].name}/: keep one of the two")
     for folder in folders:
         if not (folder / "label").exists():
-            raise UsageError(f"{folder} has no file label: put one there with the intent of each line of seq.in")
+            raise UsageError(f"{folder} has no file label: add one with the intent of each line of seq.in")
         tokens, intents = text_lines(folder / "seq.in"), text_lines(folder / "label")
-        tagged = os.path.lexists(folder / "seq.out")  # a link to nothing should show
+        tagged = os.path.lexists(folder / "seq.out")  # a broken link should raise an error
         tags = text_lines(folder / "seq.out") if tagged else [""] * len(tokens)
         for name, lines in (("seq.out", tags), ("label", intents)):
             if len(lines) != len(tokens):
@@ -164,23 +164,22 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
 
 
 def seq_folders(path: Path) -> list[Path]:
-    """Those of the folder and its train/valid/dev/test that have a ``seq.in``."""
+    """The folder and its sub-folders train, valid, dev and test, if they contain a ``seq.in``."""
     return [folder for folder in (path, *(path / name for name in SPLIT_FOLDERS)) if (folder / "seq.in").exists()]
 
 
 @reader
 def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
-    """Read UniSLU's reformatting of the whole NLU-EVAL CSV: ``{train,dev,test}.tsv`` below a folder.
+    """Read UniSLU's reformatted copy of the whole NLU-EVAL CSV: ``{train,dev,test}.tsv`` in a folder.
 
-    A line is the utterance, a tab, ``[IN:INTENT ... [SL:SLOT: value] ...]``. Intents and slots are given in
-    lower case, as in the CSV; the intents lack their scenario.
+    A line consists of the utterance, a tab and ``[IN:INTENT ... [SL:SLOT: value] ...]``. Intents and slots are
+    returned in lower case, as in the CSV, but intents lack their scenario.
 
-    In some rows a careless string replacement damaged the output (``what SL:TIMEis it``). It is undone, and
-    the row accepted only if its words then equal the intact utterance; otherwise it is left out. Warnings
-    count both kinds.
+    In some rows, a careless string replacement damaged the output (``what SL:TIMEis it``). We undo it, and accept the
+    row only if its words then equal the intact utterance; otherwise we leave it out. Warnings count both kinds of rows.
     """
     damaged = notes["rows with a damaged output, aligned to their utterance"]
-    lost = notes["rows that could not be aligned to their utterance, left out"]
+    lost = notes["rows left out, because they could not be aligned to their utterance"]
     for file in (path / f"{name}.tsv" for name in ("train", "dev", "test")):
         for number, line in enumerate(text_lines(file)[1:], start=2):
             place = f"{file}, line {number}"
@@ -189,7 +188,7 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
             utterance, intent, output = match.groups()
             chunks = chunks_of(_UNISLU_SLOT, output)
             if _joined(chunks).split() != utterance.split():
-                # A slot's name and the space after it were replaced everywhere: "time is" became "SL:TIMEis".
+                # Every slot name was replaced, together with the space after it: "time is" became "SL:TIMEis".
                 chunks = [
                     (re.sub(r"SL:([A-Z_]+)", lambda name: f"{name[1].lower()} ", text), slot)
                     for text, slot in chunks_of(SLOT, output)
@@ -206,14 +205,14 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
 
 
 def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
-    """A file's lines without their ends (LF, CRLF or CR) and without blank ones at the end of the file.
+    """Lines of a file without line ends (LF, CRLF or CR), and without blank lines at the end of the file.
 
-    Not str.splitlines: it also breaks at characters that occur inside utterances. A file that is not UTF-8 is refused,
-    or with `notes` read in the encoding that fits it best.
+    We avoid str.splitlines, which also splits at characters that occur inside utterances. If a file is not UTF-8, an
+    error is raised, or with `notes`, the file is read in the encoding that fits best.
     """
     content = read_bytes(path, MOST_BYTES)
-    if b"\0" in content and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):  # of UTF-16
-        raise UsageError(f"{path} is no text: save a workbook's sheet as CSV (UTF-8), or give a text file in UTF-8")
+    if b"\0" in content and content[:2] not in (b"\xff\xfe", b"\xfe\xff"):  # the beginning of UTF-16
+        raise UsageError(f"{path} is not a text file: save a spreadsheet as CSV (UTF-8), or give a text file in UTF-8")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -222,11 +221,11 @@ def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
         if notes is None or not (guesses := [*from_bytes(content)]):
             line = content[: error.start].count(b"\n") + 1
             raise UsageError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
-        # The best is first, but a few bytes cannot tell Western from Central European.
+        # The best guess is first, but a few bytes cannot distinguish Western from Central European encodings.
         guess = next((guess for guess in guesses if "cp1252" in guess.could_be_from_charset), guesses[0])
         notes[f"not UTF-8, read as {guess.encoding} (save the file as UTF-8 if words look wrong)"].append(str(path))
         text = str(guess)
-    # Files joined to one have a byte order mark at the head of each.
+    # Concatenated files have a byte order mark at the beginning of each part.
     lines = [line.removesuffix("\r").removeprefix("\ufeff") for line in text.split("\n" if "\n" in text else "\r")]
     while lines and not lines[-1].strip():
         lines.pop()
@@ -241,7 +240,7 @@ _UNISLU_LINE = re.compile(r"([^\t]*)\t\[IN:([A-Z_]+) (.*)\]")
 
 
 def chunks_of(slot: re.Pattern[str], annotated: str) -> list[Chunk]:
-    """Cut a bracket annotation into pieces, for instance ("wake me ", None), ("today", "date")."""
+    """Split a bracket annotation into pieces, for example ("wake me ", None), ("today", "date")."""
     chunks: list[Chunk] = []
     end = 0
     for match in slot.finditer(annotated):
@@ -255,7 +254,7 @@ def _joined(chunks: Iterable[Chunk]) -> str:
 
 
 def tokenise(chunks: Iterable[Chunk]) -> tuple[list[str], list[str]]:
-    """Tokens and BIO tags; a token ends at white space and at the edge of a slot."""
+    """Split pieces of text into tokens with BIO tags; a token ends at white space or at the edge of a slot."""
     tokens: list[str] = []
     tags: list[str] = []
     for text, slot in chunks:

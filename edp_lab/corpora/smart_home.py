@@ -1,32 +1,32 @@
 """Generated corpora: smart-home commands in the paper's three domains, and everyday requests.
 
-The paper's Communication, Health and Video corpora (section 4.1) are internal; the smart-home corpus replaces them.
-A text is drawn first and then annotated: if it has several readings, one is drawn with odds given by the grammar.
+The paper's Communication, Health and Video corpora (section 4.1) are not public; the smart-home corpus replaces them.
+A text is drawn first and then annotated. If a text has several readings, one is drawn with odds from the grammar.
 Then a share `NOISE` of the utterances gets one annotation error.
 
 The grammar is in `smart_home.json`. Notation of its lines:
     word           itself
-    (a|b c|)       one of the alternatives, equally likely
+    (a|b c|)       one of the alternatives, all equally likely
     <phrase>       a draw from the phrase (or word list) of that name, not annotated
     {slot}         a draw from the phrase of that name, annotated with the slot
     {slot=phrase}  a draw from `phrase`, annotated with `slot`
     {reading}      a draw of a text with several readings, one of which is annotated: "readings" lists its
                    phrases and the odds of their labels; adjacent phrases with equal labels form one value
     @macro         one of the macro's lines
-    3 * ...        this line is three times as likely as one without a number
+    3 * ...        a line that is three times as likely as a line without a number
 
-A sentence is a template of its domain. One that does not begin with <hey> begins with <polite>; all end
-with <end>. A rule with several intents states their odds. Names under "squared" are drawn by squaring a
-uniform number, so that the first entries are frequent and most are rare. People have a common first name
-and an invented last name; telephone numbers are 555-01xx, reserved for fiction, or four-digit extensions;
-streets, shops, titles and all but a few generic medicines are invented. The file is frozen: any change to the
-draws needs a new "version".
+A sentence is drawn from a template of its domain. It begins with <polite> unless the template begins with <hey>, and
+ends with <end>. A rule with several intents states their odds. From lists named under "squared", entries are drawn by
+squaring a uniform number, which makes the first entries frequent and most others rare. People have a common first name
+and an invented last name. Telephone numbers are either 555-01xx, which is reserved for fiction, or four-digit
+extensions. All streets, shops, titles and medicines are invented, except for a few generic medicines. The file is
+frozen: any change to the draws needs a new "version".
 
-Everyday requests come from `everyday.txt`, which explains its notation. They are public text for pretraining the starts
-of private models (`edp_lab.models.public_start`): about six hundred intents with slots that anyone might have for an
-assistant or a service desk. They are neither protected nor used for evaluation.
+Everyday requests come from `everyday.txt`, which explains its notation. They are public text for pretraining models
+from which private training starts (`edp_lab.models.public_start`). They contain slots and cover about six hundred
+intents that people may have for an assistant or a service desk. They are neither protected nor used for evaluation.
 
-UsageError: an unknown domain, fewer than one utterance, a file that cannot be read or written.
+Raises UsageError for an unknown domain, fewer than one utterance, or a file that cannot be read or written.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ SLOTS: dict[str, tuple[str, ...]] = {domain: tuple(of["slots"]) for domain, of i
 HESITATION = 0.015  # probability of a filler word before a slot
 DOMAINS = tuple(INTENTS)
 NOISE = 0.03  # share of utterances with one annotation error
-MISSPELT = 0.04  # share of utterances with a misspelt word, among those with a word that is long enough
-LENGTHS = range(3, 16)  # tokens in an utterance; a longer or shorter one is drawn again
+MISSPELT = 0.04  # share of utterances that get a misspelt word, if they contain a long enough word
+LENGTHS = range(3, 16)  # number of tokens in an utterance; longer or shorter utterances are drawn again
 EMBEDDED_UTTERANCES, EMBEDDED_SEED = 4500, 0
 EMBEDDED = comes_with("data") / "smart_home" / "utterances.jsonl.gz"
 
@@ -67,7 +67,7 @@ Tags = tuple[str, ...]
 
 
 def generate(utterances: int, seed: int, domain: str | None = None) -> Corpus:
-    """Generate a corpus: the same on every platform for the same arguments and `GRAMMAR_VERSION`.
+    """Generate a corpus. The same arguments and `GRAMMAR_VERSION` yield the same corpus on every platform.
 
     Args:
         utterances: number of utterances, at least 1.
@@ -87,7 +87,7 @@ def load(domain: str | None = None) -> Corpus:
     try:
         utterances = read_json(EMBEDDED).utterances
         if len(utterances) != EMBEDDED_UTTERANCES:
-            raise UsageError(f"{EMBEDDED} holds {len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
+            raise UsageError(f"{EMBEDDED} contains {len(utterances)} utterances instead of {EMBEDDED_UTTERANCES}")
     except UsageError as error:
         raise UsageError(
             f"the embedded smart-home corpus is damaged: {error}; restore it from the repository"
@@ -96,7 +96,7 @@ def load(domain: str | None = None) -> Corpus:
 
 
 def write_jsonl(corpus: Corpus, path: Path | str) -> None:
-    """Write one {"tokens", "tags", "intent"} per line; compressed if the name ends in ".gz".
+    """Write one object {"tokens", "tags", "intent"} per line, compressed if the name ends in ".gz".
 
     The file is written atomically.
     """
@@ -130,10 +130,10 @@ _Reading = tuple[Tags, str]  # tags and intent
 
 
 def _samples(utterances: int, seed: int, domain: str | None) -> Iterator[tuple[Utterance, _Reading]]:
-    """Each utterance as annotated, and its true annotation before noise."""
+    """Yield each utterance as annotated, and its true annotation before noise."""
     domains = _domains(domain)
     _check_count(utterances)
-    # Python guarantees the same sequence of `Random.random` for a seed in all versions.
+    # In all versions of Python, a seed yields the same sequence of `Random.random`.
     uniform = Random(f"smart-home {GRAMMAR_VERSION} {seed} {domain}").random
     shared: dict[Tags, Tags] = {}  # equal tag sequences are one object, which halves the memory
     while utterances:
@@ -196,7 +196,7 @@ class _Phrase(NamedTuple):
     squared: bool = False
 
     def draw(self, uniform: Uniform) -> list[str]:
-        """The items of one variant: words, phrases and slots."""
+        """Draw a variant, and return its items: words, phrases and slots."""
         u = uniform()
         variants = _variants(self.lines[int((u * u if self.squared else u) * len(self.lines))])
         return variants[0 if len(variants) == 1 else int(uniform() * len(variants))].split()
@@ -320,7 +320,7 @@ def _ways(text: str) -> list[str]:
 
 @cache
 def _words() -> dict[str, list[str]]:
-    """The word lists: listed, counted or joined. The invented names are divided between shops and people."""
+    """Word lists, which are listed, counted or joined. Invented names are divided between shops and people."""
     words = {name: " ".join(lines).split() for name, lines in _DATA["words"].items()}
     for name, (first, stop, digits) in _DATA["ranges"].items():
         words[name] = [f"{n:0{digits}d}" for n in range(first, stop)]
@@ -331,14 +331,14 @@ def _words() -> dict[str, list[str]]:
         words[name].sort(key=lambda _: uniform())
     names, shops = words["invented_name"], _DATA["shops"]
     words["shop"], words["last_name"] = names[:shops], names[shops:]
-    # the most common nouns of movies are the rarest of shows, which hints at the kind of title
+    # the most common nouns in movie titles are the rarest in show titles, which hints at the kind of title
     words["movie_noun"], words["show_noun"] = words["noun"], words["noun"][::-1]
     return words
 
 
 @cache
 def _titles() -> dict[str, list[str]]:
-    """Distinct titles of each kind. A title's kind must be learnt by heart; its words only give a hint."""
+    """Distinct titles of each kind. The kind of a title must be learnt by heart; its words are only a hint."""
     uniform = Random(f"smart-home titles {GRAMMAR_VERSION}").random
     taken: dict[str, str] = {}
     for kind, (phrase, count) in _DATA["titles"].items():
@@ -355,7 +355,7 @@ _LIST = re.compile(r"(\w+): (.*)")
 
 
 def everyday(utterances: int, seed: int = 0) -> Corpus:
-    """Generate everyday requests: the same on every platform for the same arguments; UsageError for fewer than one."""
+    """Generate everyday requests. The same arguments yield the same requests on every platform."""
     _check_count(utterances)
     lists, rules = _everyday_grammar()
     random = Random(f"everyday {seed}")
@@ -378,7 +378,7 @@ def everyday(utterances: int, seed: int = 0) -> Corpus:
 
 
 def related(orders: int, seed: int = 0) -> list[list[str]]:
-    """Lines of words with related meanings (``related.txt``), each in `orders` random orders, for training vectors."""
+    """Lines of words with related meanings (``related.txt``), each in `orders` random orders, to train vectors."""
     random = Random(f"related {seed}")
     text = (_FOLDER / "related.txt").read_text(encoding="utf-8")
     lines = [line.split() for line in text.split("\n") if line[:1] not in ("", "#")]
@@ -403,7 +403,7 @@ def _chosen(text: str, random: Random) -> str:
 
 @cache
 def _everyday_grammar() -> tuple[dict[str, list[str]], list[tuple[str, int, list[str]]]]:
-    """Word lists by name; and the name, weight and templates of each intent."""
+    """Return the word lists by name, and the name, weight and templates of each intent."""
     lists: dict[str, list[str]] = {}
     rules: list[tuple[str, int, list[str]]] = []
     text = (_FOLDER / "everyday.txt").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """BERT with an intent head on [CLS] and a CRF slot head on the first piece of each word.
 
-The paper's second model (section 4.2): 4 layers, 12 heads, hidden size 312, the shape of TinyBERT (Jiao et
+This is the paper's second model (section 4.2). It has 4 layers, 12 heads and hidden size 312, like TinyBERT (Jiao et
 al. 2020, arXiv 1909.10351). The encoder is transformers' `BertModel`.
 """
 
@@ -30,7 +30,7 @@ from edp_lab.files import read_json
 from edp_lab.models.ghost_clipping.ops import PLAIN, PlainOps
 from edp_lab.models.intent_slot import IntentSlotModel, dropout
 
-# What distinguishes one BertModel's arithmetic and shapes from another's.
+# Settings that determine the arithmetic and the shapes of a BertModel.
 ARCHITECTURE = (
     "vocab_size",
     "hidden_size",
@@ -43,12 +43,12 @@ ARCHITECTURE = (
     "layer_norm_eps",
     "pad_token_id",
 )
-CHUNK = 32  # utterances per attention block
+CHUNK = 32  # number of utterances per attention block
 
 
 @dataclass(frozen=True)
 class BertSize:
-    """The paper's sizes; `dropout` on the encoder's output is ours."""
+    """Sizes from the paper; `dropout` on the encoder's output is our choice."""
 
     layers: int = 4
     heads: int = 12
@@ -69,22 +69,21 @@ class BertSize:
 
 
 def bert_config(architecture: Mapping[str, Any]) -> BertConfig:
-    """transformers' configuration without dropout, because its masks are not keyed by example, so that simulated
-    and real devices would differ."""
+    """Configuration of a BertModel without dropout, which would differ between simulated and real devices."""
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return BertConfig(**{**architecture, **no_dropout, "attn_implementation": "sdpa"})
 
 
 def new_bert(architecture: Mapping[str, Any]) -> BertModel:
-    """An encoder without a pooling layer, with weights drawn from torch's generator."""
+    """Create an encoder without a pooling layer, with weights drawn from torch's random generator."""
     return BertModel(bert_config(architecture), add_pooling_layer=False)
 
 
 def encode_pieces(bert: BertModel, pieces: Tensor, rows: Tensor, ops: PlainOps = PLAIN) -> Tensor:
     """BERT's output (P, H) for flat pieces (P), utterance after utterance; `rows` (B): pieces per utterance.
 
-    transformers' `BertModel` holds the weights; its forward pass is reimplemented here over flat pieces, so that only
-    attention is padded and every parameter goes through `ops`.
+    The weights are in transformers' `BertModel`, but its forward pass is reimplemented here for flat pieces: only
+    attention is padded, and every parameter is used through `ops`.
     """
     parts: Any = bert.embeddings
     position = torch.arange(len(pieces), device=rows.device) - (rows.cumsum(0) - rows).repeat_interleave(rows)
@@ -123,7 +122,7 @@ class _Block(NamedTuple):
 
     Attributes:
         place: (R) flat piece indices; `slot`: their positions on the padded (b * T) grid.
-        bias: (b, 1, 1, T) 0, or minus infinity on padding, which masks it out.
+        bias: (b, 1, 1, T) 0 for pieces, and minus infinity for padding, which is masked out.
     """
 
     place: Tensor
@@ -153,7 +152,7 @@ def _attention_blocks(rows: Tensor, dtype: torch.dtype) -> list[_Block]:
 
 
 class BertIntentSlot(IntentSlotModel):
-    """The paper's BERT model. Args: `features` split words into pieces; `bert` is from `load_bert` or `new_bert`."""
+    """The paper's BERT model. `features` split words into pieces; `bert` comes from `load_bert` or `new_bert`."""
 
     features: PieceFeatures
 
@@ -163,7 +162,7 @@ class BertIntentSlot(IntentSlotModel):
         self.features, self.bert, self.dropout = features, bert, dropout
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
-        """Pooled (B, H), the vectors of [CLS], and tokens (R, H), the vector of each word's first piece."""
+        """Return the vectors of [CLS] (B, H), and the vector of the first piece of each word (R, H)."""
         rows = batch.inputs["pieces_rows"]
         hidden = encode_pieces(self.bert, batch.inputs["pieces"], rows, ops)
         first = rows.cumsum(0) - rows
@@ -181,18 +180,18 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
 
     Args:
         name: a local folder with ``config.json``, ``model.safetensors`` and ``tokenizer.json`` or
-            ``vocab.txt``, or a model on the Hugging Face hub. Only safetensors are read: nothing is
+            ``vocab.txt``, or a model on the Hugging Face hub. Only safetensors are read, so nothing is
             unpickled.
 
     Raises:
-        UsageError: nothing can be loaded, or it is not a BERT model.
+        UsageError: the model cannot be loaded, or is not a BERT model.
     """
     name = os.path.expanduser(name)
     in_a_folder = "/" in name and Path(name).parent.is_dir()
     if not Path(name).is_dir() and (in_a_folder or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)):
-        raise UsageError(f"{name!r} is neither a folder nor a hub name: give a folder that `edp-lab pretrain` made")
+        raise UsageError(f"{name!r} is neither a folder nor a hub name: give a folder made by `edp-lab pretrain`")
     if Path(name).is_dir() and not Path(name, "config.json").exists():
-        raise UsageError(f"{name!r} holds no config.json: give a folder or hub name of a BERT model")
+        raise UsageError(f"{name!r} contains no config.json: give a folder or hub name of a BERT model")
     try:
         with quiet():
             if not Path(name).is_dir() and try_to_load_from_cache(name, "config.json") is None:
@@ -207,32 +206,31 @@ def load_bert(name: str) -> tuple[BertModel, Tokenizer]:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-            bert, loading = loaded  # and which weights were missing or had another shape
+            bert, loading = loaded  # `loading` lists the weights that were missing or had another shape
             tokenizer = load_tokenizer(name)
     except UsageError:
         raise
-    except Exception as error:  # transformers and tokenizers raise a dozen kinds, bare Exception among them
+    except Exception as error:  # transformers and tokenizers raise many types, including plain Exception
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
-            f"no pretrained BERT can be loaded from {name!r} ({lines[0].rstrip('.')}): give a hub name or a "
-            "folder with config.json, model.safetensors and tokenizer.json, such as `edp-lab pretrain` makes"
+            f"no pretrained BERT can be loaded from {name!r} ({lines[0].rstrip('.')}): give a hub name, or a "
+            "folder with config.json, model.safetensors and tokenizer.json, such as one from `edp-lab pretrain`"
         ) from error
     if bad := {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}:
         raise UsageError(
-            f"the weights in {name!r} lack BERT's {min(bad)}, or hold it in another shape than its "
-            "config.json says: give the folder or hub name of a BERT model"
+            f"the weights in {name!r} lack BERT's {min(bad)}, or have it in a shape that contradicts "
+            "config.json: give the folder or hub name of a BERT model"
         )
     if tokenizer.get_vocab_size() > bert.config.vocab_size:
         raise UsageError(
-            f"the tokenizer of {name!r} has {tokenizer.get_vocab_size()} pieces, but its weights only "
-            f"{bert.config.vocab_size}: give a folder where both belong together"
+            f"the tokenizer of {name!r} has {tokenizer.get_vocab_size()} pieces, but its weights have only "
+            f"{bert.config.vocab_size}: give a folder with a matching tokenizer and weights"
         )
     return bert, tokenizer
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load the tokenizer of a local folder or hub name: ``tokenizer.json``, otherwise ``vocab.txt``, which is assumed
-    to be lower-cased unless ``tokenizer_config.json`` says otherwise."""
+    """Load a tokenizer from ``tokenizer.json``, or from ``vocab.txt`` (lower-cased unless its settings differ)."""
 
     def find(file: str) -> Path | None:
         location = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
@@ -245,13 +243,12 @@ def load_tokenizer(name: str) -> Tokenizer:
         settings = find("tokenizer_config.json")
         lower_case = settings is None or read_json(settings).get("do_lower_case", True)
         return wordpiece_tokenizer([piece.rstrip("\r") for piece in pieces], lower_case)
-    raise UsageError(f"{name!r} holds neither tokenizer.json nor vocab.txt: add one of them")
+    raise UsageError(f"{name!r} contains neither tokenizer.json nor vocab.txt: add one of them")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context that silences transformers' progress bars and its report on the language-model head, which we drop,
-    and the hub's message on each connection attempt."""
+    """Context that silences progress bars, connection messages and the report on the unused language-model head."""
     log, hub = transformers.utils.logging, huggingface_hub.utils.logging
     verbosity, of_hub, bar = log.get_verbosity(), hub.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

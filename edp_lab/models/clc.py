@@ -1,6 +1,6 @@
 """CLC: character CNN + word vectors -> two-layer bidirectional LSTM -> intent head and CRF slot head.
 
-The paper's LSTM model (section 4.2, after Ma and Hovy 2016): hidden size 384 in each of two layers.
+This is the paper's LSTM model (section 4.2, after Ma and Hovy 2016), with hidden size 384 in each of two layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES = 257  # 256 byte values and padding
 
 @dataclass(frozen=True)
 class CLCSize:
-    """Layer sizes: the paper's if it states them (hidden, layers); the others are ours."""
+    """Layer sizes. The paper states `hidden` and `layers`; the other sizes are our choice."""
 
     hidden: int = 384
     layers: int = 2
@@ -35,9 +35,9 @@ class CLC(IntentSlotModel):
     """The paper's LSTM network.
 
     Args:
-        features: map words to indices.
-        vectors: (V, D) frozen vectors of the vocabulary; None: trainable ones.
-        more_pooled, more_token: number of inputs of a subclass's intent and slot heads in addition to the LSTM's.
+        features: encoder that maps words to indices.
+        vectors: (V, D) frozen vectors of the vocabulary; None for trainable vectors.
+        more_pooled, more_token: numbers of additional inputs to the intent head and the slot head, for subclasses.
     """
 
     features: WordFeatures
@@ -62,7 +62,7 @@ class CLC(IntentSlotModel):
         self.lstm = nn.ModuleList(BiLSTM(n, size.hidden) for n in inputs)
 
     def _build_words(self, vectors: Tensor | None) -> int:
-        """Create the table of word vectors; return their width."""
+        """Create the table of word vectors, and return their width."""
         count, unknown = len(self.features.words), self.features.buckets
         if vectors is None:
             self.words = nn.Embedding(count + unknown, self.size.word)

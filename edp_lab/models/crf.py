@@ -1,9 +1,9 @@
 """A linear-chain conditional random field over BIO tags: likelihood, best path and marginals.
 
-The forward and backward recursions run in probability space, normalised at each step (Rabiner 1989), in float64: one
-matrix product per step and a single exponential for all steps. They also yield the gradient explicitly, so that the
-sum over any group of examples needs no second pass: with forward factors A and backward factors Q, one row per token,
-d NLL / d transitions = exp(transitions) * (A^T Q) - counts.
+The forward and backward recursions run in probability space, normalised at each step (Rabiner 1989), in float64. They
+need one matrix product per step, and a single exponential for all steps. They also yield the gradient explicitly, so
+its sum over any group of examples needs no second pass. With forward factors A and backward factors Q, one row per
+token, the gradient is d NLL / d transitions = exp(transitions) * (A^T Q) - counts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 # Initial score of transitions that BIO forbids. The rule is public, so private training need not learn it.
 ILLEGAL = -4.0
-TINY = 1e-300  # smallest mass per step, which keeps quotients finite
+TINY = 1e-300  # smallest mass per step, to keep quotients finite
 
 
 class CRF(nn.Module):
     """CRF parameters for K tags: start (K), transitions (K, K) from row to column, end (K).
 
-    Emissions may have any magnitude; transition scores must be within 350 of each other: every token is between two
-    of them, and exp underflows from 700 on.
+    Emissions may have any magnitude. Transition scores must be within 350 of each other, because every token is
+    between two transitions and exp underflows for differences above 700.
 
     Args:
         tags: the K tag names; transitions into I-x from a tag other than B-x and I-x are initialised to
@@ -49,7 +49,7 @@ class CRF(nn.Module):
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor) -> list[list[int]]:
-        """The most likely tag sequence of each of B sequences (Viterbi): (B, T, K), (B, T) -> B lists."""
+        """Find the most likely tag sequence of each example (Viterbi): (B, T, K), (B, T) -> B lists."""
         best, back = self.start + emissions[:, 0], []
         for t in range(1, emissions.shape[1]):
             score, origin = (best[:, :, None] + self.transitions).max(dim=1)
@@ -122,7 +122,7 @@ def forward_backward(emissions: Tensor, mask: Tensor, start: Tensor, transitions
 
 
 def _normalised(a: Tensor, mass: Tensor) -> Tensor:
-    """Normalise the rows of a (B, K) to sum 1; the original sums are written to `mass` (B, 1)."""
+    """Normalise the rows of `a` (B, K) to sums of 1, and write the original sums to `mass` (B, 1)."""
     torch.sum(a, -1, keepdim=True, out=mass).clamp_min_(TINY)
     return a / mass
 

@@ -1,9 +1,9 @@
-"""Build a model from a seed, save it to a folder, and load it from there.
+"""Build a model from a seed, save it to a folder, and load it again.
 
-A saved model is a folder of two files, ``model.json`` (kind, labels, configuration) and
-``weights-<checksum>.safetensors``. The first names the second, and one checksum covers both. A save writes
-the weights under their own name, then replaces ``model.json``: a reader finds the old pair or the new one,
-even if the writer is killed. Nothing is unpickled.
+A saved model is a folder with two files, ``model.json`` (kind, labels, configuration) and
+``weights-<checksum>.safetensors``. ``model.json`` names the other file, and one checksum covers both. To save a model,
+we write the weights to a new file and then replace ``model.json``. So readers find either the old pair of files or the
+new pair, even if the writer is killed. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -47,31 +47,29 @@ def build_model(
     size: Mapping[str, Any] | None = None,
     frozen: bool = False,
 ) -> IntentSlotModel:
-    """Build a new model, whose weights depend only on the seed, the shapes and `pretrained`, not on any other
-    random state.
+    """Build a new model. Its weights depend only on the seed, the shapes and `pretrained`.
 
-    A guarantee requires that the vocabulary is not taken from `training`; with `private` it never is.
+    A guarantee requires that the vocabulary is not taken from `training`; with `private`, it never is.
 
     Args:
         kind: "clc" or "bert".
-        training: the training utterances; their words are used only if not `private` and without
-            `pretrained`.
-        pretrained: for the CLC, word vectors (see `load_vectors`), which stay frozen, or a CLC
-            to start from (see `edp_lab.models.public_start`), which determines the size; for BERT, a folder or hub name
-            (see `load_bert`). Assumed to be public, or trained on separate text.
+        training: the training utterances; their words are used only if `private` is false and `pretrained` is None.
+        pretrained: for the CLC, either word vectors (see `load_vectors`), which stay frozen, or a CLC to start from
+            (see `edp_lab.models.public_start`), which determines the size. For BERT, a folder or hub name (see
+            `load_bert`). We assume that it is public or was trained on separate text.
         size: fields of `CLCSize` or `BertSize` that differ from the paper's. Pretrained BERT weights determine the
             sizes, and only the dropout is used.
-        frozen: train only the heads and the CRF of the CLC to start from.
+        frozen: for a CLC that starts from another CLC, train only the heads and the CRF.
 
     Raises:
-        UsageError: unknown kind, pretrained weights that cannot be loaded, or a private BERT without
-            any (its word pieces would be learnt from the private text).
+        UsageError: the kind is unknown, pretrained weights cannot be loaded, or a private BERT has no pretrained
+            weights (its word pieces would be learnt from the private text).
     """
     if kind not in KINDS:
         raise UsageError(f"unknown model {kind!r}: choose one of {', '.join(KINDS)}")
     from_start = kind == "clc" and pretrained is not None and is_start(pretrained)
     if frozen and not from_start:
-        raise UsageError("--frozen needs a public start: name one by --pretrained, or drop --frozen")
+        raise UsageError("--frozen needs a public starting model: give one with --pretrained, or omit --frozen")
     with seeded(seed):
         if kind == "bert":
             return _build_bert(labels, training, private, pretrained, size)
@@ -81,7 +79,7 @@ def build_model(
         if pretrained is None:
             return CLC(labels, WordFeatures() if private else WordFeatures.from_training_words(training), shape)
         if Path(pretrained, "config.json").exists():
-            raise UsageError(f"{pretrained} holds a BERT: choose --model bert, or give the CLC word vectors or a start")
+            raise UsageError(f"{pretrained} contains a BERT: choose --model bert, or give word vectors or a start")
         vectors = load_vectors(pretrained).lower_cased()
         return CLC(labels, WordFeatures(vectors.words), shape, vectors.matrix)
 
@@ -119,14 +117,14 @@ def _content(model: IntentSlotModel) -> tuple[dict[str, Any], bytes]:
 
 
 def load_model(folder: Path | str) -> IntentSlotModel:
-    """Load the model that `save_model` wrote, onto the CPU, without changing the random state.
+    """Load a model written by `save_model` onto the CPU, without changing the random state.
 
     Raises:
-        UsageError: the folder contains no model, or a damaged one.
+        UsageError: the folder contains no model, or the model is damaged.
     """
     folder = Path(folder)
     if not (folder / "model.json").exists():
-        raise UsageError(f"{folder} holds no saved model (no model.json): give the folder of a finished run")
+        raise UsageError(f"{folder} contains no saved model (no model.json): give the folder of a finished run")
     about = read_json(folder / "model.json")
     checksum = about.pop("sha256", None) if isinstance(about, dict) else None
     if not isinstance(checksum, str) or not re.fullmatch("[0-9a-f]{64}", checksum):
@@ -145,9 +143,9 @@ def load_model(folder: Path | str) -> IntentSlotModel:
         with torch.device("meta"), SkipInit():  # shapes only: allocates no memory for weights that the file lacks
             blank = _rebuild(about["kind"], labels, about["config"]).to(dtype)
         if shapes(blank.state_dict()) != shapes(state):
-            raise ValueError("the tensors are not those of this version")
-    except Exception as error:  # torch, transformers and tokenizers raise a dozen kinds, bare Exception among them
-        raise UsageError(f"the model in {folder} is of another version of edp_lab: train it again") from error
+            raise ValueError("the tensors do not match this version")
+    except Exception as error:  # torch, transformers and tokenizers raise many types, including plain Exception
+        raise UsageError(f"the model in {folder} is from another version of edp_lab: train it again") from error
     with seeded(0):
         model = _rebuild(about["kind"], labels, about["config"]).to(dtype)
     model.load_state_dict(state)
@@ -160,8 +158,7 @@ def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.d
 
 
 class SkipInit(TorchFunctionMode):
-    """Context in which no normal numbers are drawn: on the device "meta" the first draw would import torch's compiler,
-    which takes two seconds."""
+    """Context that skips `normal_`, because on the device "meta" its first use imports torch's compiler (2 s)."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -170,8 +167,7 @@ class SkipInit(TorchFunctionMode):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Context in which torch's CPU generator starts from `seed`; afterwards its previous state is
-    restored."""
+    """Context in which torch's CPU generator starts from `seed`; its previous state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         start = stream(key_from_seed(seed), Purpose.INITIAL_WEIGHTS).integers(2**63)
         torch.default_generator.manual_seed(int(start))
@@ -199,7 +195,7 @@ def _build_bert(
     elif private:
         raise UsageError(
             "a private BERT needs pretrained weights, or its word pieces would be learnt from private text: "
-            "give --pretrained, a hub name or a folder that `edp-lab pretrain --model bert` made"
+            "set --pretrained to a hub name or to a folder made by `edp-lab pretrain --model bert`"
         )
     else:
         tokenizer = train_wordpieces([u.tokens for u in training])
@@ -209,14 +205,14 @@ def _build_bert(
 
 
 def _rebuild(kind: str, labels: Labels, config: Mapping[str, Any]) -> IntentSlotModel:
-    """The architecture that `IntentSlotModel.config` describes, with arbitrary weights."""
+    """Build the architecture that `IntentSlotModel.config` describes, with arbitrary weights."""
     if kind == "clc":
         words, columns = tuple(config["words"]), config["vector_size"]
         vectors = None if columns is None else torch.zeros(len(words), columns)
         numbered, size = WordFeatures(words, config["buckets"]), CLCSize(**config["size"])
         known = {"words", "buckets", "size", "vector_size", "whitened", "label_names"}
         if config.keys() - known or config.get("label_names", LabelNameFeatures.FORM) != LabelNameFeatures.FORM:
-            raise ValueError("its heads have other inputs")
+            raise ValueError("its heads have different inputs")
         if vectors is None or "whitened" not in config:
             return CLC(labels, numbered, size, vectors)
         return (PrivateHeads if "label_names" in config else WhitenedCLC)(labels, numbered, size, vectors)

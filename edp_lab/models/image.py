@@ -1,8 +1,9 @@
 """The thesis' networks: a CNN with two convolutions, AlexNet, VGG-16, and a perceptron with 25 hidden units.
 
-Papernot et al. 2021 (arXiv 2007.14191) for the CNN's sizes; Krizhevsky et al. 2012; Simonyan and Zisserman 2014 (arXiv
-1409.1556). Unlike later versions, none uses batch normalisation: an example's gradient would depend on the others, and
-the running statistics would be another release. None uses dropout either: with noisy gradients, none overfits.
+Sources: Papernot et al. 2021 (arXiv 2007.14191) for the CNN's sizes, Krizhevsky et al. 2012 for AlexNet, Simonyan and
+Zisserman 2014 (arXiv 1409.1556) for VGG-16. Unlike in later versions, there is no batch normalisation: an example's
+gradient would depend on other examples, and the running statistics would be a further release. There is no dropout
+either, because with noisy gradients none of the networks overfits.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from edp_lab.models.ghost_clipping.ops import PLAIN, Kept, MicroBatchOps, PlainO
 KINDS = ("cnn", "alexnet", "vgg", "mlp")
 GAINS = {"relu": math.sqrt(2), "tanh": 5 / 3}
 SCORED = 2**20  # pixels per inference batch
-PATCHES = 2**20  # numbers in the image patches materialised at a time
-SHALLOW_GAIN = 0.6  # gain of shallow tanh networks: with noise, half a point better on MNIST than the usual 5/3
+PATCHES = 2**20  # maximum number of entries in image patches that are materialised at a time
+SHALLOW_GAIN = 0.6  # gain of shallow tanh networks; on MNIST with noise, half a point better than the usual 5/3
 SMALL = 64  # pixels per side below which AlexNet and VGG are the small variants
 TINY = 16  # pixels per side below which the CNN has 3 x 3 kernels
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A convolution with `filters` kernels, max pooling over `pool` x `pool` (0: none), then the activation."""
+    """Convolution with `filters` kernels, max pooling over `pool` x `pool` (0 for none), then the activation."""
 
     filters: int
     kernel: int
@@ -55,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """A batch of examples (B, ...) and their labels (B)."""
+    """Batch of examples (B, ...) with their labels (B)."""
 
     images: Tensor
     labels: Tensor
@@ -80,7 +81,7 @@ class ImageData:
 
 
 class ImageClassifier(nn.Module):
-    """Convolutional stages, then dense layers, all with the same activation, and one logit per class.
+    """Convolutional stages followed by dense layers, all with the same activation, and one logit per class.
 
     Args:
         shape: shape of one example, (C, H, W), or (D) without stages.
@@ -119,7 +120,7 @@ class ImageClassifier(nn.Module):
             x = convolve(x, layer, ops)
             if stage.pool:
                 x = F.max_pool2d(x, stage.pool, stage.pool_stride)
-            x = act(x)  # after pooling, on fewer numbers; the result is the same
+            x = act(x)  # after pooling, which leaves fewer numbers; the result is the same
         x = x.flatten(1)
         layers: list[Any] = list(self.dense)
         *hidden, last = layers
@@ -140,39 +141,39 @@ class ImageClassifier(nn.Module):
         return torch.cat([self.logits(part).log_softmax(1) for part in parts]).cpu().numpy()  # type: ignore[no-any-return]
 
     def predict(self, images: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The most probable class of each example: (n, *shape) -> (n)."""
+        """Most probable class of each example: (n, *shape) -> (n)."""
         return self.log_probabilities(images).argmax(1)
 
 
 def build_classifier(
     kind: str, shape: Sequence[int], classes: int, seed: int = 0, activation: str = "relu"
 ) -> ImageClassifier:
-    """One of the thesis' networks, with weights drawn from `seed`.
+    """Build one of the thesis' networks, with weights drawn from `seed`.
 
-    The thesis contradicts itself (T27); we build:
+    The thesis contradicts itself (T27). We build:
 
     * "cnn": two convolutions and two dense layers (3.5, not the three convolutions of 3.5.1). The thesis states no
-      sizes; we use those of Papernot et al. 2021: 16 filters of 8 x 8 and 32 of 4 x 4, both with stride 2 and 2 x 2
-      max pooling with stride 1, and 32 dense units; 26,010 parameters for 1 x 28 x 28. Below 16 pixels: 3 x 3
-      filters with stride 1 and max pooling with stride 2.
-    * "alexnet": five convolutions and three dense layers including the last (2.5.3; 3.5 has two), with the filters of
+      sizes, so we use those of Papernot et al. 2021. There are 16 filters of 8 x 8 and 32 of 4 x 4, both with stride 2
+      and 2 x 2 max pooling with stride 1, and 32 dense units. The network has 26,010 parameters for 1 x 28 x 28. Images
+      below 16 pixels per side get 3 x 3 filters with stride 1 and max pooling with stride 2.
+    * "alexnet": five convolutions and three dense layers including the output (2.5.3; 3.5 has two), with the filters of
       Krizhevsky et al. on one GPU, but without their response normalisation and dropout.
     * "vgg": VGG-16's 13 convolutions, five poolings and three dense layers (2.5.2 and 3.5; chapter 5 has 19 layers).
-    * "mlp": 25 hidden units (3.1.1), with one output per class; the thesis has a single sigmoid for two classes.
+    * "mlp": 25 hidden units (3.1.1), with one output per class; the thesis uses a single sigmoid for two classes.
 
-    Below 64 pixels per side, "alexnet" and "vgg" are small variants that train on two cores: the same number and order
-    of layers, 3 x 3 filters with stride 1, a quarter (AlexNet) or an eighth (VGG, at most 32) of the filters, 64 dense
-    units instead of 4,096, and no pooling once fewer than 4 pixels per side are left.
+    For images below 64 pixels per side, "alexnet" and "vgg" are small variants that can be trained on two cores. They
+    have the same number and order of layers, but 3 x 3 filters with stride 1, a quarter (AlexNet) or an eighth (VGG, at
+    most 32) of the filters, 64 dense units instead of 4,096, and no pooling below 4 pixels per side.
 
     Raises:
-        UsageError: an unknown kind, or a shape that the network does not support.
+        UsageError: the kind is unknown, or the network does not support the shape.
     """
     if kind not in KINDS:
         raise UsageError(f"unknown network {kind!r}: choose {' or '.join(KINDS)}")
     if classes < 2 or min(shape, default=0) < 1 or (kind != "mlp" and (len(shape) != 3 or min(shape[1:]) < 8)):
         raise UsageError(
-            f"network {kind!r} cannot take examples of shape {tuple(shape)} in {classes} classes: give two classes or "
-            "more, and images (channels, height, width) of at least 8 x 8"
+            f"network {kind!r} does not support examples of shape {tuple(shape)} in {classes} classes: use at least "
+            "two classes, and images (channels, height, width) of at least 8 x 8"
         )
     stages, units = _architecture(kind, min(shape[1:], default=0))
     shallow = kind in ("cnn", "mlp") and activation == "tanh"
@@ -202,7 +203,7 @@ def _architecture(kind: str, side: int) -> tuple[list[Stage], tuple[int, ...]]:
 
 
 def _fitting(stages: Sequence[Stage], shape: Sequence[int]) -> list[Stage]:
-    """The stages, without max pooling if it would leave a single pixel, whose neighbours are all padding."""
+    """Remove max pooling from stages if it would leave a single pixel, which has only padding for neighbours."""
     fitting: list[Stage] = []
     size = tuple(shape)
     for stage in stages:
@@ -214,7 +215,7 @@ def _fitting(stages: Sequence[Stage], shape: Sequence[int]) -> list[Stage]:
 
 
 def convolve(x: Tensor, layer: Any, ops: PlainOps) -> Tensor:
-    """Convolve x (B, C, H, W) -> (B, O, H', W'), with plain autograd or recording the factors of the gradients."""
+    """Convolve x (B, C, H, W) -> (B, O, H', W') by plain autograd, or while recording the factors of the gradients."""
     if not isinstance(ops, MicroBatchOps):
         return layer(x)  # type: ignore[no-any-return]
     parameters = layer.weight, layer.bias
@@ -237,8 +238,8 @@ def _convolution_backward(d: Tensor, x: Tensor, weight: Tensor, stride: Any, pad
 class ConvolutionRecord:
     """Record of the convolution of x (B, C, H, W) with a weight (O, C, k, l) and a bias; d (B, O, H', W').
 
-    The gradient of a micro-batch is the product of d and the patches of x over all its positions, formed in one batched
-    product if all micro-batches have the same number of examples, as in per-example DP-SGD.
+    The gradient of a micro-batch is the product of d and the patches of x, summed over all positions. If all
+    micro-batches have the same number of examples, as in per-example DP-SGD, one batched product computes them all.
     """
 
     parameters: tuple[Tensor, ...]

@@ -1,4 +1,4 @@
-"""Joint intent and slot model, the base of the CLC and BERT: one intent per utterance, one BIO tag per word."""
+"""Joint intent and slot model, the base class of CLC and BERT: one intent per utterance, one BIO tag per word."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Prediction:
 
 
 class IntentSlotModel(nn.Module):
-    """Encoder, dense intent head, dense + CRF slot head. A subclass provides `features`, `encode` and `config`.
+    """Encoder with an intent head and a CRF slot head. A subclass provides `features`, `encode` and `config`.
 
     The loss of an utterance is the cross entropy of its intent (times `intent_weight`) plus the CRF's negative
-    log-likelihood (paper, section 4.2); without slot annotation it is only the intent's. It does not depend on the rest
-    of the batch.
+    log-likelihood (paper, section 4.2). Without slot annotation, it is only the cross entropy. The loss of an utterance
+    does not depend on the rest of the batch.
     """
 
     features: Features
-    intent_weight = 1.0  # weight in the loss; set by a training run
-    reads_once = False  # whether to keep an encoded data set, because encoding it again takes long
+    intent_weight = 1.0  # weight of the intent in the loss, set by a training run
+    reads_once = False  # whether to keep an encoded data set, because encoding takes long
 
     def __init__(self, labels: Labels, pooled_size: int, token_size: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class IntentSlotModel(nn.Module):
             self.crf = CRF(labels.tags)
 
     def encode(self, batch: Batch, ops: PlainOps, dropout_key: int | None) -> tuple[Tensor, Tensor]:
-        """Pooled (B, P) and per-token (R, D) representations. `dropout_key` None: no dropout."""
+        """Return pooled (B, P) and per-token (R, D) representations, without dropout if `dropout_key` is None."""
         raise NotImplementedError
 
     def emissions(self, tokens: Tensor, intents: Tensor, batch: Batch, ops: PlainOps) -> Tensor:
@@ -86,7 +86,7 @@ class IntentSlotModel(nn.Module):
         return logits.log_softmax(-1), emissions, mask
 
     def predict(self, data: Dataset, batch_size: int = 128, probabilities: bool = True) -> list[Prediction]:
-        """Predictions for a data set, in its order; `probabilities`: whether to compute those of the tags."""
+        """Predict all utterances of a data set, in order; `probabilities`: whether to compute p(tag)."""
         predictions: dict[int, Prediction] = {}
         for batch in self.inference_batches(data, batch_size):
             log_intent, emissions, mask = self.scores(batch)
@@ -108,7 +108,7 @@ class IntentSlotModel(nn.Module):
         return [predictions[k] for k in range(len(data))]
 
     def inference_batches(self, data: Dataset, batch_size: int) -> Iterator[Batch]:
-        """All examples in batches of similar length, for speed; use it only for inference."""
+        """Yield all examples in batches of similar length, for speed. Use this only for inference."""
         device = next(self.parameters()).device
         order = np.argsort(data.lengths, kind="stable")
         for start in range(0, len(order), batch_size):
@@ -116,7 +116,7 @@ class IntentSlotModel(nn.Module):
 
 
 def to_padded(flat: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Pad flat token rows (R, ...) with zeros to (B, T, ...); also returns the mask (B, T)."""
+    """Pad flat token rows (R, ...) with zeros to (B, T, ...); also return the mask (B, T)."""
     mask = torch.arange(int(lengths.max()), device=flat.device) < lengths[:, None]
     padded = flat.new_zeros(*mask.shape, *flat.shape[1:]).index_put(mask.nonzero(as_tuple=True), flat)
     return padded, mask
@@ -136,7 +136,7 @@ def max_pool(tokens: Tensor, lengths: Tensor) -> Tensor:
 def dropout(x: Tensor, batch: Batch, rate: float, key: int | None, place: int) -> Tensor:
     """Variational dropout: one mask per utterance, shared by its tokens, drawn from (key, place, example).
 
-    Masks are keyed by example, not drawn in order, so that one process simulating N devices matches N real ranks.
+    Masks are keyed by example, not drawn in order, so one process that simulates N devices matches N real ranks.
     x is (R, D) with one row per token, or (B, D) with one row per utterance.
     """
     if key is None or rate == 0:

@@ -1,8 +1,8 @@
 """A bidirectional LSTM layer over flat tokens, with an explicit backward pass.
 
-Why not nn.LSTM: the gradient of a recurrent weight is a product of *gate gradients* and inputs, one row per token.
-If these rows are kept, N simulated devices (or per-example clipping) can form any partial sum of them without a
-second backward pass. Both directions share one batched product per time step, and no padding is computed.
+We do not use nn.LSTM, because it hides the *gate gradients*. The gradient of a recurrent weight is a product of gate
+gradients and inputs, with one row per token. From these rows, N simulated devices (or per-example clipping) can compute
+any partial sum without a second backward pass. Both directions share one batched product per time step, unpadded.
 
 Shapes: R tokens in total, D inputs, H hidden units, 2 directions; gates in the order input, forget, output, candidate.
 """
@@ -139,8 +139,8 @@ def _backward(dout: Tensor, packing: Packing, trace: Trace, w_hh: Tensor) -> tup
     d_hidden = torch.stack([dout[packing.index[d], d] for d in (0, 1)])
     i, f, o, candidate = trace.gates.unflatten(-1, (4, hidden_size)).unbind(2)
     h_before, cell_before = _before(trace.hidden, packing), _before(trace.cell, packing)
-    # Precompute for all steps what does not depend on later ones: the factors of d_hidden for the cell and the output
-    # gate, and the factors of d_cell for the other gates.
+    # Precompute the factors that do not depend on later steps: those of d_hidden for the cell and the output gate, and
+    # those of d_cell for the other gates.
     to_cell = o.addcmul(o * trace.tanh_cell, trace.tanh_cell, value=-1)
     d_gates = torch.empty_like(trace.gates)
     slope = d_gates.unflatten(-1, (4, hidden_size))

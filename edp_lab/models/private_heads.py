@@ -1,8 +1,8 @@
-"""The recipe's models: a CLC whose heads read whitened features, and heads trained alone on its cached features.
+"""Models for private training: a CLC with heads on whitened features, and heads that are trained without the CLC.
 
 The noise on a head's gradient is isotropic, so the features that the head learns from should be isotropic, too. Label
 names also provide features: "book_flight" is similar to "reserve_ticket", and matches a text with "book" and "flight".
-Label sets are public, so these features cost no privacy.
+Label sets are public, so these features do not weaken the guarantee.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from edp_lab.models.ghost_clipping.ops import PLAIN, PlainOps
 from edp_lab.models.intent_slot import dropout, max_pool, mean, to_padded
 
 HEADS = ("intent", "slots", "slot_words", "slot_intents", "crf")
-AT_ONCE = 256  # utterances encoded per batch
+AT_ONCE = 256  # number of utterances to encode per batch
 
 
 class Whitening(nn.Module):
     """Whitening map x (n, D) -> (x - mean) @ map (D, D); the identity until `fit` is called.
 
     It centres the features of public text and makes their variance about equal in all directions, preserving their mean
-    distance from the mean. Directions with hardly any variance are not stretched in full: a `FLOOR` is added to their
-    variance. `favour` then stretches directions that separate public labels: other labels will differ there, too.
+    distance from the mean. A `FLOOR` is added to the variance, so directions with hardly any variance are stretched
+    less. `favour` then stretches directions that separate public labels, because other labels will differ there, too.
     """
 
     mean: Tensor
@@ -58,11 +58,11 @@ class Whitening(nn.Module):
         self.map.copy_(matrix * (centred.norm(dim=1).mean() / (centred @ matrix).norm(dim=1).mean()))
 
     def favour(self, heads: Tensor) -> None:
-        """Stretch the directions in which these heads (K, D) of public labels differ, and shrink the others. The
-        factors are 0.9 to 5.5 for edp_lab's starts. With fewer than two different heads nothing changes.
+        """Stretch the directions in which these heads (K, D) of public labels differ, and shrink the others.
 
-        Under noise, learning from x @ map means assuming a prior covariance map @ map.T for new heads: here one quarter
-        is the covariance of known heads, three quarters are isotropic.
+        The factors are 0.9 to 5.5 for edp_lab's starting models. With fewer than two heads, nothing changes. Under
+        noise, learning from x @ map amounts to assuming a prior covariance map @ map.T for new heads. Here, one quarter
+        of it is the covariance of known heads, and three quarters are isotropic.
         """
         if len(heads) < 2:
             return
@@ -73,7 +73,7 @@ class Whitening(nn.Module):
 
 
 class WhitenedCLC(CLC):
-    """A CLC whose heads also read word vectors and mean pooling in addition to max pooling, all whitened."""
+    """CLC with heads that read word vectors and mean pooling in addition to max pooling, all whitened."""
 
     def __init__(
         self, labels: Labels, features: WordFeatures, size: CLCSize, vectors: Tensor, *, more_pooled: int = 0
@@ -94,10 +94,10 @@ class WhitenedCLC(CLC):
 
 
 class PrivateHeads(WhitenedCLC):
-    """An intent head, a slot head and a CRF on a frozen `WhitenedCLC`; nothing else is trained.
+    """Intent head, slot head and CRF on a frozen `WhitenedCLC`; nothing else is trained.
 
-    The heads also read the words present and the labels they name (`LabelNameFeatures`), and the slot head reads the
-    intent head's output ("slot-gated", Goo et al. 2018). Data are encoded once: 7 kB per utterance, 1.5 kB per word.
+    The heads also read which words occur and which labels these words name (`LabelNameFeatures`). The slot head reads
+    the intent head's output ("slot-gated", Goo et al. 2018). Encoded data take 7 kB per utterance, 1.5 kB per word.
     """
 
     reads_once = True
@@ -158,25 +158,25 @@ class PrivateHeads(WhitenedCLC):
 
 # ---- Label names -----------------------------------------------------------------------------------------------------
 
-# Similarity of names. Chosen on ATIS' validation split, with SER before any private step: .21 with these settings, .83
-# with the cosine of mean vectors.
-TEMPERATURE = 0.02  # of the softmax
+# Similarity of names. We chose these settings by the SER on ATIS' validation split before any private step. It is .21
+# with these settings, but .83 with the cosine of mean vectors.
+TEMPERATURE = 0.02  # temperature of the softmax
 SHARPNESS = 8  # power of the cosine, because words such as "from" and "to" have similar vectors
 OTHER_WORD = 0.9  # largest similarity of different words
 LEAST_WEIGHT = 0.3  # weight of a word that is in all names
 
 
 class Names:
-    """Similarity of label names by their words; `words` (V) is the vocabulary, with `vectors` (V, D)."""
+    """Similarity of label names, computed from their words. The vocabulary is `words` (V) with `vectors` (V, D)."""
 
     def __init__(self, words: Sequence[str], vectors: Tensor) -> None:
         self.place, self.vectors = {word: k for k, word in enumerate(words)}, F.normalize(vectors)
 
     def nearness(self, new: Sequence[str], known: Sequence[str]) -> Tensor:
-        """Matrix (new, known) whose rows sum to 1: a softmax over each new name's similarity to the known names.
+        """Matrix (new, known) with rows that sum to 1: the softmax of each new name's similarity to the known names.
 
         Each word is matched to its best counterpart in the other name: the same word (1), or one with a similar vector
-        (a power of their cosine). Words in many known names count less. The two directions are averaged.
+        (a power of their cosine). Words in many known names count less. Both directions of matching are averaged.
         """
         cut_new, cut_known = ([label_words(name, self.place) for name in names] for names in (new, known))
         words = sorted({word for name in (*cut_new, *cut_known) for word in name})
@@ -204,9 +204,9 @@ class Names:
 
 
 def label_words(label: str, known: Container[str]) -> list[str]:
-    """The words in a label's name: "home/PlayMusic" play, music; "fromloc.city_name" from, loc, city, name.
+    """Words in a label's name: play, music in "home/PlayMusic"; from, loc, city, name in "fromloc.city_name".
 
-    The part before a slash is a corpus. A word that is not known is split into known ones, if possible.
+    The part before a slash names a corpus and is ignored. An unknown word is split after a known word, if possible.
     """
     spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", label.rpartition("/")[2])
     words = [word.lower() for word in re.split(r"[\W\d_]+", spaced) if word]
@@ -235,23 +235,23 @@ def likeness(first: Tensor, second: Tensor) -> Tensor:
 class LabelNameFeatures(nn.Module):
     """Untrained bag-of-words features of an utterance: (R) -> (B, places + K).
 
-    First, a hashed bag of words of norm `LENGTH`: words with the same hash share a place (Weinberger et al. 2009, arXiv
-    0902.2206). Unlike a mean of vectors, it keeps words apart. Common words, which come first in `features`, count
-    less. Then, for each of K labels, the share of its name that occurs, from 0 to 1: each word of the name is matched
-    to its most similar word, and rare ones count more.
+    The first part is a hashed bag of words of norm `LENGTH`, in which words with the same hash share a place
+    (Weinberger et al. 2009, arXiv 0902.2206). Unlike a mean of vectors, it keeps words separate. Common words, which
+    come first in `features`, count less. The second part is the share of each label's name that occurs, from 0 to 1.
+    Each word of the name is matched to the most similar word of the utterance, and rare words count more.
 
     `near`: for slots, table rows of a word and its neighbours, (R) -> (R, 3), weighted by `WORD_WEIGHTS`.
     """
 
-    FORM = 2  # version of these features; a saved model of another version would give other results
+    FORM = 2  # version of these features; models saved with another version would give wrong results
 
     place: Tensor
     weight: Tensor
     names: Tensor
     shares: Tensor
-    LENGTH = 7.5  # about the norm of the head's other inputs
-    COMMON = 10  # number of most frequent words that count half or less
-    WORD_WEIGHTS = (5.0, 3.0, 3.0)  # of a word, the one before, the one after
+    LENGTH = 7.5  # norm of the bag of words, about equal to the norm of the head's other inputs
+    COMMON = 10  # number of most frequent words with a weight of at most one half
+    WORD_WEIGHTS = (5.0, 3.0, 3.0)  # weights of a word, of the word before it and of the word after it
     INTENT_WEIGHT = 5.0  # weight of an intent's probability
 
     def __init__(self, features: WordFeatures, labels: Sequence[str]) -> None:
@@ -283,7 +283,7 @@ class LabelNameFeatures(nn.Module):
         return torch.cat([self.LENGTH * F.normalize(present.view(-1, self.places)), named], dim=1)
 
     def near(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """Table rows of each word and its neighbours: (R) -> (R, 3). The first row of each third means no neighbour."""
+        """Table rows of each word and its neighbours: (R) -> (R, 3). The first row of each third is for "no word"."""
         here, mask = to_padded(self.place[words] + 1, lengths)
         around = (here, F.pad(here, (1, 0))[:, :-1], F.pad(here, (0, 1))[:, 1:])
         return torch.stack([third[mask] + k * (self.places + 1) for k, third in enumerate(around)], dim=1)

@@ -1,16 +1,16 @@
-"""Public starts of private runs: a CLC trained without privacy on other people's labelled commands.
+"""Public starting models ("starts") for private runs: a CLC trained without privacy on labelled public commands.
 
-Its word vectors stay frozen; character CNN and LSTM are trained further. The heads' inputs are whitened by public text,
-because noise is isotropic, and stretched in directions that separate public labels. The heads are for other labels: a
-new label's head starts from those of labels with similar names, as "fromloc.city_name" is similar to "from_city".
-Label sets are public, and nothing else of the private corpus is used.
+Its word vectors stay frozen; the character CNN and the LSTM are trained further. The heads' inputs are whitened with
+public text, because noise is isotropic, and stretched in directions that separate public labels. The known heads belong
+to other labels. So the head of a new label is initialised from those of labels with similar names, such as "from_city"
+for "fromloc.city_name". Label sets are public, and nothing else of the private corpus is used.
 
     data/public_start/NAME/about.json             labels, words, sizes, sources
-                          /weights.safetensors    vectors in 8 bits, all others but the CRF in 16
-                          /seen_letters.u4        keys of the training utterances, except generated everyday ones
+                          /weights.safetensors    vectors in 8 bits, other weights in 16, without the CRF
+                          /seen_letters.u4        keys of the training utterances, except generated everyday requests
 
 If you train on a corpus that a start was made from, its weights contain your utterances, and no epsilon covers that.
-So each start lists the utterances it was made from, and a private run on more than a few of them is refused.
+So each start lists its training utterances, and a private run is refused if its corpus has more than a few of them.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ STARTS = comes_with("data") / "public_start"
 NAMES = ("public-start", "public-start-without-snips", "public-start-without-nlu-eval")
 ABOUT, WEIGHTS, SEEN = "about.json", "weights.safetensors", "seen_letters.u4"
 WORDS, VECTORS = "words.weight", torch.float8_e4m3fn
-UNKNOWN_WORDS = 1  # number of rows shared by all words without a vector; the row is zero
-PLACES = 1024  # hashed places for words among the features of a frozen start's heads (see `LabelNameFeatures`)
+UNKNOWN_WORDS = 1  # number of rows, all zero, shared by the words without a vector
+PLACES = 1024  # number of hashed places for words in the features of a frozen start (see `LabelNameFeatures`)
 NAME_LOGIT = 6.0  # increase of an intent's logit if all words of its name occur
-HEAD_SCALE = 0.4  # factor for the known heads from which a new head starts: they are guesses that must be unlearnt
-MOST_SEEN = 0.05  # share of a private corpus' distinct utterances that a start may know: short commands coincide
+HEAD_SCALE = 0.4  # factor for known heads that initialise a new head, because training must correct these guesses
+MOST_SEEN = 0.05  # largest share of distinct private utterances that a start may know: short commands coincide
 NO_LETTERS = re.compile(r"[\W_\u02b0-\u02ff\u0345\u07f4\u07f5\ua78b\ua78c]+")  # also signs that are letters in Unicode
 
 
 def start_folder(name: str) -> Path:
-    """Folder of a start: by name for one that comes with edp_lab, by path for the user's own."""
+    """Folder of a start, given by name if it comes with edp_lab, or by path if it is the user's own."""
     return STARTS / name if name in NAMES else Path(name)
 
 
 def start_for(corpus: str) -> str:
-    """Choose the start for a corpus by the corpus' name only: if texts mattered, one text could change the choice."""
+    """Choose the start for a corpus only by the corpus' name: if texts mattered, one text could change the choice."""
     without = f"{NAMES[0]}-without-{Path(corpus).name}"
     return without if without in NAMES else NAMES[0]
 
 
 def seen(name: str, keys: np.ndarray) -> np.ndarray:
-    """Whether the start was trained on the utterances with these keys: (n), booleans; UsageError if it has no list."""
+    """Whether the start was trained on the utterances with these keys: (n) bool. UsageError if its list is damaged."""
     folder = start_folder(name)
     try:
         listed = read_bytes(folder / SEEN)
@@ -78,14 +78,14 @@ def seen(name: str, keys: np.ndarray) -> np.ndarray:
 def check_unseen(name: str, texts: Iterable[str]) -> None:
     """Raise UsageError if a start was trained on utterances that a run is to protect, because no epsilon covers that.
 
-    Copies count once, because common phrases may be a large part of a corpus. Other pretrained weights list no texts.
+    Copies count once, because common phrases may be a large part of a corpus. Other pretrained weights are not checked.
     """
     if not is_start(name):
         return
     heard = list(texts)
     keys, first, copies = np.unique(utterance_keys(heard), return_index=True, return_counts=True)
     words = [heard[place].split() for place in first]
-    # Also without the first or the last word, which may be a row's number, a speaker or a mark.
+    # Also check texts without the first or last word, which may be a row number, a speaker or a mark.
     forms = [keys, *(utterance_keys(" ".join(text[cut]) for text in words) for cut in (slice(1, None), slice(-1)))]
 
     def read(start: str) -> np.ndarray:
@@ -103,9 +103,9 @@ def check_unseen(name: str, texts: Iterable[str]) -> None:
 
 
 def utterance_keys(texts: Iterable[str]) -> np.ndarray:
-    """32 bits of each text's letters and digits: (n), uint32. By chance, 1 text in 61,000 has one of 70,000 keys."""
+    """32-bit hash of each text's letters and digits: (n), uint32. 1 text in 61,000 has one of 70,000 keys by chance."""
     shown = [fold(text).replace(" ", "").upper() for text in texts]  # i with and without a dot have the same capital
-    letters = (NO_LETTERS.sub("", unicodedata.normalize("NFKD", text)) or text for text in shown)  # or only symbols
+    letters = (NO_LETTERS.sub("", unicodedata.normalize("NFKD", text)) or text for text in shown)  # or symbols
     return np.array([zlib.crc32(each.encode(errors="surrogatepass")) for each in letters], "<u4")
 
 
@@ -122,7 +122,7 @@ def is_start(name: str | None) -> bool:
 
 
 def save_start(model: WhitenedCLC, folder: Path, made_of: Sequence[str], texts: Iterable[str]) -> None:
-    """Write a start into an existing folder, in the files listed at the top of this module."""
+    """Write a start into an existing folder, as the files listed at the top of this module."""
     words, size = model.features.words, asdict(model.size)
     state = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items() if "crf" not in name}
     state[WORDS] = state[WORDS].to(VECTORS)
@@ -136,7 +136,7 @@ def save_start(model: WhitenedCLC, folder: Path, made_of: Sequence[str], texts: 
 
 
 def load_start(name: str) -> WhitenedCLC:
-    """Load the model that `save_start` wrote, with a new CRF; UsageError if the folder is damaged."""
+    """Load a model written by `save_start`, with a new CRF; UsageError if the folder is damaged."""
     folder = start_folder(name)
     weights = read_bytes(folder / WEIGHTS)
     try:
@@ -150,20 +150,20 @@ def load_start(name: str) -> WhitenedCLC:
         crf = {f"crf.{name}": tensor for name, tensor in model.crf.state_dict().items()}
         model.load_state_dict(state | crf)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise UsageError(f"the start in {folder} is damaged or of another version ({error}): make it again") from None
+        raise UsageError(f"the start in {folder} is damaged or from another version ({error}): make it again") from None
     return model
 
 
 def rounded(vectors: Tensor) -> Tensor:
-    """Round vectors to the precision of a saved start, so that a model is trained on what will be saved."""
+    """Round vectors to the precision of a saved start, to train a model on the vectors that will be saved."""
     return vectors.to(VECTORS).float()
 
 
 @torch.no_grad()
 def whitened(plain: CLC, public: Dataset) -> WhitenedCLC:
-    """The same model, with heads that read features whitened on the words and sentences of these utterances.
+    """Convert a model to one with heads on features that are whitened on these utterances' words and sentences.
 
-    Errors at epsilon 8 without and with it (tuning seed): ATIS .098, .086; SNIPS .144, .140; NLU-EVAL .355, .320.
+    At epsilon 8, this lowers the tuning seed's error: ATIS .098 to .086, SNIPS .144 to .140, NLU-EVAL .355 to .320.
     """
     model = WhitenedCLC(plain.labels, plain.features, plain.size, plain.words.weight[:-UNKNOWN_WORDS])
     body = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith(("intent", "slots"))}
@@ -181,10 +181,10 @@ def whitened(plain: CLC, public: Dataset) -> WhitenedCLC:
 
 
 def warm_start(start: WhitenedCLC, labels: Labels, frozen: bool = False) -> WhitenedCLC:
-    """A new model for these labels: `start` with new heads, initialised from those of labels with similar names.
+    """Create a model for these labels: `start` with new heads, initialised from those of labels with similar names.
 
-    B- and I- tags are initialised separately and O from O; a label with no similar name gets the mean of all. If
-    `frozen`, it is a `PrivateHeads`, whose intents also get their own `LabelNameFeatures`, times `NAME_LOGIT`.
+    B- and I- tags are initialised separately, and O from O. A label without a similar name gets the mean of all heads.
+    If `frozen`, the model is a `PrivateHeads`, and intents also read their own `LabelNameFeatures`, times `NAME_LOGIT`.
     """
     features = replace(start.features, buckets=PLACES if frozen else UNKNOWN_WORDS)
     vectors = start.words.weight[: len(features.words)].detach().clone()

@@ -1,7 +1,7 @@
-"""Word vectors: read from fastText's ``.vec`` files, trained on separate text, saved and loaded.
+"""Word vectors: read fastText's ``.vec`` files, train on separate text, save and load.
 
-Vectors come with their vocabulary, and both must be public if a run is to be private: use published vectors, or
-train them on a *separate* set of utterances, as the paper did for its internal corpora (section 4.2).
+Vectors come with their vocabulary, and both must be public if a run is to be private. Use published vectors, or
+train vectors on a *separate* set of utterances, as the paper did for its internal corpora (section 4.2).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from edp_lab.errors import UsageError
 from edp_lab.files import given_path, parse_tensors, read_bytes, read_json, regular, write_whole
 
-DIMENSIONS = 100  # dimensions of vectors trained by `train_vectors`
+DIMENSIONS = 100  # number of dimensions of the vectors trained by `train_vectors`
 SUBWORD_BUCKETS = 50_000  # rows for hashed character n-grams; gensim's default of 2 million is for web-sized text
 
 
@@ -27,7 +27,7 @@ class WordVectors:
     """V different words, most frequent first, and their vectors: matrix (V, D), float32.
 
     Raises:
-        UsageError: no words, or a matrix of another length or with a non-finite entry.
+        UsageError: there are no words, or the matrix has another length or a non-finite entry.
     """
 
     words: tuple[str, ...]
@@ -42,7 +42,7 @@ class WordVectors:
             raise UsageError(f"the vector of {self.words[row]!r} is not finite: correct or remove it")
 
     def lower_cased(self) -> WordVectors:
-        """One vector per lower-cased word: that of its most frequent spelling."""
+        """Keep one vector per lower-cased word, the vector of its most frequent spelling."""
         first: dict[str, int] = {}
         for k, word in enumerate(self.words):
             first.setdefault(word.lower(), k)
@@ -67,26 +67,26 @@ def load_vectors(path: Path | str, most: int = 100_000) -> WordVectors:
         matrix = tensors.get("vectors")
         whole = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if not whole or matrix is None or not matrix.ndim:
-            raise UsageError(f"{path} does not hold word vectors: make them with `edp-lab pretrain --model clc`")
+            raise UsageError(f"{path} contains no word vectors: make them with `edp-lab pretrain --model clc`")
         return WordVectors(tuple(words[:most]), matrix.float()[:most])
     if not path.exists():
-        raise UsageError(f"{path} does not exist: give a .vec file, or a folder that `edp-lab pretrain` made")
+        raise UsageError(f"{path} does not exist: give a .vec file, or a folder made by `edp-lab pretrain`")
     if regular(path).suffix == ".vec":
         return _read_text(path, most)
     raise UsageError(
-        f"{path} is not a .vec file: give fastText's vectors as text, which are published beside the .bin file"
+        f"{path} is not a .vec file: give fastText's vectors as text, which are published next to the .bin file"
     )
 
 
 def train_vectors(
     sentences: Sequence[Sequence[str]], size: int = DIMENSIONS, epochs: int = 10, seed: int = 0
 ) -> WordVectors:
-    """Train fastText skip-gram vectors (Bojanowski et al. 2017) of all lower-cased words, with gensim.
+    """Use gensim to train fastText skip-gram vectors (Bojanowski et al. 2017) of all lower-cased words.
 
-    Uses one thread, so that the same arguments give the same vectors.
+    Training uses one thread, so the same arguments yield the same vectors.
 
     Raises:
-        UsageError: no sentence has a word.
+        UsageError: no sentence contains a word.
     """
     from gensim.models.fasttext import FastText  # slow to import
 

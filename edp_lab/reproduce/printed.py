@@ -1,6 +1,6 @@
 """The numbers printed in the paper (arXiv 2107.14586), and settings that explain the epsilons of its Table 1.
 
-The paper prints log10 epsilon but neither z0 nor the number of epochs T, and tau only as a grid. Its accounting (zCDP
+The paper prints log10 epsilon, but not z0 and the number of epochs T, and only a grid for tau. Its accounting (zCDP
 under random reshuffling) is rho = S_T / (2 z0^2) with S_T = sum over t < T of 1/d(t)^2, and eps = rho + 2 sqrt(rho L)
 with L = ln(1/delta). Epsilon decreases with z0, so for given tau and T an interval of z0 explains a printed value.
 """
@@ -28,11 +28,11 @@ PUBLIC_CORPORA = ("ATIS", "SNIPS", "NLU-eval")
 
 @dataclass(frozen=True)
 class Change:
-    """eDP-SGD against SGD under one decay: relative changes in percent, negative is better."""
+    """Relative changes from SGD to eDP-SGD under one decay, in percent; negative changes are better."""
 
     ser: float  # change of the semantic error rate
     mia_auc: float  # change of the membership attack's area under the ROC curve
-    log10_epsilon: float  # by the paper's own accounting, at the row's delta
+    log10_epsilon: float  # computed by the paper's own accounting, at the row's delta
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Table1Row:
 
     @property
     def delta(self) -> float:
-        """Delta of the row: 5e-4 for the public corpora, 5e-5 for the internal ones (caption)."""
+        """Delta of the row: 5e-4 for the public corpora, 5e-5 for the internal corpora (table caption)."""
         return 5e-4 if self.corpus in PUBLIC_CORPORA else 5e-5
 
     @property
@@ -59,7 +59,7 @@ class Table1Row:
 
 @dataclass(frozen=True)
 class Table2Row:
-    """Training times: seconds per epoch of SGD, and the ratios of the other two methods to it."""
+    """Training times: seconds per epoch of SGD, and the times of the other two methods as multiples of SGD's."""
 
     model: str
     corpus: str
@@ -105,17 +105,17 @@ TABLE_2 = (
 MAX_EPOCHS = 120
 HALF_DIGIT = 0.05  # a printed x means log10 epsilon in [x - 0.05, x + 0.05]
 ROUND = np.log10([1.0, 2.0, 5.0, 10.0])
-NOTE = "This is consistency, not proof: the paper prints neither z0 nor the number of epochs T."
+NOTE = "The settings fit the table, which proves nothing: the paper prints neither z0 nor the number of epochs T."
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A tau of the paper's grid and a number of epochs, with the z0 in [1e-6, 1] that fits the printed value best."""
+    """A tau from the paper's grid and a number of epochs, with the z0 in [1e-6, 1] that fits the printed value best."""
 
     tau: float | None  # None without decay
     epochs: int
-    z0: float  # gives the printed value exactly, or is the bound of [1e-6, 1] that comes closest
-    z0_range: tuple[float, float] | None  # interval of z0 in [1e-6, 1] that give it within rounding; None if empty
+    z0: float  # yields the printed value exactly, or is the end of [1e-6, 1] that comes closest
+    z0_range: tuple[float, float] | None  # interval in [1e-6, 1] that yields the value up to rounding; None if empty
     log10_epsilon: float  # claimed by the paper's accounting at `z0`
 
 
@@ -129,12 +129,13 @@ class ExplainedEpsilon:
     log10_epsilon: float
     delta: float
     settings: tuple[Setting, ...]  # settings that explain the value, at the T that explain most values of the table
-    # The setting whose `z0` is nearest, in ratio, to 1, 2 or 5 times a power of ten, because such values are common in
-    # tuning. If none explains the value: the setting, at those same T, whose `log10_epsilon` is closest to it.
+    # The setting with `z0` nearest, in ratio, to 1, 2 or 5 times a power of ten, because such values are common in
+    # tuning. If no setting explains the value, this is the one at the same T with the closest `log10_epsilon`.
     closest: Setting
-    # Epsilon at `closest` and the same delta, if alpha were public with largest value 1: Algorithm 1 as printed has
-    # noise z_t / (2 sqrt N) over its sensitivity, so mu = 2 sqrt(N) sqrt(2 rho). Zero-out or replace-one neighbours, at
-    # least two utterances per device, exact reals. With private alpha, as in the paper, no epsilon is guaranteed.
+    # Guaranteed epsilon at `closest` and the same delta, if alpha were public with largest value 1. In Algorithm 1 as
+    # printed, noise over sensitivity is z_t / (2 sqrt N), so mu = 2 sqrt(N) sqrt(2 rho). We assume zero-out or
+    # replace-one neighbours, at least two utterances per device, and exact real numbers. With private alpha, as in the
+    # paper, no epsilon is guaranteed.
     log10_guaranteed_if_alpha_public: float
     # Whether float32 can represent the noise of `closest` until the last epoch; otherwise that epsilon is theoretical.
     survives_float32: bool
@@ -143,17 +144,17 @@ class ExplainedEpsilon:
 
 @dataclass(frozen=True)
 class Table1Epsilon:
-    """Explanations of all values of the table."""
+    """Explanations of all values in the table."""
 
     rows: tuple[ExplainedEpsilon, ...]
-    common_epochs: tuple[int, ...]  # the T that explain all values together; empty if there are none
+    common_epochs: tuple[int, ...]  # values of T that explain all printed values together; may be empty
     note: str = NOTE
 
 
 def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
     """Find settings that explain each printed epsilon, for T in 1..120 with first epoch t = 0 (paper, sections 3, 4.2).
 
-    The claimed epsilons take z at face value, so they are no guarantee; `ExplainedEpsilon` says what the others assume.
+    The claimed epsilons take z at face value, so they guarantee nothing. See `ExplainedEpsilon` for other assumptions.
     """
     cells = [(row, decay, search(row, decay)) for row in table for decay in row.changes]
     reachable = np.sum([(low <= high).any(axis=0) for _, _, (low, _, high) in cells], axis=0)  # (T)
@@ -171,7 +172,7 @@ def search(row: Table1Row, decay: Decay) -> tuple[np.ndarray, np.ndarray, np.nda
     """
     printed, (least, most) = row.changes[decay].log10_epsilon, np.log10(Z0_RANGE)
     factors = np.array([decay.factors(np.arange(MAX_EPOCHS), tau) for tau in TAUS.get(decay, (0.0,))])
-    log_sums = np.logaddexp.accumulate(-2 * np.log(factors), axis=1)  # ln S_T: it reaches e^120
+    log_sums = np.logaddexp.accumulate(-2 * np.log(factors), axis=1)  # ln S_T; S_T reaches e^120
     low, exact, high = (
         (log_sums - math.log(2) - log_rho(value, row.delta)) / (2 * math.log(10))
         for value in (printed + HALF_DIGIT, printed, printed - HALF_DIGIT)
@@ -196,7 +197,7 @@ def _explain(
             claimed = math.log10(claimed_epsilon(_mechanism(decay, tau, z0), count, row.delta))
             tried.append(Setting(tau, count, z0, (low, high) if low <= high else None, claimed))
     settings = [setting for setting in tried if setting.z0_range]
-    if settings:  # the one nearest to 1, 2 or 5 times a power of ten, by |log10 of the ratio|
+    if settings:  # the setting nearest to 1, 2 or 5 times a power of ten, by |log10 of the ratio|
         closest = min(settings, key=lambda setting: float(np.min(np.abs(ROUND - math.log10(setting.z0) % 1))))
     else:
         closest = min(tried, key=lambda setting: abs(setting.log10_epsilon - printed))
@@ -217,5 +218,5 @@ def _explain(
 
 
 def _mechanism(decay: Decay, tau: float | None, z0: float) -> Mechanism:
-    """Algorithm 1 on the paper's machine; epsilon depends neither on the clip norm nor on utterances per device."""
+    """Algorithm 1 on the paper's machine. Epsilon depends neither on the clip norm nor on the device's batch size."""
     return Mechanism.as_printed(1.0, z0, NUM_GPUS, 2, decay, tau or 0.0, Alpha.PUBLIC)

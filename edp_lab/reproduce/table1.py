@@ -1,24 +1,25 @@
-"""Table 1 re-measured: error, membership inference and epsilon of SGD and eDP-SGD under three decays.
+"""Re-measure Table 1: error, membership inference and epsilon of SGD and eDP-SGD under three decays.
 
-Choice of z0 (section 4.2 does not specify it): without decay, we use the most noise that keeps the error on the first
-seed's validation split within `TOLERANCE` of SGD's, by bisection, assuming that the error increases with noise. Under a
-decay the first epoch's noise is higher, so that epsilon stays the same. tau and C are fixed. Each row states its number
-of trials. No epsilon covers these choices; data/results/README.md lists other choices made with known test scores.
+Choice of z0, which section 4.2 does not specify: without decay, we use the most noise that keeps the error on the first
+seed's validation split within `TOLERANCE` times SGD's error. We find it by bisection, assuming that the error increases
+with noise. With a decay, the noise of the first epoch is higher, to keep epsilon the same. tau and C are fixed. Each
+row states its number of trials. No epsilon covers these choices. data/results/README.md lists other choices that were
+made with known test scores.
 
-"SGD for half the epochs" is a control: it shows what a method gains merely by learning less.
+"SGD for half the epochs" is a control: it shows how much a method gains merely by learning less.
 
 Every seed has its own split, weights, order and noise. Relative changes are computed per seed, then averaged. Their
-intervals are Student's t over the seeds. They cover the split and the training, but not the choice of settings or a
-different sample, because the seeds' test splits, half of the corpus each, overlap. The attack's shadow model is trained
-with SGD for the same number of epochs as the target (section 4.2 uses one), separately for each seed.
+intervals are Student's t intervals over the seeds. They cover the split and the training, but not the choice of
+settings. They do not cover a different sample either, because the seeds' test splits (half of the corpus) overlap. The
+attack's shadow model is trained with SGD for as many epochs as the target, separately for each seed.
 
     data/results/table1_cells.jsonl    committed results, one per line
-    OUT/cells.jsonl                    results computed here, each written as soon as it is done
+    OUT/cells.jsonl                    results computed here, each written as soon as it is available
     OUT/runs, shadows, public          runs, shadow models of the attacks, starting weights
 
-A result is identified by its settings and by digests of its corpora and encoder. If one of these is available, its
-digest must match; otherwise the committed line is trusted. So a killed run can resume, and the committed table can be
-printed without corpora, encoder or network.
+A result is identified by its settings and by digests of its corpora and encoder. If a corpus or the encoder is
+available, its digest must match; otherwise we trust the committed line. So a killed run can resume, and the committed
+table can be printed without corpora, encoder or network.
 
 All methods start from the same public weights. Otherwise a sound run, which may not take its vocabulary from the
 training set, would differ from SGD in more than its noise. The paper's CLC reads published fastText vectors, and its
@@ -64,7 +65,7 @@ SGD, HALF, PRINTED, SOUND = "sgd", "sgd, half the epochs", "as printed", "sound"
 VARIANTS = (PRINTED, SOUND)
 FINE_TUNING = 2e-4  # BERT's learning rate
 TAU = {Decay.LINEAR: 0.3, Decay.EXPONENTIAL: 0.2}  # from the middle of the paper's grids
-# Corpora by our names; domains of the synthetic smart-home corpus replace the paper's internal ones.
+# Corpora by our names. Domains of the synthetic smart-home corpus replace the paper's internal corpora.
 CORPORA = {
     "atis": "ATIS",
     "snips": "SNIPS",
@@ -84,7 +85,7 @@ LOUDER = 8.0  # scales the encoder's vectors from about 0.06 to the size of lear
 AREAS = ("training", "pretraining", "membership")  # keys of `NUMERICS`
 
 Cell = dict[str, Any]  # one cell of the table, with the keys of `_cell`
-Result = dict[str, Any]  # one run's scores, with the keys of `do`
+Result = dict[str, Any]  # scores of one run, with the keys of `do`
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ class Scale:
 
     size: str  # size of the models, see `TrainConfig`
     layers: int  # number of the published encoder's layers from which BERT starts
-    steps: Mapping[str, int]  # approximate steps per run and model; BERT starts from the encoder, so it needs fewer
-    most_epochs: Mapping[str, int]  # maximum, for small corpora, which would need more epochs for that many steps
-    z0: tuple[float, ...]  # values tried, increasing
+    steps: Mapping[str, int]  # approximate steps per run and model; BERT starts from the encoder and needs fewer
+    most_epochs: Mapping[str, int]  # maximum number of epochs, which limits the steps on small corpora
+    z0: tuple[float, ...]  # values to try, in increasing order
     batch_size: int = 32  # small, because epsilon of disjoint batches depends on epochs, not on steps
-    seeds: int = 3  # number of seeds, from 0 on
+    seeds: int = 3  # number of seeds, which start at 0
 
 
 FULL = Scale(
@@ -110,7 +111,7 @@ FULL = Scale(
 
 
 def estimate(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean over seeds and the ends of Student's 95 % interval, None with a single seed."""
+    """Mean over the seeds, with the ends of Student's 95 % interval; the ends are None for a single seed."""
     from scipy.stats import t
 
     mean = statistics.fmean(values)
@@ -121,9 +122,9 @@ def estimate(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def table1(runs: TableRuns, scale: Scale, models: Sequence[str], corpora: Sequence[str]) -> Iterator[list[Cell]]:
-    """Cells of each model on each corpus: SGD, its control, then each variant under each decay.
+    """Yield the cells of each model on each corpus: SGD, its control, then each variant under each decay.
 
-    UsageError for an unknown model or corpus, and as for `TableRuns`.
+    Raises UsageError for an unknown model or corpus, or as `TableRuns` does.
     """
     for what, known, given in (("model", MODELS, models), ("corpus", tuple(CORPORA), corpora)):
         if unknown := [name for name in given if name not in known]:
@@ -170,7 +171,7 @@ def _row(runs: TableRuns, scale: Scale, plain: TrainConfig) -> list[Cell]:
 def _tune(
     runs: TableRuns, scale: Scale, plain: TrainConfig, first: Sequence[TrainConfig], what: str
 ) -> tuple[Result, dict[str, dict[TrainConfig, Result]]]:
-    """SGD's result, and the trials of each variant; each trial halves the remaining noise levels."""
+    """Return SGD's result and the trials of each variant. Each trial halves the number of remaining noise levels."""
     noised = {name: replace(plain, method="edp-sgd", as_printed=name == PRINTED, clip_norm=1.0) for name in VARIANTS}
     left = {name: [replace(config, z0=z0) for z0 in scale.z0] for name, config in noised.items()}
     tried: dict[str, dict[TrainConfig, Result]] = {name: {} for name in VARIANTS}
@@ -198,7 +199,7 @@ def _usable(result: Result, plain: Result) -> bool:
 
 
 def _choose(tried: Mapping[TrainConfig, Result], plain: Result) -> TrainConfig:
-    """The trial with the most noise within the tolerance; if none is, the one with the smallest error."""
+    """Trial with the most noise within the tolerance, or the trial with the smallest error if none is within it."""
     if usable := [config for config, result in tried.items() if _usable(result, plain)]:
         return max(usable, key=lambda config: config.z0)
     return min(tried, key=lambda config: tried[config]["validation_ser"])
@@ -212,7 +213,7 @@ def _cell(
     plain: Sequence[Result],
     trials: int,
 ) -> Cell:
-    """Cell for one method, corpus and model, from its runs and SGD's, seed by seed."""
+    """Cell for one method, corpus and model, computed from its runs and those of SGD, seed by seed."""
 
     def change(name: str) -> dict[str, float | None] | None:
         """Change relative to SGD, in percent; negative is better. None for SGD."""
@@ -221,7 +222,7 @@ def _cell(
         return estimate([100 * (new[name] / old[name] - 1) for new, old in zip(results, plain, strict=True)])
 
     def largest(name: str) -> float | None:
-        """Largest value over all seeds; None if one has no guarantee."""
+        """Largest value over all seeds; None if a seed has no guarantee."""
         values = [result[name] for result in results]
         return None if None in values else max(values)
 
@@ -236,18 +237,18 @@ def _cell(
     return {
         "model": config.model,
         "corpus": config.corpus,
-        "stands_for": printed.corpus,  # the paper's name of the corpus, which ours may replace
+        "stands_for": printed.corpus,  # the paper's name of the corpus, for which ours may be a substitute
         "variant": variant,
         "decay": None if decay is None else str(decay),
         "seeds": len(results),
-        # In percent. The loss attack has no shadow model, which might suit one target better than another.
+        # In percent. The loss attack needs no shadow model, which might suit some targets better than others.
         **{name: estimate([100 * result[name] for result in results]) for name in SCORES},
         **{f"{name}_change": change(name) for name in SCORES},
         "log10_claimed": math.log10(claimed) if claimed else None,  # by the paper's accounting, at its delta
-        "epsilon_if_seed_secret": largest("epsilon_if_seed_secret"),  # at `delta`, like the next one
+        "epsilon_if_seed_secret": largest("epsilon_if_seed_secret"),  # at `delta`, as is the next value
         "epsilon_if_alpha_public": largest("epsilon_if_alpha_public"),
         "delta": first["delta"],
-        "z0": None if decay is None else config.z0,  # chosen by `trials` runs, or for equal epsilon
+        "z0": None if decay is None else config.z0,  # chosen in `trials` runs, or to keep epsilon equal
         "tau": None if decay in (None, Decay.NONE) else config.tau,
         "trials": trials,
         "within_tolerance": None if decay is None else _usable(first, plain[0]),  # for the first seed
@@ -262,11 +263,11 @@ def _cell(
     }
 
 
-# ---- Runs, each done once --------------------------------------------------------------------------------------------
+# ---- Runs, each of which is done only once ---------------------------------------------------------------------------
 
 
 class Work(NamedTuple):
-    """A run to make: settings whose start is a folder, the run's folder, the shadow model's corpus and folder."""
+    """Run to compute: its settings (with a folder as start) and its folder; corpus and folder of its shadow model."""
 
     config: TrainConfig
     folder: Path
@@ -275,7 +276,7 @@ class Work(NamedTuple):
 
 
 class TableRuns:
-    """Results of runs and of the attacks on them; missing ones are computed.
+    """Results of runs and of the attacks on them; missing results are computed.
 
     Args:
         out: folder described at the top of this file; created if needed.
@@ -285,7 +286,7 @@ class TableRuns:
 
     Raises:
         UsageError: a missing result needs a corpus or an encoder that is not available; a worker was killed; a folder
-            cannot be written; or as for `train` and `attack_shadow`.
+            cannot be written; or `train` or `attack_shadow` fails.
     """
 
     def __init__(
@@ -310,7 +311,7 @@ class TableRuns:
         return len(split(load_corpus(corpus), 0).train)
 
     def results(self, configs: Sequence[TrainConfig], what: str) -> list[Result]:
-        """Results of the runs, in order; missing ones are computed now."""
+        """Results of the runs, in order; missing results are computed now."""
         unique = list(dict.fromkeys(configs))
         done = {config: result for config in unique if (result := self.known(config)) is not None}
         todo = {config: self._work(config) for config in unique if config not in done}
@@ -327,20 +328,20 @@ class TableRuns:
         """The result of a finished run with these settings, data and numerics."""
         given = {"config": settings(config), "numerics": self._numerics}
         for line in self._lines:
-            same = given.items() <= line.items() and "epsilon" not in line["result"]  # its key in earlier versions
+            same = given.items() <= line.items() and "epsilon" not in line["result"]  # a key of earlier versions
             if same and all(self._content(n) == c for n, c in line["contents"].items()):
                 return dict(line["result"])
         return None
 
     def prepare(self, configs: Sequence[TrainConfig]) -> None:
-        """Create the starting weights of missing runs; UsageError, before long work, if their sources are missing."""
+        """Create the starting weights of missing runs; raise UsageError before long work if sources are missing."""
         todo = [config for config in configs if self.known(config) is None]
         needed = dict.fromkeys(name for config in todo for name in self._corpora(config))
         absent = [name for name in needed if not corpus_at_hand(name)]
         if absent[1:]:
             raise UsageError(
                 f"{', '.join(absent)} are missing: run `edp-lab data fetch` for each, or set EDP_LAB_DATA to the "
-                "folder that holds them"
+                "folder that contains them"
             )
         for config in todo:
             self._start(config)
@@ -434,7 +435,7 @@ def encoder_content(name: str) -> str:
 
 @contextmanager
 def _encoder_errors(name: str) -> Iterator[None]:
-    """Name the encoder in errors raised inside."""
+    """Context that names the encoder in errors raised inside it."""
     try:
         yield
     except UsageError as error:
@@ -455,7 +456,7 @@ def make_start(start: str, encoder: str, folder: Path) -> None:
             return
         bert, tokenizer = load_bert(encoder)
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    # Neither word continuations nor special pieces of the encoder, such as [CLS].
+    # Skip word continuations and special pieces of the encoder, such as [CLS].
     words = {w: k for w, k in vocabulary if not w.startswith("##") and (len(w) < 2 or (w[0], w[-1]) != ("[", "]"))}
     matrix = LOUDER * bert.embeddings.word_embeddings.weight.detach()
     with new_folder(folder) as inside:
@@ -463,14 +464,14 @@ def make_start(start: str, encoder: str, folder: Path) -> None:
 
 
 def do(work: Work) -> Result:
-    """Train and attack a run; an interrupted run is resumed."""
-    import sklearn  # noqa: F401 - it sets environment variables, which `resume` compares with those of the first part
+    """Train a model and attack it; an interrupted run is resumed."""
+    import sklearn  # noqa: F401 - sets environment variables, which `resume` compares with those of the first part
 
     config, folder = work.config, work.folder
     if (folder / RECORD).is_file():
         record = resume(folder)
     else:
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed before it began
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed before training began
         record = train(config, folder)
     if record["status"] != "finished":  # Ctrl-C in this process
         raise KeyboardInterrupt

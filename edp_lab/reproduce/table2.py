@@ -1,9 +1,9 @@
-"""Table 2 re-measured: the time of a training step under each method relative to SGD's, compared with the paper's.
+"""Re-measure Table 2: the time of a training step of each method relative to SGD, compared with the paper.
 
-Every method starts from the same weights and reads the same batches, in one process. In a round, each method takes one
-step, with a step of SGD just before or after it; ratios compare such pairs, because other load on the machine slows
-both. Peak memory is measured in a separate process for each method. With several processes these are ranks started by
-torchrun, as in training.
+Every method starts from the same weights and reads the same batches, in one process. In each round, every method takes
+one step, with a step of SGD just before or after it. Ratios compare these pairs, because other load on the machine
+slows down both steps. Peak memory is measured in a separate process for each method. Several processes are started as
+ranks by torchrun, as in training.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from edp_lab.training.trainer import Trainer
 
 METHODS = ("sgd", "edp-sgd", "dp-sgd-naive", "dp-sgd")
 SLOW, FEW = 10.0, 3  # a method whose steps take at least 10 times as long as SGD's gets only 3 rounds
-# Otherwise glibc returns large tensors to the system after each step, and reallocating them hides the differences.
+# Otherwise glibc returns memory to the system after each step, and allocating it again hides the differences.
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-VOCABULARY = 30_522  # word pieces of the BERT that the paper fine-tunes: 14.25 million parameters
+VOCABULARY = 30_522  # number of word pieces of the BERT that the paper fine-tunes, with 14.25 million parameters
 
 
 class Contestant(NamedTuple):
-    """A method and its number of devices, simulated by the given processes."""
+    """A method with its number of devices, which the given number of processes simulate."""
 
     method: str
     gpus: int
@@ -59,10 +59,10 @@ class Task:
     gpus: tuple[int, ...] = (1, 8)
     processes: tuple[int, ...] = (1,)
     batch_size: int = 64
-    rounds: int = 30  # steps of each method; a slow one gets only three
-    threads: int | None = None  # threads per process; None: its share of the cores
+    rounds: int = 30  # number of steps of each method; slow methods take only three
+    threads: int | None = None  # threads per process; None for an equal share of the cores
     size: str = "paper"
-    device: str | None = None  # "cpu" or "cuda"; None: cuda if there is one
+    device: str | None = None  # "cpu" or "cuda"; None for cuda if available
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -71,7 +71,7 @@ class Task:
         if self.device not in (None, "cpu", "cuda"):
             raise UsageError(f"unknown device {self.device!r}: choose cpu or cuda")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("no CUDA device is usable here: drop --device, or choose cpu")
+            raise UsageError("no CUDA device is usable here: omit --device, or choose cpu")
         if "sgd" not in self.methods:
             raise UsageError("ratios are relative to SGD: add sgd to --methods")
         for processes in self.processes:
@@ -79,7 +79,7 @@ class Task:
                 self.config(contestant)
 
     def contestants(self, processes: int) -> list[Contestant]:
-        """Contestants, SGD first. Per-example methods have no devices; the slow ones run on one process only."""
+        """Contestants, SGD first. Per-example methods have no devices; dp-sgd-naive runs in one process only."""
         contestants = []
         for method in sorted(self.methods, key=METHODS.index):
             if method == "edp-sgd":
@@ -97,7 +97,7 @@ class Task:
             num_devices=contestant.gpus,
             processes=contestant.processes,
             batch_size=self.batch_size,
-            sampling="shuffle" if per_example else None,  # the same batches for all
+            sampling="shuffle" if per_example else None,  # the same batches for all methods
             z0=1.0,
             epochs=1000,
             size=self.size,
@@ -106,10 +106,10 @@ class Task:
 
 
 def table2(task: Task, progress: Callable[[str], None] = lambda name: None) -> list[dict[str, Any]]:
-    """Per contestant: seconds per step (median), ratio to the paired SGD step (median and quartiles), peak memory.
+    """For each contestant: seconds per step (median), ratio to paired SGD steps (median and quartiles), peak memory.
 
-    `seconds_per_epoch` is the mean step time times the steps per epoch; the paper's ratio is included. UsageError: an
-    unknown corpus, or a process died.
+    `seconds_per_epoch` is the mean step time times the steps per epoch; the paper's ratio is included. Raises
+    UsageError if the corpus is unknown or a process died.
     """
     rows = []
     load_corpus(task.corpus)  # fail before starting processes
@@ -131,7 +131,7 @@ def table2(task: Task, progress: Callable[[str], None] = lambda name: None) -> l
 def _row(
     task: Task, contestant: Contestant, number: int, turns: Sequence[dict[str, Any]], memory_mb: float
 ) -> dict[str, Any]:
-    """Result of the contestant with this index in `turns`; each step of a method but SGD is paired with one of SGD."""
+    """Result of the contestant with this index in `turns`. Each step of another method is paired with a step of SGD."""
     matching = [turn for turn in turns if number in (0, turn["number"])]
     seconds = [turn["seconds" if number else "sgd"] for turn in matching]
     ratios = [taken / turn["sgd"] for taken, turn in zip(seconds, matching, strict=True)]
@@ -177,7 +177,7 @@ def _encoder(task: Task, folder: Path) -> str:
 def _measured(
     task: Task, contestants: Sequence[Contestant], pretrained: str | None, memory: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Reports of the first process, as they arrive: each turn, or only its peak memory after two steps."""
+    """Yield reports of the first process as they arrive: each turn, or only its peak memory after two steps."""
     processes = contestants[0].processes
     job = json.dumps([asdict(task), contestants, pretrained, memory])
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"] if processes > 1 else []
@@ -192,11 +192,11 @@ def _measured(
             child.terminate()
             raise
     if child.returncode:
-        raise UsageError(f"the process that takes the steps died with status {child.returncode}: see above")
+        raise UsageError(f"the measuring process died with status {child.returncode}: see the messages above")
 
 
 def main(job: str) -> None:
-    """Run one rank of the benchmark; rank 0 prints a line of JSON after each turn."""
+    """Run one rank of the benchmark. Rank 0 prints a line of JSON after each turn."""
     task, contestants, pretrained, memory = json.loads(job)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     for turn in turns(Task(**task), [Contestant(*each) for each in contestants], pretrained, memory):
@@ -223,7 +223,7 @@ def turns(
     about = {"steps": runs[0].batches.steps_per_epoch, "threads": torch.get_num_threads()}
     for place in range(task.rounds):
         draw = random.Random(place)  # the same on all ranks
-        # Random order: a method that always followed a heavy one would always find a cold cache.
+        # The order is random, because a method that always followed a heavy method would always find a cold cache.
         for number in draw.sample(range(1, len(runs)), len(runs) - 1) or [0]:
             if place < FEW or firsts[number] < SLOW * firsts[0]:
                 pair = draw.sample([0, number], 2) if number else [0]
@@ -234,7 +234,7 @@ def turns(
 def _timed_step(run: Trainer, number: int) -> float:
     """Take a step on the epoch's batch with this index; return the time in seconds."""
     wait = torch.cuda.synchronize if run.accelerator.device.type == "cuda" else lambda: None
-    run.progress.step_in_epoch = number % max(1, run.batches.steps_per_epoch - 1)  # the last is shorter
+    run.progress.step_in_epoch = number % max(1, run.batches.steps_per_epoch - 1)  # the last batch is shorter
     wait()
     start = time.perf_counter()
     run.step()

@@ -4,8 +4,8 @@
     for row in reproduce(lab, ["4.4"]):
         print(row.name, row.printed, row.ours, row.confusion, row.loss, row.seconds)
 
-Finished networks are saved in the folder, so a killed run can resume, and tables share networks. Seeds are published,
-so that a table can be repeated; every epsilon is what the same noise would guarantee with a secret seed.
+Finished networks are saved in the folder, so a killed run can resume, and tables share networks. Seeds are published
+to make tables repeatable. Every epsilon is the one that the same noise would guarantee with a secret seed.
 
 Source: Barzegar 2021. Scores are in percent, as printed. Table 2.2 is in notebook 01.
 """
@@ -36,8 +36,8 @@ from edp_lab.three_phase.votes import Aggregator, account_votes, vote_counts
 
 SIGMA, DELTA = 0.6, 1e-5  # noise of phase I; delta of all tables except 4.8
 PHASE_ONE = (2.5, DELTA)  # sections 3.1.1 and 3.5, for sigma 0.6
-DP_ADAM = (7.0, DELTA)  # captions of figure 4.6; chapter 6
-LABELS = (0.2, 0.0)  # section 4.2, for the labels; their number is not stated
+DP_ADAM = (7.0, DELTA)  # captions of figure 4.6, and chapter 6
+LABELS = (0.2, 0.0)  # section 4.2, for the labels; the thesis does not state their number
 BY_DP_ADAM: dict[str, Any] = {"method": "dp-adam", "epsilon": DP_ADAM[0], "delta": DP_ADAM[1]}
 MODELS = {"Simple CNN": "cnn", "Alex-Net": "alexnet", "VGG-Net": "vgg"}
 TRAIN_SIZES = (100, 1000, 5000, 10_000, 100_000)
@@ -46,7 +46,7 @@ CIRCLES_TEST = 10_000
 POINT_SENSITIVITY = 2.0  # largest distance between two points of the unit disc
 
 
-# ---- The print -------------------------------------------------------------------------------------------------------
+# ---- Printed tables --------------------------------------------------------------------------------------------------
 
 
 class Printed(NamedTuple):
@@ -54,7 +54,7 @@ class Printed(NamedTuple):
 
     title: str
     rows: Mapping[str, tuple[float | None, ...]]  # one value per column
-    claimed: Mapping[str, tuple[float, float]] = {}  # epsilon and delta as stated, by row; "" for all
+    claimed: Mapping[str, tuple[float, float]] = {}  # epsilon and delta as stated, by row; "" for all rows
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Printed(NamedTuple):
 
 def _circles(privacy: str, epsilon: float | None, *accuracies: float) -> Printed:
     rows = {f"{size} points": (value,) for size, value in zip(TRAIN_SIZES, accuracies, strict=True)}
-    claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta from section 3.1.1; the table states none
+    claimed = {} if epsilon is None else {"": (epsilon, DELTA)}  # delta from section 3.1.1; the table states no delta
     return Printed(f"perceptron on two circles, {privacy}", rows, claimed)
 
 
@@ -86,18 +86,18 @@ TABLES = {
         {"": PHASE_ONE},
     ),
     "4.6": Printed(
-        "MNIST after phases I and II, ten instructors by DPAdam",
+        "MNIST after phases I and II, ten instructors trained with DPAdam",
         {"DP-Simple CNN": (95, 95, 94, 95), "DP-Alex-Net": (96, 96, 97, 96), "DP-VGG-Net": (97, 97, 97, 97)},
         {"": DP_ADAM},
     ),
     "4.7": Printed(
         "MNIST after phases I, II and III, the understudy",
-        # For DP-Alex-Net the text has three values for four columns.
+        # For DP-Alex-Net, the text prints three values for four columns.
         {"DP-Simple CNN": (95, 96, 95, 96), "DP-Alex-Net": (96, 96, 96, None), "DP-VGG-Net": (97, 97, 96, 97)},
         {"": LABELS},
     ),
     "4.8": Printed(
-        "VGG by DPAdam, at delta 1e-6",
+        "VGG trained with DPAdam, at delta 1e-6",
         {
             "epsilon 1": (90, 91, 90, 90),
             "epsilon 2": (93, 92, 93, 92),
@@ -107,13 +107,13 @@ TABLES = {
         {f"epsilon {epsilon}": (epsilon, 1e-6) for epsilon in (1, 2, 5, 10)},
     ),
     "6.1": Printed(
-        "MNIST beside other work",
-        # A fifth row, 80 % of Shokri et al., has an epsilon per parameter.
+        "MNIST compared with other work",
+        # The thesis has a fifth row, 80 % by Shokri et al., with an epsilon per parameter.
         {"no privacy, Adam": (99,), "no privacy, SGD": (98,), "DPSGD": (97,), "DPAdam": (97.3,)},
         {"DPSGD": (10, DELTA), "DPAdam": (10, DELTA)},
     ),
     "6.2": Printed(
-        "MNIST, CNN, DPAdam beside Abadi et al., at delta 1e-5",
+        "MNIST, CNN, DPAdam compared with Abadi et al., at delta 1e-5",
         {
             **{f"DPSGD, epsilon {epsilon}": (value,) for epsilon, value in ((7, 97), (5, 94), (2, 91))},
             **{f"DPAdam, epsilon {epsilon}": (value,) for epsilon, value in ((7, 97.3), (5, 95), (2, 91.7))},
@@ -125,7 +125,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: our values and the printed ones."""
+    """One row of a table: our values and the printed values."""
 
     table: str
     name: str
@@ -134,15 +134,15 @@ class Row:
     # 95 % Clopper-Pearson interval of our accuracy, over the test images of all repeats; for circles, the range from
     # the lowest to the highest repeat.
     interval: tuple[float, float] | None = None
-    claimed_epsilon: float | None = None  # by the thesis
-    epsilon_if_seed_secret: float | None = None  # for one example with its label; None: no guarantee
-    epsilon_image: float | None = None  # likewise, for only its image or point
-    delta: float | None = None  # for both; None without a guarantee
+    claimed_epsilon: float | None = None  # claimed in the thesis
+    epsilon_if_seed_secret: float | None = None  # for one example with its label; None without a guarantee
+    epsilon_image: float | None = None  # the same for only the example's image or point
+    delta: float | None = None  # delta of both epsilons; None without a guarantee
     note: str = ""  # settings that the thesis does not specify (T19, T27), and other remarks
     seconds: float = 0.0  # total training time of all networks of this row
     confusion: list[list[int]] = field(default_factory=list, repr=False)  # [true][predicted] counts
-    loss: list[float] = field(default_factory=list, repr=False)  # per epoch, mean over networks
-    test_loss: list[float] = field(default_factory=list, repr=False)  # likewise, on their test examples
+    loss: list[float] = field(default_factory=list, repr=False)  # loss per epoch, mean over networks
+    test_loss: list[float] = field(default_factory=list, repr=False)  # the same on the test examples
 
 
 # ---- Networks --------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ FULL = Scale("mnist", 3, 10, 2000, private_part_epochs=30)
 class Network(NamedTuple):
     """A trained network, without its weights."""
 
-    predicted: NDArray[np.int64]  # (n) labels of its test examples
+    predicted: NDArray[np.int64]  # (n) predicted labels of the test examples
     rows: list[dict[str, Any]]  # see `edp_lab.three_phase.classifier.Trained`
     epsilon: float | None  # guaranteed
     record: dict[str, Any]
@@ -192,24 +192,24 @@ class Network(NamedTuple):
 
 
 class Lab:
-    """Train the networks that the tables need, each one once.
+    """Train the networks that the tables need, each network only once.
 
     Args:
         out: folder for finished networks.
-        tell: called with a line of progress, and whether it is worth keeping: one per network, and others per epoch.
+        tell: called with a line of progress, and whether the line is worth keeping.
 
-    UsageError if the folder cannot be written or the data are unknown.
+    Raises UsageError if the folder cannot be written or the data are unknown.
     """
 
     def __init__(self, out: Path, scale: Scale, seed: int = 0, tell: Callable[[str, bool], None] | None = None) -> None:
         self.scale, self.seed, self.repeats = scale, seed, range(scale.repeats)
         self.tell = tell or (lambda line, kept: None)
         self.known: dict[tuple[int, float], Images] = {}
-        self.public = int(PUBLIC_SHARE * len(self.images(0).test))  # the first test images: the vote labels them
+        self.public = int(PUBLIC_SHARE * len(self.images(0).test))  # number of (first) test images to label
         self.cells = writable(out / "cells", "choose another --out")
 
     def images(self, repeat: int, sigma: float = 0.0) -> Images:
-        """The data of one repeat, with noise on the pixels of training and test images (phase I)."""
+        """Data of one repeat, with noise on the pixels of training and test images (phase I)."""
         if (repeat, sigma) not in self.known:
             images = load_images(self.scale.data, self.seed + repeat)
             self.known[repeat, sigma] = noised(images, sigma, self._key(repeat, f"pixels, sigma {sigma:g}"))
@@ -217,14 +217,14 @@ class Lab:
 
     @property
     def image_epsilon(self) -> float:
-        """Epsilon for an image without its label, by phase I's noise on the pixels."""
+        """Epsilon for an image without its label, guaranteed by phase I's noise on the pixels."""
         return image_guarantee(self.images(0).train.shape[1:], SIGMA, DELTA).epsilon
 
     def _key(self, repeat: int, name: str) -> int:
         return key_from_seed(f"thesis {self.seed + repeat}: {name}")
 
     def job(self, name: str, repeat: int, data: Images, part: bool = False, method: str = "adam", **given: Any) -> Job:
-        """A network to train, with tanh by default, because with noise the thesis' ReLU networks may stop learning."""
+        """Describe a network to train, with tanh by default: under noise, the thesis' ReLU networks may not learn."""
         s, private = self.scale, method in PRIVATE_METHODS
         epochs = ((s.private_epochs, s.private_part_epochs) if private else (s.epochs, s.part_epochs))[part]
         defaults = {"epochs": epochs, "classes": data.classes, "seed": self._key(repeat, name) % 2**32}
@@ -232,11 +232,11 @@ class Lab:
         return Job(name, settings, data.train, data.train_labels, data.test, data.test_labels)
 
     def networks(self, name: str, **given: Any) -> list[Network]:
-        """Networks on all training images, one per repeat; different settings need a different name."""
+        """Networks trained on all training images, one per repeat. Different settings need different names."""
         return self.train([self.job(name, repeat, self.images(repeat), **given) for repeat in self.repeats])
 
     def instructors(self, name: str, repeat: int, **given: Any) -> list[Network]:
-        """Phase II: one network on each part of the noised training images; parts depend on positions in the set."""
+        """Phase II: one network per part of the noised training images; parts depend only on positions in the set."""
         count = self.scale.instructors
         parts = disjoint_parts(self.images(repeat, SIGMA), count, self._key(repeat, "parts"))
         named = f"{name}, noise {SIGMA:g} on the images, instructor {{}} of {count}".format
@@ -263,7 +263,7 @@ class Lab:
         return network, float(np.mean(labels == data.test_labels[:public]))
 
     def perceptrons(self, size: int, sigma: float) -> tuple[list[Network], list[float]]:
-        """Section 4.1: one perceptron per repeat, and their accuracies in percent on points with the same noise."""
+        """Section 4.1: one perceptron per repeat, with its accuracy in percent on points with the same noise."""
         batch = min(256, max(16, size // 8))
         epochs = math.ceil(self.scale.circle_steps / math.ceil(size / batch))
         given: dict[str, Any] = {"model": "mlp", "activation": "relu", "lr": 0.02}
@@ -275,8 +275,8 @@ class Lab:
         return networks, [100 * float(np.mean(o.predicted == j.test_y)) for o, j in zip(networks, jobs, strict=True)]
 
     def train(self, jobs: Sequence[Job]) -> list[Network]:
-        """The network of each job; those missing in the folder are trained in parallel and saved there."""
-        keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # without its name
+        """Network of each job; networks missing in the folder are trained in parallel and saved there."""
+        keys = [content_key(["classifier"], *list(vars(job).values())[1:]) for job in jobs]  # without the job's name
         missing = sum(len(job.x) for job, key in zip(jobs, keys, strict=True) if read_result(self.cells, key) is None)
 
         def progress(done: int) -> None:
@@ -287,7 +287,7 @@ class Lab:
         return [Network(**{**result, "predicted": np.array(result["predicted"])}) for result in results]
 
     def scores(self, ensembles: Sequence[Sequence[Network]], start: int = 0) -> Scores:
-        """Scores of a vote without noise of each repeat's networks, on all repeats' test images from `start` on."""
+        """Score the noiseless votes of each repeat's networks, on the test images of all repeats from `start` on."""
         truth = np.concatenate([self.images(repeat).test_labels[start:] for repeat in self.repeats])
         counts = [vote_counts([network.predicted for network in ten], self.images(0).classes) for ten in ensembles]
         return score_labels(truth, np.concatenate(counts).argmax(axis=1), self.images(0).classes)
@@ -303,12 +303,12 @@ def _trained(job: Job) -> dict[str, Any]:
 
 
 def largest(networks: Iterable[Network]) -> float:
-    """Largest epsilon of networks on disjoint parts, or of several repeats; inf if one has none."""
+    """Largest epsilon of networks on disjoint parts, or of several repeats; inf if a network has no guarantee."""
     return max(math.inf if network.epsilon is None else network.epsilon for network in networks)
 
 
 def row(table: str, name: str, ours: Sequence[float], **more: Any) -> Row:
-    """A row of our values with the printed ones of the same name; `more`: other fields of `Row`."""
+    """Make a row of our values and the printed values of the same name; `more`: other fields of `Row`."""
     print_ = TABLES[table]
     values = zip(print_.columns, print_.rows[name], strict=True)
     printed = {column: value for column, value in values if value is not None}
@@ -327,11 +327,11 @@ def score_row(
     delta: float = DELTA,
     start: int = 0,
 ) -> Row:
-    """A row of accuracy, F-score, recall and precision, or only of the accuracy.
+    """Make a row of accuracy, F-score, recall and precision, or only of the accuracy.
 
     Args:
         voters: the networks of each repeat, which vote without noise.
-        epsilon, image, delta: guaranteed for an example, and for only its image if that differs, at delta.
+        epsilon, image, delta: guaranteed epsilon for an example, and for only its image if that differs; their delta.
         start: index of the first test image to score.
     """
     voters, image = [*voters], epsilon if image is None else image
@@ -360,7 +360,7 @@ def score_row(
 
 
 def circle_sigma(epsilon: float | None) -> float:
-    """Noise for a claimed epsilon, scaled from the thesis' only pair, sigma 0.6 for epsilon 2.5."""
+    """Noise for a claimed epsilon, scaled from the only pair in the thesis, sigma 0.6 for epsilon 2.5."""
     return 0.0 if epsilon is None else SIGMA * PHASE_ONE[0] / epsilon
 
 
@@ -370,7 +370,7 @@ def point_epsilon(sigma: float) -> float | None:
 
 
 def circles(table: str, lab: Lab) -> Iterator[Row]:
-    """Perceptrons on point sets of every size; a private table has noise on training and test points."""
+    """Perceptrons on point sets of every size. In private tables, training and test points have noise."""
     for size in lab.scale.sizes:
         name = f"{size} points"
         sigma = circle_sigma(TABLES[table].claim(name))
@@ -400,7 +400,7 @@ def phase_one(table: str, lab: Lab) -> Iterator[Row]:
     """Each model is a vote of ten networks, as in section 4.2."""
     for name, model in MODELS.items():
         ten = lab.ensembles(f"{name}, adam", model=model)
-        note = f"hard vote of {lab.scale.instructors} instructors; labels are bare"
+        note = f"hard vote of {lab.scale.instructors} instructors; labels have no noise"
         yield score_row(lab, table, name, ten, note, image=lab.image_epsilon)
 
 
@@ -408,12 +408,12 @@ def phase_two(table: str, lab: Lab) -> Iterator[Row]:
     for name, model in MODELS.items():
         ten = lab.ensembles(f"{name}, dp-adam", model=model, **BY_DP_ADAM)
         epsilon = largest(chain(*ten))
-        note = f"hard vote of {lab.scale.instructors} instructors: the largest epsilon, one example's place emptied"
+        note = f"hard vote of {lab.scale.instructors} instructors; largest epsilon, if one example's place is emptied"
         yield score_row(lab, table, f"DP-{name}", ten, note, epsilon, min(epsilon, lab.image_epsilon))
 
 
 def phase_three(table: str, lab: Lab) -> Iterator[Row]:
-    """The understudy; its epsilon is the smaller of two: for its labels, and for its instructors' DP-Adam."""
+    """Understudy with the smaller of two epsilons: that of its labels, and that of its instructors' DP-Adam."""
     vote = Aggregator.for_epsilon("laplace", LABELS[0], DELTA)
     labels = account_votes(vote, lab.public, DELTA).epsilon
     for name, model in MODELS.items():
@@ -422,7 +422,7 @@ def phase_three(table: str, lab: Lab) -> Iterator[Row]:
         taught = [lab.understudy(named, repeat, voters, vote, **given) for repeat, voters in enumerate(ten)]
         epsilon = min(labels, largest(chain(*ten)))
         right = float(np.mean([share for _, share in taught]))
-        note = f"{right:.0%} of the labels right, all of them at epsilon {labels:.4g}"
+        note = f"{right:.0%} of the labels are right; all labels together have epsilon {labels:.4g}"
         students = [[network] for network, _ in taught]
         image = min(epsilon, lab.image_epsilon)
         yield score_row(lab, table, f"DP-{name}", students, note, epsilon, image, start=lab.public)
@@ -451,7 +451,7 @@ MAKE: dict[str, Callable[[str, Lab], Iterator[Row]]] = {
     "4.5": phase_one,
     "4.6": phase_two,
     "4.7": phase_three,
-    "4.8": partial(claimed_rows, model="vgg", note="one network on clean images: which phases take part is not stated"),
+    "4.8": partial(claimed_rows, model="vgg", note="one network on clean images; the thesis does not state the phases"),
     "6.1": other_work,
     "6.2": claimed_rows,
 }

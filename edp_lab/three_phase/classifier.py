@@ -1,9 +1,9 @@
-"""Train an image classifier with SGD or Adam (the thesis' 2.4.7), or with their private versions.
+"""Train an image classifier with SGD or Adam (section 2.4.7 of the thesis), or with their private versions.
 
 The thesis' DP-Adam (Algorithm 7) clips each example's gradient, adds Gaussian noise to the sum and passes the mean to
-Adam; we do the same for every optimizer. The record contains what the thesis does not report: the accountant, the
-noise multiplier, clip norm, sampling rate, steps, epochs, learning rate, seed and versions (T19). UsageError if the
-settings do not permit training, or if the loss is not finite.
+Adam. We do the same for every optimizer. Unlike the thesis, our record contains the accountant, noise multiplier, clip
+norm, sampling rate, steps, epochs, learning rate, seed and versions (T19). Raises UsageError if the settings do not
+permit training, or if the loss is not finite.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Trained:
     # Per epoch: "epoch" (from 1), "loss" (mean over the training examples that took part; not private), "test_loss",
     # "accuracy" (on the test examples) and "seconds" of training.
     rows: list[dict[str, Any]]
-    guarantee: Guarantee  # guarantee of the released model, by privacy loss distributions
+    guarantee: Guarantee  # for the released model, computed from privacy loss distributions
     record: dict[str, Any] = field(repr=False)  # everything needed to repeat and to judge the run, as JSON
 
 
@@ -62,8 +62,8 @@ def train_classifier(
 ) -> Trained:
     """Train one network on x (n, ...) in [0, 1] with labels y (n), and score it on the test examples after each epoch.
 
-    Guarantee of a private method: `Trained.guarantee`, for adding or removing one example, whose image and label are
-    both protected. It does not cover losses, scores on the test examples, or choices based on these. Without
+    Guarantee of a private method: `Trained.guarantee`, for adding or removing one example. It protects the example's
+    image and label. It does not cover losses, scores on the test examples, or choices based on these. Without
     `private_seed` its epsilon is void, because anyone who knows the seed can reproduce the noise.
 
     `listener` is called with the row of each epoch.
@@ -85,7 +85,7 @@ def train_classifier(
 
 @lru_cache(maxsize=64)
 def calibrated_noise(clip_norm: float, sampling_rate: float, epochs: int, epsilon: float, delta: float) -> float:
-    """Smallest noise multiplier, nearly, with which `epochs` epochs of Poisson sampling cost at most epsilon."""
+    """Nearly the smallest noise multiplier at which `epochs` epochs of Poisson sampling are (epsilon, delta)-DP."""
     mechanism = Mechanism.sound(clip_norm, 1.0, 1, 1, sampling_rate=sampling_rate)
     return calibrate_z0(mechanism, epochs, Budget(epsilon, delta))
 
@@ -94,11 +94,11 @@ _judged = lru_cache(maxsize=64)(judge)  # cached, because instructors differ onl
 
 
 class ClassifierTraining:
-    """The state of one training run, whose `settings` are resolved."""
+    """State of one training run; `settings` must be resolved."""
 
     def __init__(self, settings: ClassifierSettings, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
         self.settings, self.data, self.memory, self.step = settings, ImageData(x, y), Memory(), 0
-        given: Any = settings  # no field of which is None
+        given: Any = settings  # no field is None
         self.lr, self.epochs = given.lr, given.epochs
         self.model = build_classifier(settings.model, x.shape[1:], settings.classes, settings.seed, settings.activation)
         key = secrets.randbits(128) if settings.private_seed else key_from_seed(settings.seed)
@@ -177,14 +177,14 @@ class Scores:
 
     accuracy: float
     interval: tuple[float, float]  # 95 % Clopper-Pearson interval of the accuracy
-    precision: float  # these three are means over the classes; 0 for a class that is never predicted, or absent
+    precision: float  # mean over classes, like the next two; a class that is absent or never predicted counts as 0
     recall: float
     f_score: float
     confusion: list[list[int]]  # [true][predicted] counts
 
 
 def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
-    """Accuracy, and precision, recall and F-score averaged over classes: (n), (n) -> numbers; n at least 1."""
+    """Compute the accuracy, and precision, recall and F-score averaged over classes, of (n) labels, n at least 1."""
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (truth, predicted), 1)
     right, total = np.diag(confusion), int(confusion.sum())
@@ -198,11 +198,11 @@ def score_labels(truth: Classes, predicted: Classes, classes: int) -> Scores:
     return Scores(hits / total, (low, high), means[0], means[1], means[2], confusion.tolist())
 
 
-# ---- Ways to bound an example's gradient (the thesis' 2.4.8 and 3.2.2) -----------------------------------------------
+# ---- Ways to bound an example's gradient (sections 2.4.8 and 3.2.2 of the thesis) ------------------------------------
 
 
 def by_norm(gradients: Tensor, threshold: float) -> Tensor:
-    """Scale rows with a norm above the threshold down to it; leave the others, including zero rows, unchanged."""
+    """Scale rows with a norm above the threshold down to the threshold, and leave all other rows unchanged."""
     norms, units = _polar(gradients, threshold)
     return torch.where(norms > threshold, (threshold * units).to(gradients.dtype), gradients)
 
@@ -219,17 +219,17 @@ def normalising(gradients: Tensor, threshold: float) -> Tensor:
 
 
 def as_printed(gradients: Tensor, threshold: float) -> Tensor:
-    """The thesis' Algorithm 8: scale rows with a smaller norm up to the threshold, leave others unchanged (T7)."""
+    """The thesis' Algorithm 8: scale rows with a smaller norm up to the threshold, and leave others unchanged (T7)."""
     norms, units = _polar(gradients, threshold)
     return torch.where(norms <= threshold, (threshold * units).to(gradients.dtype), gradients)
 
 
 class Rule(NamedTuple):
-    """A way to bound gradients, and the resulting sensitivity.
+    """Rule for bounding gradients, and the resulting sensitivity.
 
     Guarantee: the sensitivity bounds the L2 distance by which adding or removing one example moves the sum of the rows,
-    for all finite gradients, up to the rounding of one product. UsageError if a gradient is not finite, or if the
-    threshold is not above 0.
+    for all finite gradients, up to the rounding of one product. Raises UsageError if a gradient is not finite, or if
+    the threshold is not above 0.
     """
 
     clip: Callable[[Tensor, float], Tensor]  # gradients (B, P) and a threshold -> (B, P)
@@ -247,12 +247,12 @@ RULES = {
 def _polar(gradients: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """L2 norms (B, 1) and directions (B, P), float64; a zero gradient has direction 0.
 
-    Each gradient is first divided by its largest coordinate, so that no square overflows or underflows.
+    Each gradient is first divided by its largest coordinate, which prevents squares from overflowing or underflowing.
     """
     if not 0 < threshold < math.inf:
         raise UsageError(f"the clip threshold is {threshold}: it must be greater than 0")
     if not torch.isfinite(gradients).all():
-        raise UsageError("a gradient is not finite, and C over its norm is no clip: lower the learning rate")
+        raise UsageError("a gradient is not finite, so it cannot be clipped: lower the learning rate")
     largest = gradients.double().abs().amax(1, keepdim=True)
     scaled = gradients.double() / largest.clamp_min(5e-324)
     norms = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)

@@ -1,8 +1,8 @@
 """Phase I: Gaussian noise on every pixel, its effect on the data (the thesis' statistics) and its guarantee.
 
-Source: Barzegar 2021, sections 2.6, 3.1 and 3.4.1. The thesis adds noise to training and test images before any resize;
-this is local DP (the data collector sees only noised images), not "global" as it says. Labels get no noise at all.
-UsageError for an invalid sigma, delta or shape, pixels outside [0, 1], or data sets that do not match.
+Source: Barzegar 2021, sections 2.6, 3.1 and 3.4.1. The thesis adds noise to training and test images before resizing
+them. This is local DP (the data collector sees only noised images), not "global" DP, as the thesis says. Labels get no
+noise. Raises UsageError for an invalid sigma, delta or shape, pixels outside [0, 1], or data sets that do not match.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from edp_lab.privacy.foundations import gaussian_epsilon
 from edp_lab.privacy.gdp import check_delta
 
 CLAIMED_EPSILON, CLAIMED_SIGMA = 2.5, 0.6  # section 3.5, step 1, at delta 1e-5
-# Input size of the thesis' AlexNet and VGG. Noise is added before the resize, which is then post-processing. If it were
-# added afterwards, the enlarged image would have a sensitivity of 443 instead of 28, which is attained: black stays
-# black and white stays white. The pixels would be copies, so their noise would average out.
+# Input size of the thesis' AlexNet and VGG. Images are enlarged after noise is added, so this is post-processing. If
+# noise were added afterwards, the sensitivity would be 443 instead of 28. This bound is attained, because black stays
+# black and white stays white. The enlarged pixels would be copies, so their noise would average out.
 RESIZED = (3, 256, 256)
-BLOCK = 2000  # images per chunk: float64 noise for all of MNIST would take a gigabyte
+BLOCK = 2000  # images per chunk, because float64 noise for all of MNIST would take a gigabyte
 
 Floats = NDArray[np.floating[Any]]
 
@@ -32,12 +32,12 @@ Floats = NDArray[np.floating[Any]]
 def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[np.float32]:
     """Add independent N(0, sigma^2) noise to every pixel, without clipping; any shape (n, ...).
 
-    Guarantee: `image_guarantee`, for each image; sigma 0 adds no noise and guarantees nothing. Noise and sum are
+    Guarantee for each image: see `image_guarantee`. Without noise (sigma 0), nothing is guaranteed. Noise and sum are
     float64, rounded to float32 at the end, with the caveats of `edp_lab.privacy.foundations`.
     """
     check_sigma(sigma)
     if images.size and not (images.min() >= 0 and images.max() <= 1):
-        raise UsageError("pixels must lie between 0 and 1, because the sensitivity depends on it: rescale them")
+        raise UsageError("pixels must be between 0 and 1, because the sensitivity depends on this range: rescale them")
     noised = images.astype(np.float32)
     if sigma:
         for block in np.split(noised, range(BLOCK, len(noised), BLOCK)):
@@ -46,7 +46,7 @@ def perturb(images: Floats, sigma: float, rng: np.random.Generator) -> NDArray[n
 
 
 def check_sigma(sigma: float) -> None:
-    """Raise UsageError unless sigma is between 0 and a million, which is far more than hides a pixel in [0, 1]."""
+    """Raise UsageError unless sigma is between 0 and a million, far more than is needed to hide a pixel in [0, 1]."""
     if not 0 <= sigma <= 1e6:
         raise UsageError(f"sigma is {sigma}: the noise on a pixel must have a standard deviation from 0 to 1,000,000")
 
@@ -62,11 +62,11 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A data set before and after noise."""
+    """Statistics of a data set before and after noise is added."""
 
     before: Statistics
     after: Statistics
-    covariance: float  # of a pixel before and after noise, over all pixels; equations 2.29 and 2.30
+    covariance: float  # between the pixels before and after noise, over all pixels; equations 2.29 and 2.30
     correlation: float
     # Mean over images of equation 3.4, the correlation within an image (the thesis' "0.8125"); None if no image has any
     # contrast.
@@ -75,17 +75,17 @@ class Perturbation:
 
 
 def compare(before: Floats, after: Floats) -> Perturbation:
-    """The thesis' statistics of a data set and its noised copy, both (n, ...).
+    """Compute the thesis' statistics of a data set and its noised copy, both (n, ...).
 
-    None of them measures privacy: they measure how much of the signal is left.
+    None of these measures privacy: they measure how much of the signal is left.
     """
     if before.shape != after.shape or not before.size:
-        raise UsageError(f"cannot compare images of shape {before.shape} with noised ones of shape {after.shape}")
+        raise UsageError(f"cannot compare images of shape {before.shape} with noised images of shape {after.shape}")
     original, noised = statistics(before), statistics(after)
     covariance = float(np.mean((before - original.mean) * (after - noised.mean), dtype=np.float64))
     spread = original.standard_deviation * noised.standard_deviation
     noise_variance = float(np.var(after - before, dtype=np.float64))
-    total, count = 0.0, 0  # correlations of images with contrast: sum and number
+    total, count = 0.0, 0  # sum and number of correlations of images with contrast
     for start in range(0, len(before), BLOCK):
         correlations = image_correlations(*(part[start : start + BLOCK] for part in (before, after)))
         total += float(np.nansum(correlations))
@@ -101,7 +101,7 @@ def compare(before: Floats, after: Floats) -> Perturbation:
 
 
 def image_correlations(before: Floats, after: Floats) -> NDArray[np.float64]:
-    """Correlation of each image with its counterpart (equation 3.4): (n, ...) twice -> (n); NaN without contrast."""
+    """Correlation of each image with its noised copy (equation 3.4): (n, ...) twice -> (n); NaN without contrast."""
     a, b = (images.reshape(len(images), -1) for images in (before, after))
     a, b = (flat - flat.mean(axis=1, keepdims=True, dtype=np.float64) for flat in (a, b))
     with np.errstate(invalid="ignore"):
@@ -116,7 +116,7 @@ def statistics(images: Floats) -> Statistics:
 
 @dataclass(frozen=True)
 class ImageGuarantee:
-    """Guarantee of noise `sigma` per pixel, for replacing one image by any other, at `delta`."""
+    """Guarantee at `delta` for replacing one image by any other, with noise `sigma` on each pixel."""
 
     sigma: float
     delta: float
@@ -129,7 +129,7 @@ class ImageGuarantee:
 def image_guarantee(shape: Sequence[int], sigma: float, delta: float) -> ImageGuarantee:
     """Guarantee of Phase I for images of one `shape`, such as (1, 28, 28).
 
-    Reference: (1, 28, 28), sigma 0.6, delta 1e-5 -> sensitivity 28, epsilon 1287; the thesis says 2.5.
+    Reference: (1, 28, 28), sigma 0.6, delta 1e-5 -> sensitivity 28, epsilon 1287. The thesis claims 2.5.
     """
     check_sigma(sigma)
     check_delta(delta)

@@ -1,13 +1,13 @@
-"""The thesis' three phases as one pipeline, and what they actually guarantee.
+"""The thesis' three phases as one pipeline, and their actual guarantees.
 
 Phase I adds noise to the pixels of training and test images (`perturbation`). Phase II trains N instructors on disjoint
-parts of the training set, which vote on the labels of public images (`votes`). Phase III trains an understudy on these
-labels, and only the understudy is released. The public images are nine tenths of the test set; the last tenth is used
-for scoring.
+parts of the training set, and the instructors vote on the labels of public images (`votes`). Phase III trains an
+understudy on these labels, and only the understudy is released. The public images are nine tenths of the test set; the
+last tenth is used for scoring.
 
-The understudy's epsilon is that of its labels (`votes`), whatever else was done: phase I does not protect labels,
-phase II guarantees nothing without noise, and guarantees do not multiply. UsageError if settings or data are
-invalid, before anything is trained.
+The understudy's epsilon is the epsilon of its labels (`votes`), whatever the other phases do. Phase I does not protect
+labels, phase II guarantees nothing without noise, and guarantees do not multiply. Raises UsageError before any training
+if settings or data are invalid.
 
 Source: Barzegar 2021, chapters 3 and 4; phases II and III are PATE (Papernot et al. 2017).
 """
@@ -47,7 +47,7 @@ from edp_lab.training.run_files import versions
 
 Rows = list[dict[str, Any]]
 
-PARALLEL_FROM = 10_000  # training examples; with fewer, starting processes takes longer than it saves
+PARALLEL_FROM = 10_000  # training examples; with fewer, starting processes takes more time than it saves
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ class Part:
     rows: Rows  # per epoch: loss, test loss, accuracy, seconds; empty for a vote
     seconds: float  # training time
     conditional_epsilon: float | None  # for one training example, see `ThreePhaseRecord.status`
-    image_epsilon: float | None  # for its image only, by phase I or the above; None without a guarantee
+    image_epsilon: float | None  # for only the example's image, by any phase; None without a guarantee
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Accuracy of the labels that the vote gave to the public images."""
+    """Accuracy of the labels that the vote assigned to the public images."""
 
     queries: int
     right: float  # share of correct labels
-    right_without_noise: float  # the same for the exact vote counts
+    right_without_noise: float  # share of correct labels with exact vote counts
 
 
 @dataclass
@@ -79,11 +79,11 @@ class ThreePhaseRecord:
     settings: ThreePhaseSettings
     data: dict[str, Any]  # name, sizes and checksum
     pixels: dict[str, Perturbation] = field(default_factory=dict)  # "train" and "test" before and after phase I
-    image_guarantee: ImageGuarantee | None = None  # of phase I
+    image_guarantee: ImageGuarantee | None = None  # guarantee of phase I
     parts: list[Part] = field(default_factory=list)
     labels: Labels | None = None  # labels of the vote
-    privacy: VoteAccount | None = None  # their privacy cost
-    # Status: `IDEAL` (its noise is floating-point), `VOID` (anyone who knows the seed can reproduce it), or "none".
+    privacy: VoteAccount | None = None  # privacy cost of the labels
+    # `IDEAL` (except for floating-point noise), `VOID` (anyone who knows the seed can reproduce the noise), or "none".
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
     not_private: str = NOT_PRIVATE  # parts of this record that must not be published with the understudy
@@ -104,12 +104,12 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ---- Networks, here or in several processes --------------------------------------------------------------------------
+# ---- Networks, trained in one process or several ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Event:
-    """Event: a network has completed an epoch."""
+    """Progress report: a network has completed an epoch."""
 
     part: str
     epoch: int
@@ -169,8 +169,8 @@ def run_three_phase(
     """Run the phases on `images`, train a plain model for comparison, and account for the understudy's privacy.
 
     Formal guarantee: `privacy` of the record, for the understudy and everything computed from it and public images.
-    Neighbours: one training example replaced. Its instructor depends only on its position. Caveats: real numbers and a
-    non-cryptographic generator, see `edp_lab.privacy.foundations`.
+    Neighbours differ by replacing one training example; its instructor depends only on its position. The guarantee
+    assumes real numbers and an ideal random generator (see the caveats in `edp_lab.privacy.foundations`).
 
     Args:
         listener: called after every epoch; for instructors, only after the last one.
@@ -189,7 +189,7 @@ def run_three_phase(
 
 
 class _Run:
-    """State shared by the phases, and the record that they fill. `images` are noised from phase I on."""
+    """State shared by the phases, and the record that they fill. Phase I adds noise to `images`."""
 
     def __init__(self, settings: ThreePhaseSettings, images: Images, listener: Listener) -> None:
         self.public = int(PUBLIC_SHARE * len(images.test))
@@ -236,15 +236,15 @@ class _Run:
             self._keep(job, done, done.guarantee.conditional_epsilon)
         self.voters = [done.model for done in trained]
         # Parallel composition: votes are as private as the worst instructor, if all other examples keep their
-        # instructor in the neighbouring data set. Splitting n - 1 examples would move them, so this is the epsilon of
-        # removing an example whose place stays empty.
+        # instructor in the neighbouring data set. Splitting the other n - 1 examples again would move them, so this
+        # epsilon is for removing an example and leaving its place empty.
         epsilons = [done.guarantee.conditional_epsilon for done in trained]
         worst = None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
         predicted = self._counts(slice(self.public, None)).argmax(axis=1)
         self._add(HARD, examples, predicted, worst, [], sum(part.seconds for part in self.record.parts[-len(jobs) :]))
 
     def label(self) -> None:
-        """Label the public images by vote, and account for its privacy cost."""
+        """Label the public images by vote, and account for the privacy cost of the vote."""
         queries = self.settings.labels or self.public
         counts, aggregator = self._counts(slice(queries)), self.settings.aggregator()
         account = self.record.privacy = account_votes(aggregator, queries, self.settings.delta)
@@ -264,8 +264,8 @@ class _Run:
         assert account is not None
         labelled = self.images.test[: len(self.answers)]
         job = self._job(UNDERSTUDY, labelled, self.answers, self.settings.understudy_method)
-        # Only its labels cost epsilon (T15): private training would protect images that are public and labels that
-        # already have noise.
+        # Epsilon depends only on the labels (T15): private training would protect images that are public and labels
+        # that are already noisy.
         epsilon = account.epsilon if math.isfinite(account.epsilon) else None
         self._keep(job, job.train(self.listener), epsilon)
 
@@ -299,8 +299,8 @@ def _check(settings: ThreePhaseSettings, images: Images, public: int) -> None:
     if voters > fewest:
         rare = f"class {rarest}, which has {fewest} training example{'' if fewest == 1 else 's'}"
         who = f"{voters} instructor{'' if voters == 1 else 's'}"
-        raise UsageError(f"{who} cannot all see {rare}: use {fewest} at most")
+        raise UsageError(f"{who} cannot all see {rare}: use at most {fewest}")
     if not 0 < public < len(images.test):
-        raise UsageError(f"a test set of {len(images.test)} leaves none to label or none to test on: take at least 2")
+        raise UsageError(f"a test set of {len(images.test)} is too small for labelling and testing: use at least 2")
     if (settings.labels or 0) > public:
-        raise UsageError(f"{settings.labels} labels, but there are {public} public images: ask for no more than that")
+        raise UsageError(f"{settings.labels} labels exceed the {public} public images: ask for at most that many")

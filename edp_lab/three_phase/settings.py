@@ -1,6 +1,6 @@
 """Settings of the three phases and of each network, validated.
 
-Importing this loads neither torch nor numpy: ``edp-lab three-phase --help`` reads the fields of `ThreePhaseSettings`.
+Importing this module loads neither torch nor numpy, because ``edp-lab three-phase --help`` reads `ThreePhaseSettings`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from edp_lab.training.config import COUNT, SEED
 if TYPE_CHECKING:
     from edp_lab.three_phase.votes import Aggregator
 
-PUBLIC_SHARE = 0.9  # of the test set
+PUBLIC_SHARE = 0.9  # share of the test set that the vote may label
 PLAIN, ONE, HARD, UNDERSTUDY = "plain model", "one instructor", "hard vote", "understudy"
-# Tables 4.4 (no privacy), 4.5 (phase I alone) and 4.7 (all three).
+# Accuracy as printed in tables 4.4 (no privacy), 4.5 (phase I alone) and 4.7 (all three phases).
 THESIS_ACCURACY = {
     "cnn": {PLAIN: 0.98, ONE: 0.97, UNDERSTUDY: 0.95},
     "alexnet": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.96},
     "vgg": {PLAIN: 0.99, ONE: 0.98, UNDERSTUDY: 0.97},
 }
-FEWEST_STEPS = 300  # minimum for a network trained without privacy, even on few examples
+FEWEST_STEPS = 300  # minimum number of steps of a network trained without privacy, even on few examples
 SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to SMALL examples, batches are smaller
 NOT_PRIVATE = (
-    "scores and losses of all but the understudy, the votes, their statistics, statistics of the pixels, checksum and "
-    "size of the data, and whether and where a run failed"
+    "scores and losses of all networks but the understudy, the votes and their statistics, statistics of the pixels, "
+    "checksum and size of the data, and whether and where a run failed"
 )
 
 DELTA = 1e-5
 SPENT = {"epsilon": 7.0, "clip_norm": 0.2}  # for private methods; 7 is the thesis' main setting (chapter 6)
-LARGEST_RATE = 0.25  # default maximum Poisson sampling rate: small data sets get smaller batches,
-LEAST_STEPS = 300  # and more epochs
+LARGEST_RATE = 0.25  # maximum Poisson sampling rate by default, which gives small data sets smaller batches
+LEAST_STEPS = 300  # minimum number of steps by default, which gives small data sets more epochs
 PRIVATE_METHODS = ("dp-sgd", "dp-adam")
-# By method. Chosen on the last 5,000 of MNIST's training images; private methods at epsilon 2.93 and delta 1e-5.
+# Defaults by method, chosen on the last 5,000 training images of MNIST (private methods: epsilon 2.93, delta 1e-5).
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
     "adam": {"lr": 2e-3, "batch_size": 64, "epochs": 10, "weight_decay": 0.0},
@@ -54,19 +54,19 @@ class ClassifierSettings:
     epsilon: float | None = None  # budget of a private method at `delta`, to which its noise is calibrated
     delta: float = DELTA
     clip_norm: float | None = None  # C, the L2 bound on each example's gradient
-    # Examples per step; for a private method the expected number, each with probability batch_size / n. None: for a
-    # private method at most a quarter of the examples.
+    # Number of examples per step; for a private method, the expected number under Poisson sampling. The default of a
+    # private method is at most a quarter of the examples.
     batch_size: int | None = None
     epochs: int | None = None  # passes, or the equivalent in Poisson steps; None: on small data, enough for 300 steps
     lr: float | None = None  # learning rate of the first step, from which it falls linearly to 0
     # lambda of decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101): a step first shrinks each weight
-    # by the factor 1 - lr lambda. Otherwise noise makes weights grow until tanh saturates. It costs no privacy.
+    # by the factor 1 - lr lambda. Without it, noise makes weights grow until tanh saturates. Epsilon stays the same.
     weight_decay: float | None = None
-    classes: int = 10  # labels are 0 up to classes - 1
-    # Seed of the weights, and of order and noise unless `private_seed`. Runs on different data need different seeds:
-    # two runs with the same noise could be subtracted.
+    classes: int = 10  # number of classes; labels are from 0 to classes - 1
+    # Seed of the weights, and without `private_seed` of order and noise. Runs on different data need different seeds,
+    # because subtracting two runs with the same noise would remove it.
     seed: int = 0
-    private_seed: bool = False  # draw the key of order and noise from the operating system, and forget it
+    private_seed: bool = False  # draw the key of order and noise from the operating system, and discard it
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -74,7 +74,7 @@ class ClassifierSettings:
             raise UsageError(f"unknown method {self.method!r}: choose {', '.join(DEFAULTS)}")
         if not self.private and (self.epsilon, self.clip_norm) != (None, None):
             raise UsageError(
-                f"method {self.method!r} adds no noise: drop epsilon and clip norm, or use dp-{self.method}"
+                f"method {self.method!r} adds no noise: omit epsilon and clip norm, or use dp-{self.method}"
             )
         if self.private:
             from edp_lab.privacy.calibration import Budget
@@ -92,7 +92,7 @@ class ClassifierSettings:
         given = {name: value for name, value in asdict(self).items() if value is not None}
         size = given.get("batch_size", min(defaults["batch_size"], most))
         if size > examples:
-            raise UsageError(f"batch size is {size}, for {examples} training examples: lower it")
+            raise UsageError(f"batch size {size} exceeds the number of training examples ({examples}): lower it")
         epochs = max(defaults["epochs"], math.ceil(LEAST_STEPS * size / examples))
         return replace(self, **{**defaults, "batch_size": size, "epochs": epochs, **given})
 
@@ -105,15 +105,15 @@ class ThreePhaseSettings:
     # Phases to include; without phase 2 there is one instructor, trained on all training examples.
     phases: tuple[int, ...] = (1, 2, 3)
     sigma: Annotated[float, "Phase I: standard deviation of the noise on a pixel in [0, 1]."] = 0.6
-    instructors: Annotated[int, "Phase II: number of networks, each on its own part of the training set.", COUNT] = 10
+    instructors: Annotated[int, "Phase II: number of networks; each gets its own part of the training set.", COUNT] = 10
     vote: Annotated[str, "Kind of vote: hard, laplace or gaussian."] = "laplace"
     vote_epsilon: Annotated[float, "Epsilon of one noisy label; the epsilon of all labels together is larger."] = 0.2
-    labels: Annotated[int | None, "Number of public images to label, from the first on (default: all).", COUNT] = None
-    method: Annotated[str, "Training method of the instructors: adam, sgd, dp-adam (the thesis') or dp-sgd."] = "adam"
-    understudy_method: Annotated[str, "Phase III: training method of the understudy, one of the same four."] = "adam"
+    labels: Annotated[int | None, "Number of public images to label, from the first (default: all).", COUNT] = None
+    method: Annotated[str, "Training method of instructors: adam, sgd, dp-adam (as in the thesis) or dp-sgd."] = "adam"
+    understudy_method: Annotated[str, "Phase III: training method of the understudy (same choices)."] = "adam"
     train_epsilon: Annotated[float, "Epsilon of each network trained with a private method, at --delta."] = 7.0
     delta: Annotated[float, "Delta of (epsilon, delta): a slack that should be well below 1/n."] = 1e-5
-    epochs: Annotated[int | None, "Number of epochs of every network (default: by its examples).", COUNT] = None
+    epochs: Annotated[int | None, "Number of epochs of every network (default: depends on its data).", COUNT] = None
     seed: Annotated[int, "Seed, published so that the run can be repeated.", SEED] = 0
     private_seed: Annotated[bool, "Draw all noise from a secret key, so that an epsilon is guaranteed."] = False
 
@@ -125,8 +125,8 @@ class ThreePhaseSettings:
         object.__setattr__(self, "phases", tuple(sorted(set(self.phases))))
         if not self.phases or not set(self.phases) <= {1, 2, 3}:
             raise UsageError(f"phases are {', '.join(map(str, self.phases)) or 'none'}: choose some of 1, 2 and 3")
-        for of, epsilon in (("a vote", self.vote_epsilon), ("a private training", self.train_epsilon)):
-            if not 0 < epsilon < math.inf:  # even if it is not used
+        for of, epsilon in (("a vote", self.vote_epsilon), ("private training", self.train_epsilon)):
+            if not 0 < epsilon < math.inf:  # checked even if unused
                 raise UsageError(f"the epsilon of {of} is {epsilon}: it must be a finite number greater than 0")
         check_sigma(self.sigma)
         check_delta(self.delta)

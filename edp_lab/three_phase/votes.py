@@ -1,15 +1,15 @@
 """Votes of instructors on labels (PATE), and the privacy cost of one label and of all labels together.
 
 Noise makes a vote private. One training example changes at most one instructor, so at most one vote moves from one
-class to another: the counts of two neighbours differ by 2 in L1 and by sqrt(2) in L2. Predictions of N instructors for
-Q queries are labels (N, Q); counts are (Q, K).
+class to another. The counts of two neighbours differ by at most 2 in L1 and sqrt(2) in L2. Predictions of N instructors
+for Q queries are labels (N, Q); counts are (Q, K).
 
 N. Papernot, M. Abadi, U. Erlingsson, I. Goodfellow, K. Talwar, "Semi-supervised knowledge transfer for deep learning
 from private training data", ICLR 2017 (arXiv 1610.05755); N. Papernot, S. Song, I. Mironov, A. Raghunathan, K. Talwar,
 U. Erlingsson, "Scalable private learning with PATE", ICLR 2018 (arXiv 1802.08908). We omit their data-dependent bounds:
 an epsilon computed from the votes is itself private and cannot be published.
 
-All bounds are rounded up. UsageError if votes, noise or budget are invalid.
+All bounds are rounded up. Functions raise UsageError if votes, noise or budget are invalid.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ class Aggregator:
     """Voting method with its noise."""
 
     vote: Vote
-    noise: float = 0.0  # per count: scale b of Laplace noise (PATE's 1 / gamma), std of Gaussian noise, or 0
+    noise: float = 0.0  # on each count: scale b of Laplace noise (PATE's 1 / gamma), std of Gaussian noise, or 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vote", Vote(self.vote))
         private = self.vote in PRIVATE
         if not 0 <= self.noise < math.inf or (self.noise > 0) != private:
-            needs = "must be a finite number greater than 0" if private else "must be 0: it adds none"
+            needs = "must be a finite number greater than 0" if private else "must be 0, as this vote is exact"
             raise UsageError(f"the noise of a {self.vote} vote is {self.noise}: it {needs}")
 
     @classmethod
     def for_epsilon(cls, vote: Vote | str, epsilon: float, delta: float) -> Aggregator:
-        """Aggregator whose every query is epsilon-DP (Laplace) or (epsilon, delta)-DP (Gaussian).
+        """Make an aggregator with epsilon-DP (Laplace) or (epsilon, delta)-DP (Gaussian) for each query.
 
-        Neighbours: one training example replaced, see the top of this file. Laplace noise has the scale 2 / epsilon.
-        A vote without noise ignores epsilon.
+        Neighbours differ by replacing one training example (see the top of this file). The scale of Laplace noise is
+        2 / epsilon. A vote without noise ignores epsilon.
         """
         vote = Vote(vote)
         if vote not in PRIVATE:
@@ -92,7 +92,7 @@ class Aggregator:
     def labels(self, counts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Label of every query: (Q, K) -> (Q).
 
-        Guarantee for one query and for all: `account_votes`. A hard vote has none.
+        See `account_votes` for the guarantee for one query and for all. A hard vote guarantees nothing.
         """
         if self.vote is Vote.HARD:
             return counts.argmax(axis=1)
@@ -105,9 +105,9 @@ def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
     """Number of instructors that voted for each class: labels (N, Q) -> (Q, K)."""
     votes = np.asarray(predictions)
     if votes.ndim != 2 or not votes.shape[0]:
-        raise UsageError("a vote needs the predictions of at least one instructor, one row for each")
+        raise UsageError("a vote needs one row of predictions per instructor, and at least one instructor")
     if votes.size and (votes.dtype.kind not in "iu" or votes.min() < 0 or votes.max() >= classes):
-        raise UsageError(f"instructors may vote for 0 to {classes - 1}, the number of classes less 1, and nothing else")
+        raise UsageError(f"every vote must be a class from 0 to {classes - 1}")
     counts = np.zeros((votes.shape[1], classes), dtype=np.int64)
     for row in votes:
         counts[np.arange(len(row)), row] += 1
@@ -117,19 +117,20 @@ def vote_counts(predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
 def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np.float64]:
     """Probability of each label under a noisy vote: (K) -> (K), correct to 1e-12.
 
-    P[j] is the integral of noise density at x - count_j times the product of the noise distribution at x - count_i.
-    Ten voters who agree, ten classes, Laplace: 0.26 at scale 10, 0.50 at scale 5.
+    P[j] is the integral of the noise density at x - count_j times the product of the distributions at x - count_i.
+    Reference: if ten voters agree on one of ten classes, its probability is 0.26 with Laplace noise of scale 10 and
+    0.50 with scale 5.
     """
     if aggregator.vote not in PRIVATE:
         raise UsageError(f"a {aggregator.vote} vote has no noise: its label is certain")
     votes = np.asarray(counts, dtype=np.float64) / aggregator.noise
     laplace = aggregator.vote is Vote.LAPLACE
-    # Intervals of length 1 that end at every count, where Laplace densities have kinks: the integrand is smooth inside.
+    # The integrand is smooth inside intervals of length 1 that end at every count, where Laplace densities have kinks.
     reach = 40.0 if laplace else 9.0
     ends = np.unique(votes[:, None] + np.arange(-reach, reach + 1))
     half = np.diff(ends)[:, None] / 2
     x = ((ends[:-1, None] + half) + half * NODES).ravel() - votes[:, None]  # (K, X)
-    if laplace:  # as in scipy.stats, in a third of the time
+    if laplace:  # the formulas of scipy.stats, in a third of the time
         density = np.exp(-np.abs(x)) / 2
         below = np.where(x < 0, density, 1 - density)
     else:
@@ -138,7 +139,7 @@ def label_probabilities(counts: ArrayLike, aggregator: Aggregator) -> NDArray[np
     return (density * others) @ (half * WEIGHTS).ravel()
 
 
-# ---- What they cost --------------------------------------------------------------------------------------------------
+# ---- Privacy cost ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,10 @@ class VoteAccount:
     """Privacy cost of the labels of all queries together, for replacing one training example in its place."""
 
     queries: int  # number of queries answered
-    delta: float  # for every epsilon here, except that of one Laplace query, which holds at delta 0
-    query_epsilon: float  # for one query; for a vote without noise, both this and `epsilon` are inf
-    composed: dict[str, float]  # for all queries, by composition method
-    epsilon: float  # the smallest of these, which is the guarantee
+    delta: float  # delta of every epsilon below, except for one Laplace query, which has delta 0
+    query_epsilon: float  # epsilon of one query; for a vote without noise, both this and `epsilon` are inf
+    composed: dict[str, float]  # epsilon of all queries together, by composition method
+    epsilon: float  # guaranteed epsilon, the smallest of these
 
 
 def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAccount:
@@ -166,7 +167,7 @@ def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAcc
 
 
 def query_epsilon(aggregator: Aggregator, delta: float) -> float:
-    """Epsilon of one query: 2 / scale at delta 0 for Laplace noise, otherwise that of the noised counts at `delta`."""
+    """Epsilon of one query: 2 / scale at delta 0 for Laplace noise; epsilon of the counts at `delta` for Gaussian."""
     if aggregator.vote not in PRIVATE:
         return math.inf
     if aggregator.vote is Vote.LAPLACE:
@@ -177,7 +178,7 @@ def query_epsilon(aggregator: Aggregator, delta: float) -> float:
 def composed_epsilons(aggregator: Aggregator, queries: int, delta: float) -> dict[str, float]:
     """Epsilon of this number of queries at `delta`, by each composition method, for any votes; each is a valid bound.
 
-    Empty for a vote without noise.
+    The result is empty for a vote without noise.
 
     * Laplace, pure epsilon: the plain sum; advanced composition; zero-concentrated DP with rho = queries epsilon^2 / 2
       (Bun and Steinke 2016, proposition 1.4); Renyi DP (PATE 2017's moments accountant with the better conversion).
@@ -208,9 +209,9 @@ def _mu(aggregator: Aggregator) -> float:
 class PartitionCost(NamedTuple):
     """Epsilon of private training on all examples and on parts of them, at one delta."""
 
-    one: float  # for a single model on all examples
-    # For N instructors together, each on its part: the maximum, by parallel composition (McSherry 2009, theorem 4),
-    # for an example removed whose place stays empty. If others moved to another part, two parts would change.
+    one: float  # epsilon of a single model on all examples
+    # For N instructors together, each on its part: the maximum, by parallel composition (McSherry 2009, theorem 4), for
+    # removing an example and leaving its place empty. If other examples moved to another part, two parts would change.
     together: float
     claimed: float  # one / N, the thesis' "ten times more private"
 
@@ -225,7 +226,7 @@ def partition_cost(
     if not 1 <= batch_size <= examples // max(instructors, 1) or instructors < 1 or epochs < 1:
         raise UsageError(
             f"{instructors} parts of {examples} examples, {epochs} epochs in batches of {batch_size}: "
-            "give at least one part and one epoch, and parts no smaller than a batch"
+            "use at least one part and one epoch, and parts no smaller than a batch"
         )
     one, each = (
         _training_epsilon(batch_size / size, epochs, noise_multiplier, delta)

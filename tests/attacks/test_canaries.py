@@ -195,7 +195,7 @@ def test_interval_of_the_mean_is_student_s_cut_to_what_is_possible_and_of_equal_
         ({"methods": []}, "no method"),
         ({"repetitions": (1.5,)}, "1.5"),
         ({"references": 0}, "references is 0"),
-        ({"references": 30_000}, "20,000 in all"),
+        ({"references": 30_000}, "the limit is 20,000"),
         ({"repetitions": (0, 100)}, "outnumber"),
     ],
 )

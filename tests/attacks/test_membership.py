@@ -64,7 +64,7 @@ def test_sides_are_those_of_the_split_and_one_that_leaks_makes_an_attack_worthle
     attacked = attack_loss(overfitted)
     for fault in ({"leaks": True}, {"duplicates": 3}):
         vars(attacked.target)["guards"] = target.guards._replace(**fault)
-        assert "worthless" in attacked.verdict
+        assert "invalid" in attacked.verdict
     vars(attacked.target)["guards"] = target.guards
     bound = {"auc": 0.51}
     assert "more than epsilon allows" in replace(attacked, result=replace(attacked.result, bound=bound)).verdict
@@ -95,14 +95,14 @@ def test_copies_of_a_text_are_protected_together(trains, tmp_path):
 
 
 def test_bad_targets_are_refused_in_a_sentence(overfitted, trains, tmp_path):
-    with pytest.raises(UsageError, match=f"it takes {LEAST_MEMBERS}"):
+    with pytest.raises(UsageError, match=f"which needs {LEAST_MEMBERS}"):
         equal_sides(split(generate(100, 1), 0), 0)
     own = load_target(overfitted).config.corpus
     labels = trains("labels", "smart-home-health", method="sgd")
     members = trains("members", own, method="sgd", seed=1)  # with the same labels and the same size
     for run in (labels, members):
         shutil.copy(overfitted / "record.json", run / "record.json")
-        with pytest.raises(UsageError, match="not the one of the run's record"):
+        with pytest.raises(UsageError, match="does not match the run's record"):
             load_target(run)
     write_jsonl(generate(400, 6), tmp_path / "changed.jsonl")
     record = read_record(overfitted)
@@ -178,8 +178,8 @@ def test_shadow_attacks_refuse_what_makes_no_sense(overfitted, tmp_path):
     own = load_target(overfitted).config.corpus
     shutil.copy(own, tmp_path / "copy.jsonl")
     for shadow, said in (
-        (own, "give the attack the answers"),
-        (str(tmp_path / "copy.jsonl"), "give the attack the answers"),
+        (own, "would know the answers"),
+        (str(tmp_path / "copy.jsonl"), "would know the answers"),
         ("nowhere", "nowhere"),
     ):
         with pytest.raises(UsageError, match=said):

@@ -232,7 +232,7 @@ def test_directions_are_orthonormal():
     assert torch.allclose(rows @ rows.T, torch.eye(7), atol=1e-6)
     projected = np.array([directions.project(row, everyone) for row in rows])
     assert np.allclose(projected, np.eye(7), atol=1e-6)
-    with pytest.raises(UsageError, match="8 canaries for a model of 7 weights"):
+    with pytest.raises(UsageError, match="8 canaries are too many for a model with 7 weights"):
         Directions(3, 8, 7)
 
 

@@ -283,7 +283,7 @@ def die(*_: object) -> None:
 
 
 def test_whatever_ends_the_work_one_sentence_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = f"finished shadow models are kept in {tmp_path}, so that the same attack resumes from there$"
+    kept = f"finished shadow models are kept in {tmp_path}: run the same attack again to resume$"
     with pytest.raises(KeyboardInterrupt, match=f"^interrupted; {kept}"):
         shadow_logits(CONFIG, CORPUS, PEOPLE, 4, cache=tmp_path, progress=Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr(lira_module, "_logits", die)

@@ -169,7 +169,7 @@ def test_summary_as_json_has_what_is_promised():
     assert set(content) == {*names, "confidence"}
     assert (content["attack"], content["members"], content["non_members"]) == ("loss", 300, 200)
     assert content["auc_interval"] == list(auc_interval(members, non_members))
-    there = "and there are 200"
+    there = "but there are 200"
     rate, told, bound = tpr_at_fpr(members, non_members, 0.01), content["tpr_at_fpr"], dp_bound(2.0, 1e-5)
     assert (told["0.01"]["value"], told["0.01"]["interval"]) == (rate.value, list(rate.interval))
     assert told["0.01"]["guessing"]["value"] == 3 / 201
@@ -230,7 +230,7 @@ def test_fine_split_is_called_fine_whatever_its_order():
     members, non_members = UTTERANCES[:300], UTTERANCES[300:]
     guards = check_split(members, non_members)
     assert (guards.leaks, guards.duplicates) == (False, 0)
-    assert guards.message.startswith("Fine: words alone do not tell the 300 members from as many non-members (AUC 0.")
+    assert guards.message.startswith("Fine: words alone do not distinguish the 300 members from as many non-members")
     assert check_split(members[::-1], non_members[::-1]) == guards
 
 
@@ -268,7 +268,7 @@ def test_texts_on_both_sides_are_counted_copies_are_no_evidence_and_all_is_said_
     assert guards.leaks
     assert "The split leaks" in guards.message
     assert "; 1 text is on both sides: keep" in guards.message
-    assert guards.message.endswith("; 101 members face 120 non-members: draw equally many.")
+    assert guards.message.endswith("; 101 members and 120 non-members are compared: draw equal numbers.")
     assert guards.message.count(".") - guards.message.count("0.") == 1
 
 
@@ -282,9 +282,9 @@ def test_few_distinct_texts_are_enough_for_folds_that_leave_both_sides_to_learn_
 @pytest.mark.parametrize(
     ("members", "non_members", "culprit"),
     [
-        (UTTERANCES[:49], UTTERANCES[49:200], "there are 49 members: an attack needs at least 50"),
-        (UTTERANCES[:50], UTTERANCES[50:52], "there are 2 non-members"),
-        (UTTERANCES[:60], UTTERANCES[60:64] * 20, "the non-members hold only 4 distinct texts"),
+        (UTTERANCES[:49], UTTERANCES[49:200], "there are only 49 members: use a larger corpus"),
+        (UTTERANCES[:50], UTTERANCES[50:52], "there are only 2 non-members"),
+        (UTTERANCES[:60], UTTERANCES[60:64] * 20, "the non-members have only 4 distinct texts"),
     ],
 )
 def test_too_few_utterances_are_refused(members, non_members, culprit):

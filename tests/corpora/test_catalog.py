@@ -122,8 +122,8 @@ def own_corpus(folder: Path, *rows: tuple[str, ...], tokens: str = "words", **fi
 PLAIN = [(f"{word} number {k}", word) for k in range(12) for word in ("play", "stop")]
 CHINESE = ["打开客厅的灯", "今天天气怎么样", "明天早上叫我起床"]
 SLIPS = {  # rows, and the only note about them
-    "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has a single utterance"),
-    "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have a single"),
+    "a few utterances": ([("go on", "go"), ("go off", "go"), ("do", "d0")], "intent 'd0' has only one utterance"),
+    "one example a class": ([(f"do it {k}", f"i{k}") for k in range(40)], "40 intents, such as 'i0', have only one"),
     "capitals": ([*PLAIN, ("a b", "Play"), ("c d", "Play")], "intents 'Play' and 'play' differ"),
     "zero width": ([*PLAIN, ("a b", "play\u200b"), ("c d", "play\u200b")], r"intents 'play' and 'play\u200b' differ"),
     "full width": ([*PLAIN, ("a b", "ｐｌａｙ"), ("c d", "ｐｌａｙ")], "intents 'play' and 'ｐｌａｙ' differ"),
@@ -133,7 +133,7 @@ SLIPS = {  # rows, and the only note about them
     ),
     "two pairs": (
         [*PLAIN, ("a b", "Play"), ("c d", "Play"), ("e f", "STOP"), ("g h", "STOP")],
-        "alone, and 1 more such groups:",
+        "form, and 1 more such groups:",
     ),
     "a text of two": (
         [*PLAIN, ("stop number 3", "play")],
@@ -182,18 +182,18 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
     odd = [*rows, ("call 5 and 6", "call", "O B-jane_doe O B-jane_doe")]
     assert own_corpus(tmp_path, *rows).warnings == ()
     (note,) = own_corpus(tmp_path, *odd).warnings
-    assert note == "slot 'jane_doe' has a single utterance: is it a mistake? The model will contain that name"
+    assert note == "slot 'jane_doe' has only one utterance: is this a mistake? The model will contain this name"
     (note,) = own_corpus(tmp_path, *rows, ("a b", "call", "B-x I-x"), ("a c", "call", "B-y B-z")).warnings
     assert note.startswith("3 slots, such as ")
     assert own_corpus(tmp_path, *odd, intents="call", slots="name\njane_doe\n").warnings == ()
     (note,) = own_corpus(tmp_path, *rows, intents="call", slots="name\nName\n").warnings
-    assert note.startswith("slots 'Name' and 'name' differ by capitals")
+    assert note.startswith("slots 'Name' and 'name' differ only in capitals")
 
 
 def test_intents_without_a_training_utterance_are_noted_after_the_split(tmp_path):
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\n", slots="")
     (note,) = notes_on_split(corpus, split(corpus, 0))
-    assert note == "intent 'pause' has no training utterance, and cannot be learnt: add utterances"
+    assert note == "intent 'pause' has no training utterances and cannot be learnt: add utterances"
     corpus = own_corpus(tmp_path, *PLAIN, intents="play\nstop\npause\nskip\n", slots="")
     assert next(iter(notes_on_split(corpus, split(corpus, 0)))).startswith(
         "2 intents, such as 'pause', have no training"
@@ -222,11 +222,11 @@ def test_characters_cut_text_without_spaces_and_keep_marks_and_slots_whole(tmp_p
 @pytest.mark.parametrize(
     ("text", "tokens", "message"),
     [
-        ("a " * 20_000, "words", "line 25: the utterance has 20,000 words, and at most 1,000 are read: cut it"),
+        ("a " * 20_000, "words", "line 25: the utterance has 20,000 words, but at most 1,000 are allowed: split it"),
         ("a " * 1001, "words", "line 25: the utterance has 1,001 words"),
-        ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, and at most 1,000"),
+        ("灯" * 1001, "characters", "line 25: the utterance has 1,001 characters, but at most 1,000"),
         ("abc " * 400, "characters", "line 25: the utterance has 1,200 characters"),
-        ("\u200b\u200b", "words", "line 25: the utterance has no visible character: give at least one word"),
+        ("\u200b\u200b", "words", "line 25: the utterance has no visible characters: give at least one word"),
         ("\u2800 \u3164 \xad", "words", "line 25: the utterance has no visible character"),
     ],
 )
@@ -352,7 +352,7 @@ def test_wrong_content_is_refused_and_an_old_file_stays(site, tmp_path, body):
     site.content["c/big"] = body
     (tmp_path / "c").mkdir()
     (tmp_path / "c/big").write_bytes(b"old")
-    with pytest.raises(UsageError, match="c/big came incomplete or changed: it does not have the pinned checksum"):
+    with pytest.raises(UsageError, match="c/big is incomplete or has changed: it does not have the pinned checksum"):
         fetch("c", tmp_path)
     assert files_below(tmp_path) == {"c/big": b"old"}
 
@@ -396,7 +396,7 @@ def test_default_target_is_the_first_writable_data_folder(site, folders, monkeyp
     monkeypatch.setattr(os, "access", lambda path, mode: "given" not in str(path))
     assert fetch("c") == folders[1]
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UsageError, match="can be written"):
+    with pytest.raises(UsageError, match="is writable"):
         fetch("c")
 
 

@@ -288,7 +288,7 @@ def test_what_each_score_counts(references, predictions, ser, accuracy, f1, exac
     [
         ([], [], "cannot score 0 predictions against 0 references"),
         (REFERENCES, PREDICTIONS[:3], "cannot score 3 predictions against 4 references"),
-        ([frame("x", "a", "O")], [frame("x", "b", "O")], "prediction 0 has other tokens"),
+        ([frame("x", "a", "O")], [frame("x", "b", "O")], "prediction 0 and its reference have different tokens"),
         ([frame("x", "a", "O")], [frame("x", "a", None)], "must both have tags, or neither"),
         ([frame("x", "a", "O")], [frame("x", "a", "O O")], "prediction 0 has 2 tags for 1 tokens"),
     ],

@@ -15,8 +15,8 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.recipe import plan
 from edp_lab.training.run_files import settled
 
-TAGS_NOTE = 'is not read (slots come from "tags", a BIO tag for each word; of a "text" also from "entities"): 1'
-PEOPLE_NOTE = "is not read (epsilon is for one utterance, not all that one person said): 1"
+TAGS_NOTE = 'is not read (slots are read from "tags", a BIO tag per word; with "text", also from "entities"): 1'
+PEOPLE_NOTE = "is not read (epsilon is for one utterance, not for all that a person said): 1"
 
 
 def load(folder: Path, name: str, content: str | bytes) -> Corpus:
@@ -113,7 +113,7 @@ def test_columns_can_be_named_and_the_others_are_noted(tmp_path):
     assert frames(counted) == [("play", "play jazz", "")]
     tagged = load(tmp_path, "my [c].csv[text,intent,tags]", 'text,intent,tags\n"play\njazz",play,O B-genre\n')
     assert frames(tagged) == [("play", "play jazz", "O B-genre")]
-    assert "rows of several lines, each read as one utterance: 1" in notes(tagged)
+    assert "rows with several lines, each read as one utterance: 1" in notes(tagged)
 
 
 # --- CoNLL ---
@@ -142,7 +142,7 @@ def test_columns_can_be_named_and_the_others_are_noted(tmp_path):
             "train",
             "-DOCSTART- -X- -X- O\n\n# intent: fly\nnew NN x B-city\nyork NN x I-city\nrome NN x B-city\n\n"
             "# id 7\n# intent: stop\nstop VB x O\n",
-            "utterances with columns between the first and the last, not read: 2",
+            "utterances with ignored columns between the first and the last: 2",
         ),
     ],
 )
@@ -158,9 +158,9 @@ def test_conll(tmp_path, name, content, note):
 @pytest.mark.parametrize(
     ("text", "entity", "note"),
     [
-        ("an apple, please", (3, 8), "ends within a word, which is cut there: 1"),
-        ("eat the apples", (8, 13), "ends within a word, which is cut there: 1"),
-        ("go to   ", (5, 8), "entities that are blank"),
+        ("an apple, please", (3, 8), "ends within a word, which is split there: 1"),
+        ("eat the apples", (8, 13), "ends within a word, which is split there: 1"),
+        ("go to   ", (5, 8), "entities, which are blank"),
     ],
 )
 def test_an_entity_that_cuts_a_word_or_has_none_gets_a_note(tmp_path, text, entity, note):
@@ -210,13 +210,13 @@ def test_rasa(tmp_path):
         ("ask", "fly [oslo](city", "O O"),
     ]
     for note in (
-        "utterances of Rasa's YAML: 6",
+        "utterances read from Rasa's YAML: 6",
         "intents without examples: 1",
-        "a bracket that marks no entity, read as a word: 1",
+        "a bracket that does not mark an entity, read as a word: 1",
         '"synonym" is not read: 1',
         '"rules" is not read: 1',
-        'lines of "examples" that do not begin with "-", not read: 2',
-        "entities with a value that is not their text, such as a synonym: the text is read: 2",
+        'ignored lines of "examples", which do not begin with "-": 2',
+        "entities with a value that differs from their text, such as a synonym; the text is read: 2",
     ):
         assert note in notes(corpus)
 
@@ -235,7 +235,7 @@ FLY = [("fly", "to rome now", "O B-city O"), ("greet", "hi", "O")]
         ({"utterances": [ROME | {"traits": []}, HI]}, '"traits" is not read: 1'),
         (
             {"rasa_nlu_data": {"common_examples": [ROME, HI], "entity_synonyms": [{"value": "rome", "synonyms": []}]}},
-            'items of "rasa_nlu_data.entity_synonyms" that are no utterances, not read: 1',
+            'ignored items of "rasa_nlu_data.entity_synonyms", which are not utterances: 1',
         ),
         (
             {
@@ -256,10 +256,10 @@ FLY = [("fly", "to rome now", "O B-city O"), ("greet", "hi", "O")]
                 },
                 "entities": {"city": {"data": [{"value": "rome"}]}},
             },
-            'items of "entities.city.data" that are no utterances, not read: 1',
+            'ignored items of "entities.city.data", which are not utterances: 1',
         ),
-        ([ROME | {"entities": [*ROME["entities"], {"start": 5, "end": 99, "entity": "x"}]}, HI], "not read: 1"),
-        ([ROME | {"entities": [ROME["entities"][0] | {"value": "FCO"}]}, HI], "value that is not their text"),
+        ([ROME | {"entities": [*ROME["entities"], {"start": 5, "end": 99, "entity": "x"}]}, HI], "overlapping: 1"),
+        ([ROME | {"entities": [ROME["entities"][0] | {"value": "FCO"}]}, HI], "value that differs from their text"),
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])
@@ -282,7 +282,7 @@ def test_clinc_and_massive(tmp_path):
     for utt in (row["utt"], "wake me at ten am", "wake me at nine", "wake me at nine am !"):
         massive = load(tmp_path, "en-US.jsonl", json.dumps(row | {"utt": utt}))
         assert frames(massive) == [("alarm_set", "wake me at nine am", "O O O B-time I-time")]
-        assert ('"annot_utt" has other words than "utt"' in notes(massive)) == (utt != row["utt"])
+        assert ('"annot_utt", which differs from "utt"' in notes(massive)) == (utt != row["utt"])
 
 
 # --- What is refused ---
@@ -296,7 +296,7 @@ ZIP = b"PK\x03\x04\x14\0\x06\0"
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "text,intent\nhi, there,greet\n", r"a\.csv, line 2: more cells than columns: put quotes"),
+        ("a.csv", "text,intent\nhi, there,greet\n", r"a\.csv, line 2: more cells than columns: put texts"),
         ("a.csv", 'text,intent\n"hi" there,greet\n', r"a\.csv, line 2: the quotes do not match"),
         ("a.csv", 'text,intent\n"hi,greet\nbye,leave\n', r"the quotes do not match"),
         ("a.csv", "text,intent,Text\nhi,greet,x\n", r"a\.csv: column 'text' is given twice: give each once"),
@@ -304,7 +304,7 @@ ZIP = b"PK\x03\x04\x14\0\x06\0"
         ("a.csv", "text,intent,tags,tags\nhi,greet,O,O\n", r"a\.csv: column 'tags' is given twice"),
         ("a.csv", TABLE, r"no column text or intent \(found: Frage, Thema, .*\): give --columns"),
         ("a.csv", "hi,greet\nbye,leave\n", r"no column text or intent \(found: hi, greet\): .* a line of headings"),
-        ("a.csv", "text,intent\n", "holds no utterances: give each a text and an intent"),
+        ("a.csv", "text,intent\n", "contains no utterances: each needs a text and an intent"),
         ("a.csv[frage,thema", TABLE, r"no corpus at .*a\.csv\[frage,thema: give .* own\.csv\[TEXT,INTENT\]"),
         ("a.csv[]", TABLE, r"no corpus at .*a\.csv\[\]: give"),
         ("a.csv[frage,thema]x", TABLE, r"no corpus at .*a\.csv\[frage,thema\]x: give"),
@@ -313,35 +313,35 @@ ZIP = b"PK\x03\x04\x14\0\x06\0"
         ("a.csv[thema,x,y,z]", TABLE, "no column thema,x,y,z "),
         ("a.csv[frage,thema]", TABLE, "column 'frage' is given twice"),
         ("a.csv", 'text,intent\nhi,x\nhi,\n,x\nyo\n"", x\n', LACKING + r"4 \(line 3, line 4, line 5, \.\.\.\)"),
-        ("a.tsv", "text\tintent\tid\nhi\tx\t1\n\t\t2\nhi\t \t3\n", LACKING + r"2 \(line 3, line 4\): fill or drop"),
+        ("a.tsv", "text\tintent\tid\nhi\tx\t1\n\t\t2\nhi\t \t3\n", LACKING + r"2 \(line 3, line 4\): complete or"),
         ("a.jsonl", '{"text": "a", "intent": null}\n{"text": "", "intent": "x"}', LACKING + r"2 \(line 1, line 2\)"),
         ("a.json", '[{"text": null, "intent": "x"}, {"tokens": [], "intent": "x"}]', LACKING + r"2 \(list 1, list 2\)"),
         ("nlu.yml", EXAMPLES + "    - hi\n    -\n", LACKING + r"1 \(intent fly, example 2\)"),
         ("a.conll", "rome B-city\n", r'line 1: no intent: put a line "# intent: NAME"'),
-        ("a.conll", "# intent: fly\nto O\nrome\n", 'line 3: \'rome\' ends in no tag: write "rome B-city" or "to O"'),
-        ("a.conll", "to O\nrome city\n", "line 2: 'rome city' ends in no tag"),
-        ("a.conll", "to O\nrome B-\n", "line 2: 'rome B-' ends in no tag"),
-        ("a.conll", "O to\nB-city rome\n", "line 1: 'O to' ends in no tag"),
-        ("a.conll", "to O\nnew\nyork I-city\nfly\n", "line 2: 'new' ends in no tag"),
-        ("a.txt", "text\tintent\nhi\tx\n", r"line 1: 'text intent' ends in no tag: .* other formats end in \.jsonl"),
-        ("a.conll", "# intent: a\nto O\n# intent: b\nrome O\n", "line 3: an intent within an utterance: put a blank"),
-        ("nlu.yml", "intents:\n- fly\n", "is not as Rasa writes nlu.yml"),
-        ("nlu.yml", "nlu:\n- intent: fly\n  examples:\n    text: hi\n", "is not as Rasa writes nlu.yml"),
+        ("a.conll", "# intent: fly\nto O\nrome\n", "line 3: 'rome' does not end in a tag: write"),
+        ("a.conll", "to O\nrome city\n", "line 2: 'rome city' does not end in a tag"),
+        ("a.conll", "to O\nrome B-\n", "line 2: 'rome B-' does not end in a tag"),
+        ("a.conll", "O to\nB-city rome\n", "line 1: 'O to' does not end in a tag"),
+        ("a.conll", "to O\nnew\nyork I-city\nfly\n", "line 2: 'new' does not end in a tag"),
+        ("a.txt", "text\tintent\nhi\tx\n", r"line 1: 'text intent' does not end in a tag: .* formats end in \.jsonl"),
+        ("a.conll", "# intent: a\nto O\n# intent: b\nrome O\n", "line 3: intent within an utterance: put a blank"),
+        ("nlu.yml", "intents:\n- fly\n", "is not a Rasa nlu.yml"),
+        ("nlu.yml", "nlu:\n- intent: fly\n  examples:\n    text: hi\n", "is not a Rasa nlu.yml"),
         ("nlu.yml", "nlu: []\nversion: 3\nnlu: []\n", "line 1: 'nlu' is given twice"),
         ("nlu.yml", EXAMPLES + "    - a\n  intent: y\n", "line 2: 'intent' is given twice: give each once"),
-        ("nlu.yml", EXAMPLES + "    a\n    b\n", 'no utterances: .*that do not begin with "-", not read: 2'),
+        ("nlu.yml", EXAMPLES + "    a\n    b\n", 'no utterances: .*, which do not begin with "-": 2'),
         ("nlu.yml", EXAMPLES + '    - to [rome]{"entity": city}\n', "intent fly, example 1: write entities as"),
         ("nlu.yml", EXAMPLES + '    - to [oslo]{"entity": "x", "entity": "y"}\n', "example 1: write entities as"),
-        ("nlu.yml", "nlu:\n- intent: fly\n", "holds no utterances"),
+        ("nlu.yml", "nlu:\n- intent: fly\n", "contains no utterances"),
         ("a.json", '[{"text": "a", "intent": "b"},]', "is not JSON"),
-        ("a.json", '[{"text": "a", "intent": "b"}, {"intent": "b"}]', r"list 2: no utterance: give it a text"),
+        ("a.json", '[{"text": "a", "intent": "b"}, {"intent": "b"}]', r"list 2: not an utterance: add a text"),
         ("a.json", '[{"text": "a", "intent": "b", "entities": [{"startPos": 0}]}]', '"entities" must be a list'),
         ("a.json", '[{"text": "a", "intent": 3}]', '"intent" must be a string, not 3'),
         ("a.json", '[{"text": "a", "text": "b", "intent": "c"}]', "'text' is given twice: give each once"),
         ("a.json", '{"train": [["a", "b"]], "train": [["c", "d"]]}', "'train' is given twice"),
         ("a.jsonl", '{"text": "a", "intent": "b"}\n{"id": 1, "id": 2}', "line 2: not JSON .'id' is given twice"),
-        ("a.xlsx", ZIP, "is no text: save a workbook's sheet as CSV"),
-        ("a.csv", "text,intent\nhi,x\n".encode("utf-16-le"), "is no text"),
+        ("a.xlsx", ZIP, "is not a text file: save a spreadsheet as CSV"),
+        ("a.csv", "text,intent\nhi,x\n".encode("utf-16-le"), "is not a text file"),
         ("a.csv", "", "is empty: give a file of utterances"),
         ("a.conll", b"\n \n", "is empty"),
     ],
@@ -365,7 +365,7 @@ def test_a_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, nam
 
 def test_a_corpus_without_a_slot_is_said(tmp_path):
     for row in (HI, {"tokens": ["hi"], "tags": ["O"], "intent": "greet"}):
-        note = "every tag of the corpus is O: there is no slot to learn, and slot F1 is none"
+        note = "every tag of the corpus is O: there are no slots to learn, and slot F1 is none"
         assert note in notes(load(tmp_path, "a.json", json.dumps([row])))
 
 
@@ -378,7 +378,7 @@ def test_a_folder_with_a_corpus_wins_over_a_name_of_the_catalogue(tmp_path, monk
     corpus = load_corpus(name)
     assert frames(corpus) == [("hi", "hi", "")]
     assert not corpus.labels_declared
-    assert corpus.warnings[0] == f"the folder {name} was read, not the corpus of that name"
+    assert corpus.warnings[0] == f"the folder {name} was read instead of the built-in corpus of that name"
     (tmp_path / name / "train" / "seq.in").unlink()  # as in the folder of a run
     if name == "smart-home":
         assert load_corpus(name).labels_declared
@@ -394,7 +394,7 @@ def test_data_show_prints_what_would_be_read(cli, tmp_path):
     answer = json.loads(cli("data", "show", str(file), "--columns", "frage,thema", "--json")[1])
     assert (answer["utterances"], answer["intents"], len(answer["examples"])) == (20, {"play": 10, "stop": 10}, 5)
     assert "utterances of a table split at ';': 20" in answer["warnings"][0]
-    assert "of the words are new to the public start" in answer["warnings"][-1]
+    assert "of the words are unknown to the public start" in answer["warnings"][-1]
     assert answer["warnings"][-1] in plan(f"{file}[frage,thema]", 1000.0).warnings
 
 
@@ -420,5 +420,5 @@ def test_a_corpus_in_another_language_than_the_public_start_gets_a_note(tmp_path
         ("7 30", ""),
     ):
         found = [*note_on_words(load(tmp_path, "a.json", json.dumps([{"text": text, "intent": "x"}])))]
-        note = f"{share} of the words are new to the public start (ours knows English): it will help less"
+        note = f"{share} of the words are unknown to the public starting model, so it will help less"
         assert found == ([note] if share else []), text

@@ -68,7 +68,7 @@ def test_seq_folder_without_tags_with_a_byte_order_mark_and_a_line_that_str_spli
         ("a\n", "x\n", "city\n", r"line 1: tag 'city' is neither O nor B-<slot> nor I-<slot>"),
         ("a\n", "x\n", "B-\n", r"line 1: tag 'B-' is neither"),
         (b"a\nb\xff\n", "x\nx\n", None, r"seq.in, line 2: not UTF-8"),
-        ("", "", None, r"holds no utterances"),
+        ("", "", None, r"contains no utterances"),
     ],
 )
 def test_malformed_seq_folder_is_named_by_file_and_line(tmp_path, tokens, label, tags, message):
@@ -83,12 +83,12 @@ def test_seq_folders_that_do_not_fit_together(tmp_path):
         with pytest.raises(UsageError, match=message):
             readers.read_seq_folder(tmp_path)
 
-    refuse(r"holds no seq\.in")
+    refuse(r"contains no seq\.in")
     write_seq(tmp_path / "train", "a\n", "x\n", "O\n")
     write_seq(tmp_path / "test", "a\n", "x\n")
     refuse(r"test/.*line 1 has no tags, unlike the first")
     (tmp_path / "test" / "label").unlink()
-    refuse(r"has no file label: put one there")
+    refuse(r"has no file label: add one")
     write_seq(tmp_path, "a\n", "x\n")
     refuse("keep one of the two")
 
@@ -139,14 +139,14 @@ def test_jsonl(tmp_path):
         ("[1]", "not an object"),
         ('{"tokens": "hi", "intent": "x"}', '"tokens" must be a list of strings'),
         ('{"tokens": ["hi"], "tags": "", "intent": "x"}', '"tags" must be a list of strings'),
-        ('{"tags": ["O"], "intent": "x"}', 'no "tokens"'),
+        ('{"tags": ["O"], "intent": "x"}', '"tokens" is missing'),
         ('{"text": ["hi"], "intent": "x"}', '"text" must be a string'),
         ('{"text": "new york", "tags": ["O"], "intent": "x"}', "1 tags for 2 tokens"),
-        ('{"text": "hi"}', 'no "intent" (found: text)'),
-        ('{"tokens": ["new york"], "tags": ["O"], "intent": "x"}', "token 'new york' is empty or holds white"),
+        ('{"text": "hi"}', '"intent" is missing (found: text)'),
+        ('{"tokens": ["new york"], "tags": ["O"], "intent": "x"}', "token 'new york' is empty or contains white"),
         ('{"tokens": ["hi"], "intent": "x"}', "has no tags, unlike the first utterance"),
-        (r'{"tokens": ["\ud83c"], "tags": ["O"], "intent": "x"}', "half a surrogate pair"),
-        ("play,jazz", "not JSON (Expecting value at column 1): give each utterance a line such as {"),
+        (r'{"tokens": ["\ud83c"], "tags": ["O"], "intent": "x"}', "half of a surrogate pair"),
+        ("play,jazz", "not JSON (Expecting value at column 1): write each utterance as a line such as {"),
     ],
 )
 def test_malformed_jsonl_is_named_by_file_and_line(tmp_path, line, message):
@@ -167,7 +167,7 @@ def unislu(folder: Path, *lines: str) -> Path:
     return folder
 
 
-ALIGNED, LOST = "aligned to their utterance: 1", "could not be aligned to their utterance, left out: 1"
+ALIGNED, LOST = "aligned to their utterance: 1", "they could not be aligned to their utterance: 1"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_long_utterance_loses_the_ends_of_its_long_words_and_no_word():
     pieces = [VOCABULARY[p] for p in split(rows["pieces"], 0)]
     assert pieces == ["[CLS]", "a", "##a", "##a", "b", "c", "##c", "##c", "x", "[SEP]"]
     assert split(rows["words"], 0).tolist() == [1, 4, 5, 8]
-    with pytest.raises(UsageError, match=r"'a a a a a \.\.\.' has 23 words, but this BERT reads at most 22"):
+    with pytest.raises(UsageError, match=r"'a a a a a \.\.\.' has 23 words, but this BERT model reads at most 22"):
         features().rows([["a"] * 23])
 
 
@@ -210,13 +210,13 @@ OTHER = {"distilbert.embeddings.weight": torch.zeros(3)}
     [
         (lambda f: os.truncate(f / "model.safetensors", 2000), "no pretrained BERT can be loaded from"),
         (pickle_weights, "no file named model.safetensors"),
-        (lambda f: (f / "config.json").unlink(), "holds no config.json"),
+        (lambda f: (f / "config.json").unlink(), "contains no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "no pretrained BERT can be loaded"),
         (lambda f: (f / "tokenizer.json").unlink(), "neither tokenizer.json nor vocab.txt"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no pretrained BERT can be loaded"),
         (lambda f: save_file(OTHER, f / "model.safetensors", {"format": "pt"}), "lack BERT's"),
-        (lambda f: save_pretrained(f, vocab_size=7), "18 pieces, but its weights only 7"),
-        (half_as_wide, "in another shape than its config.json says"),
+        (lambda f: save_pretrained(f, vocab_size=7), "18 pieces, but its weights have only 7"),
+        (half_as_wide, "in a shape that contradicts config.json"),
     ],
 )
 def test_a_damaged_folder_gives_one_sentence(tmp_path, damage, message):

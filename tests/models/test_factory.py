@@ -85,7 +85,7 @@ def test_a_private_model_never_sees_the_training_words(way, build):
 
 
 def test_where_words_and_weights_come_from(build, weights):
-    with pytest.raises(UsageError, match="holds a BERT: choose --model bert"):
+    with pytest.raises(UsageError, match="contains a BERT: choose --model bert"):
         build_model("clc", LABELS, seed=0, private=True, pretrained=weights["bert"])
     hashed = build("clc private")
     assert (hashed.features.words, len(hashed.words.weight)) == ((), HASH_BUCKETS)
@@ -158,7 +158,7 @@ def test_any_damaged_byte_is_noticed(tmp_path, data, build):
 
 @pytest.mark.parametrize("about", ["[]", "{}", '{"sha256": 3}', '{"sha256": "a\\u0000b"}', "null"])
 def test_what_is_no_model_is_refused(tmp_path, about, build):
-    with pytest.raises(UsageError, match="holds no saved model"):
+    with pytest.raises(UsageError, match="contains no saved model"):
         load_model(tmp_path / "nowhere")
     save_model(build("clc"), tmp_path)
     next(tmp_path.glob("weights-*")).unlink()

@@ -68,9 +68,9 @@ def test_predictions_are_the_largest_probabilities_whatever_the_size_of_a_pass(m
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("cnn", (28, 28), 10), "cannot take examples of shape"),
-        (("vgg", (1, 7, 28), 10), "cannot take examples of shape"),
-        (("mlp", (), 10), "cannot take examples of shape"),
+        (("cnn", (28, 28), 10), "does not support examples of shape"),
+        (("vgg", (1, 7, 28), 10), "does not support examples of shape"),
+        (("mlp", (), 10), "does not support examples of shape"),
         (("mlp", (2,), 1), "in 1 classes"),
     ],
 )

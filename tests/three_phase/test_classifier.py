@@ -209,7 +209,7 @@ def test_defaults_take_smaller_batches_of_small_data_and_what_is_given_stays():
         ({"method": "dp-adam", "delta": 0.0}, "delta"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"method": "dp-adam", "clip_norm": 0.0, "epsilon": 2.0}, "clip norm C is 0.0: it must be greater than 0"),
-        ({"batch_size": 1198}, "batch size is 1198, for 1197 training examples"),
+        ({"batch_size": 1198}, r"batch size 1198 exceeds the number of training examples \(1197\)"),
         ({"method": "sgd", "lr": 1e38, "activation": "relu"}, "the loss is not finite: lower the learning rate"),
     ],
 )

@@ -188,7 +188,7 @@ def test_scores_are_those_of_scikit_learn():
 @pytest.mark.parametrize(
     ("change", "images", "message"),
     [
-        ({"labels": 91}, FEW, "91 labels, but there are 90 public"),
+        ({"labels": 91}, FEW, "91 labels exceed the 90 public"),
         ({}, replace(FEW, test=FEW.test[:1], test_labels=FEW.test_labels[:1]), "test set of 1"),
     ],
 )

@@ -136,7 +136,7 @@ def test_ten_instructors_are_not_ten_times_more_private_and_full_batches_change_
 @pytest.mark.parametrize(
     ("call", "culprit"),
     [
-        *((partial(vote_counts, wrong, 3), "instructors may vote for 0 to 2") for wrong in ([[0, 3]], [[-1]], [[0.5]])),
+        *((partial(vote_counts, wrong, 3), "must be a class from 0 to 2") for wrong in ([[0, 3]], [[-1]], [[0.5]])),
         *((partial(vote_counts, wrong, 3), "at least one instructor") for wrong in ([0, 1], np.zeros((0, 4), int))),
         (partial(Aggregator, "laplace", 0.0), "noise of a laplace vote is 0.0: it must be a finite number greater"),
         (partial(Aggregator, "hard", 1.0), "noise of a hard vote is 1.0: it must be 0"),

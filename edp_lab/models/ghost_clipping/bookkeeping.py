@@ -1,12 +1,12 @@
 """Gradients of many micro-batches from one backward pass, without storing one gradient per micro-batch.
 
 The gradient of a weight is a sum over rows (tokens, bytes, utterances) of products of two factors: the input x and
-the gradient d of the output. From the factors one can compute
+the gradient d of the output. From these factors we can compute
 
     the norm of a micro-batch's gradient   ||sum_t d_t x_t^T||^2 = sum_t,s (d_t . d_s)(x_t . x_s)
     any weighted sum over micro-batches     sum_t (c_t d_t) x_t^T
 
-with c_t the clip factor of the row's micro-batch (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
+with clip factors c_t of the rows' micro-batches (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038).
 A micro-batch may be one utterance (per-example DP-SGD), a device's share (eDP-SGD), or the whole batch (plain SGD).
 If there are only a few long micro-batches, their gradients are materialised: norms and sum then take no more work.
 
@@ -28,9 +28,9 @@ from torch import Tensor
 
 SIMILAR = 1.25  # largest ratio of row counts of micro-batches that are padded together
 LARGEST = 2**22  # largest number of entries in a padded block
-LONG = 32  # average rows per micro-batch from which each micro-batch is summed separately
+LONG = 32  # with at least this many rows on average, each micro-batch is summed separately
 ROOM = 3 * 2**25  # largest number of entries in materialised gradients: 16 micro-batches of the CLC at the paper's size
-BLOCK = 1024  # numbers per float32 sum: over millions of numbers the sum, and so the clip, can be off by a percent
+BLOCK = 1024  # numbers per float32 sum: a sum of millions of numbers, and so the clip, can be off by a percent
 Target = Callable[[Tensor], Tensor | None]  # buffer for a parameter's gradient; None if it is frozen
 
 
@@ -92,7 +92,7 @@ class Block(NamedTuple):
 class MicroBatches:
     """A batch cut into M micro-batches of consecutive examples, some of which may be empty; ``sizes`` (M).
 
-    A gradient's rows are flat, example after example; ``rows`` (B): number of rows per example, None for one each.
+    A gradient's rows are flat, example after example; ``rows`` (B): number of rows per example, None for one row each.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device, memory: Memory | None = None) -> None:
@@ -117,8 +117,8 @@ class MicroBatches:
     def materialised(self, rows: Tensor | None, *pairs: tuple[Tensor, Tensor]) -> list[Tensor] | None:
         """Gradients sum_t d_t x_t^T of each micro-batch, for each pair of d (R, O) and x (R, D): (M, O * D).
 
-        None if they need too much memory, or if the micro-batches are so short that Gram matrices are faster: these
-        take T^2 (O + D) / 2 products in float64 for T rows, a gradient three passes over O * D numbers in memory.
+        None if they need too much memory, or if the micro-batches are so short that Gram matrices are faster. For T
+        rows, these take T^2 (O + D) / 2 products in float64; a gradient takes three passes over O * D numbers.
         """
         shapes = [(d.shape[1], x.shape[1]) for d, x in pairs]
         length = len(pairs[0][0]) / len(self.sizes)
@@ -188,7 +188,7 @@ class MicroBatches:
 
 
 class Memory:
-    """Gradient buffers reused by the next pass: allocating fresh pages would take longer than the arithmetic."""
+    """Gradient buffers reused by the next pass: allocating new pages would take longer than the arithmetic."""
 
     def __init__(self) -> None:
         self._pieces: list[Tensor] = []
@@ -231,7 +231,7 @@ class LayerRecord(Protocol):
         ...
 
     def add_sum(self, target: Target, partition: MicroBatches, factors: Tensor | None) -> None:
-        """Add sum_m factors_m gradient_m of each parameter to its target; factors (M) None: all 1."""
+        """Add sum_m factors_m gradient_m of each parameter to its target; factors (M), None for all 1."""
         ...
 
 
@@ -341,7 +341,7 @@ class LookupRecord:
 
 
 def summed_by(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids (n), and the sum of each one's rows: ids (R), rows (R, D) -> (n), (n, D)."""
+    """Distinct ids (n), and the sum of the rows of each id: ids (R), rows (R, D) -> (n), (n, D)."""
     distinct, place = torch.unique(ids, return_inverse=True)
     # This is by far the fastest way to add up rows on a CPU.
     return distinct, torch.ops.aten.embedding_dense_backward(rows, place, len(distinct), -1, False)

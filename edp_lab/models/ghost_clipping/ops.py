@@ -4,7 +4,7 @@ With `MicroBatchOps` the backward pass computes only the gradients of activation
 gradient are recorded (`edp_lab.models.ghost_clipping.bookkeeping`) and summed once the clip factors are known.
 
 Rows: activations are flat, one row per example or per token, examples in order, so a micro-batch's rows form one
-slice. ``rows`` (B): number of rows per example; None: one each.
+slice. ``rows`` (B): number of rows per example; None for one row each.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class MicroBatchOps(PlainOps):
         return all_squares.sqrt_().T
 
     def add_weighted_sum(self, out: Tensor, factors: Tensor | None = None) -> None:
-        """out (P) += sum_m factors_m gradient_m, with concatenated parameters; factors (M), None: all 1."""
+        """out (P) += sum_m factors_m gradient_m, with concatenated parameters; factors (M), None for all 1."""
 
         def target(parameter: Tensor) -> Tensor | None:
             place = self._place.get(id(parameter))
@@ -164,7 +164,7 @@ class Kept(torch.autograd.Function):
 
     `run` returns the output and the tensors that `back` needs, which autograd frees and checks for in-place changes.
     `back(d, wanted, *needed)` records the factors of the parameters' gradients and returns the gradient of x, or None
-    if that is not wanted.
+    if it is not needed.
     """
 
     @staticmethod
