@@ -83,7 +83,7 @@ def _honest(answer: Any, cases: np.random.Generator) -> Differences:
 
 
 def _limits(draws: Draws, threshold: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return upper confidence limits on the false positive and false negative rate."""
+    """Return upper confidence limits on the false positive and false negative rates."""
     absent, present = draws
     false_positive, false_negative = (
         error_rate(wrong, confidence).upper_limit for wrong in (absent > threshold, present <= threshold)
