@@ -110,7 +110,7 @@ def round_sums(
     """Replace numbers (n) by `grid` times the integer nearest to x = y + z, for y = scale * number and z = std * noise.
 
     A number is rounded only if the integer is certain: x must be within margin - (|x| + |z|) * rounding of it.
-    Otherwise the number becomes y and its mark 1. `integers`: a float so large that adding it rounds to integers.
+    Otherwise the number becomes y and its mark 1. `integers`: a float of this precision that rounds sums to integers.
     """
     for i in range(len(numbers)):
         y, z = scale * numbers[i], std * noise[i]

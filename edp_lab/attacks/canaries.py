@@ -187,7 +187,7 @@ def filling_losses(
 def canary_ranks(
     model: IntentSlotModel, canaries: Sequence[Utterance], references: Sequence[tuple[str, ...]]
 ) -> np.ndarray:
-    """Rank of each canary's loss among the references' losses under its labels: (A), from 1, with ties averaged."""
+    """Rank of each canary's loss among the references' under its labels, 1 for the smallest, ties averaged: (A)."""
     losses = filling_losses(model, [*(u.tokens for u in canaries), *references], canaries)
     canary_losses, others = losses.diagonal()[:, None], losses[:, len(canaries) :]
     return 1 + (others < canary_losses).sum(1) + (others == canary_losses).sum(1) / 2

@@ -1,4 +1,4 @@
-"""Privacy audit with one run (Steinke, Nasr and Jagielski 2023): a coin flip decides whether each canary is included.
+"""Privacy audit with one run (Steinke, Nasr and Jagielski 2023): each canary is included by a fair coin flip.
 
 An attacker who sees all releases of the run scores every canary, and guesses "in" for the highest scores and "out" for
 the lowest. If more guesses are right than the claimed epsilon allows, the claim is refuted. A canary that is out keeps

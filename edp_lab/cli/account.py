@@ -53,7 +53,7 @@ def account(
     ] = None,
     utterances_per_person: Annotated[int, "Protect a person who has up to this many utterances.", COUNT] = 1,
     run: Annotated[
-        Path | None, "Run folder: use its ledger instead of the settings above (--delta and --adjacency still apply)."
+        Path | None, "Run folder: use its ledger; --delta, --adjacency and --utterances-per-person still apply."
     ] = None,
     claimed: Annotated[
         float | None, "Check this epsilon, claimed with another library; requires the settings listed above."

@@ -246,7 +246,7 @@ def mechanism(
 ) -> None:
     """Simulate one step with and without a canary; print a lower bound on epsilon and the claimed epsilon.
 
-    No model is trained. The claim is the paper's zCDP epsilon (as printed) or the guaranteed epsilon (sound).
+    No model is trained. The claim for one step is the paper's zCDP epsilon (as printed) or the guaranteed one (sound).
     """
     from edp_lab.attacks.step_audit import audit_mechanism
     from edp_lab.privacy import Alpha

@@ -73,7 +73,7 @@ def _notes(runs: Sequence[Row]) -> list[str]:
     notes = [note for name, note in DOUBTS.items() if len({run[name] for run in everything} - {None}) > 1]
     if running := ", ".join(run["name"] for run in runs if run["status"] == "running"):
         notes.insert(
-            0, f"still running, with an epsilon for the steps so far (to resume, use train --resume): {running}"
+            0, f"not finished, with an epsilon for the steps so far (to resume, use train --resume): {running}"
         )
     return notes
 

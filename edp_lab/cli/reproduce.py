@@ -112,7 +112,7 @@ NOTE1 = (
     "the paper's attack, AUC by loss for an attack without a shadow model. ε is claimed at the paper's delta, and "
     "guaranteed (rounded up) at delta = n^-1.1 by Gaussian DP, with one utterance zeroed out or replaced, if the seed "
     "were secret (in brackets: if alpha were public). z0 is the most noise with at most 1.15 times SGD's error on "
-    "validation (*: none has). No epsilon covers the trials to find z0. For more limits, read docs/results.md."
+    "validation, seed 0 (*: none has). No epsilon covers the trials to find z0. For more limits, read docs/results.md."
 )
 HEADINGS1 = (
     "method, decay", "SER %", "change %", "theirs", "AUC %", "change %", "theirs", "AUC by loss\nor change %",

@@ -44,7 +44,7 @@ def key_from_seed(seed: int | str) -> int:
 
 
 def stream(key: int, purpose: Purpose, *path: int) -> np.random.Generator:
-    """Return the random stream of `key` for one purpose and path, such as (step, device).
+    """Return the random stream of `key` for one purpose and path, such as (step, device); not for secret bits.
 
     Raises:
         ValueError: the key exceeds 128 bits, or a number in the path exceeds 32 bits. `SeedSequence` would then

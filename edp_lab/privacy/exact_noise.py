@@ -4,13 +4,13 @@ For each number s of a sum, with standard deviation sigma and a public grid spac
 
     g * round((s + sigma N) / g),        where N is an ideal normal variable, a real number.
 
-Guarantee: if the cipher's bits are random, the output depends only on s + sigma N. By post-processing, it has exactly
+Guarantee: the output depends only on s + sigma N. By post-processing, if the cipher's bits are random, it has exactly
 the guarantee of the Gaussian mechanism under every accountant. Rounding adds a variance of g^2 / 12, at most 8.2e-5
 sigma^2. Values that a float cannot represent (integers beyond 2^24 in float32) are rounded once more, which is also
 post-processing. Float noise added to a float sum guarantees nothing, because the set of reachable sums depends on s
 (Mironov 2012; arXiv 2112.05307).
 
-**The ideal pair.** Box and Muller (1958), with half the squared radius, from u and t of infinite length and two signs:
+**The ideal pair.** Box and Muller (1958), with half the squared radius, from infinite random bits u, t and two signs:
 
     N_1 = +-rho (cos t - sin t),  N_2 = +-rho (cos t + sin t),  rho = sqrt(-log u),  u in [0, 1],  |t| <= pi / 4.
 
@@ -28,7 +28,7 @@ All methods use the same s: g times the floating-point value of scale / g * numb
    float64 at both ends of their intervals: the error of rho is below .4369e-6, the error of q below .2031e-6. The
    error of N is therefore below 3 * .2031e-6 + 1.4143 * .4369e-6 + 1e-13 < 1.228e-6; we use 1.25e-6. Four
    roundings, of N, sigma / g, z = sigma N / g and x = s / g + z, have a relative error of 2^-24 each. For these we
-   subtract (|x| + |z|) 2^-22. Its surplus of 7e-7 x covers the roundings of the comparison, which are below 1e-7.
+   subtract (|x| + |z|) 2^-22. The surplus of 1.25e-6 (over 7e-7 in x) covers the comparison's roundings, below 1e-7.
    `tests/privacy/test_exact_noise.py` checks the ends and a sample; with EDP_LAB_LONG=1, all values in ten minutes.
 2. Float64 (`round_closely`), from 96 bits of u and 94 bits of t. Let h = 2^-53. We assume that the C library's log,
    log1p, sin and cos are correct to 4 units in the last place (glibc: 1), and that roots and single operations are

@@ -34,9 +34,9 @@ class Bound(NamedTuple):
 class Accountant(ABC):
     """Guarantee of a schedule of Gaussian releases against an adversary who sees all releases.
 
-    Formal guarantee: with fresh secret noise, the composed releases are (epsilon(delta), delta)-DP for every delta, and
-    (epsilon, delta(epsilon))-DP for every epsilon. Noise multipliers are relative to the sensitivity for the same
-    neighbours. Both functions are upper bounds; their tightness depends on the accountant.
+    Formal guarantee: for neighbours under the adjacency to whose sensitivity the noise multipliers are relative, and
+    with fresh secret noise, the composed releases are (epsilon(delta), delta)-DP for every delta, and (epsilon,
+    delta(epsilon))-DP for every epsilon. Both functions are upper bounds; their tightness depends on the accountant.
     """
 
     method: ClassVar[str]

@@ -148,7 +148,7 @@ def _kind(mechanism: Mechanism, utterances_per_person: int) -> type[Accountant]:
 def guaranteed_epsilon(
     mechanism: Mechanism, epochs: int, delta: float, adjacency: Adjacency | str | None = None
 ) -> float:
-    """Return the epsilon that is guaranteed after `epochs` epochs if the noise is secret and exact, rounded up.
+    """Return the epsilon guaranteed at `delta` after `epochs` epochs if the noise is secret and exact, rounded up.
 
     `judge` also checks this condition, and whether floats can represent the noise. Raises like `schedule_of`.
     """
@@ -198,10 +198,10 @@ NOT_COVERED = (
 )  # fmt: skip
 EXACT_NOISE = (
     "an ideal normal from AES-128 in counter mode, rounded together with the clipped sum; gradients are clipped to C "
-    "minus 2^-11 C (slightly less in large batches) to account for rounding within the sum; this is proven if the "
-    "gradients of micro-batches are computed one by one (one per rank, or dp-sgd-naive); if one pass computes several, "
-    "or a frozen network has read many utterances at once, it assumes that rounding moves two neighbours' sums apart "
-    "by less than C / 2,200; if the seed is secret, order and sampling come from the same cipher"
+    "minus 2^-11 C (to a smaller norm in large batches) to account for rounding within the sum: this is proven if the "
+    "gradients of micro-batches are computed one by one (one per rank, or dp-sgd-naive), and otherwise (one pass "
+    "computes several, or a frozen network has read many utterances at once) assumes that rounding moves two "
+    "neighbours' sums apart by less than C / 2,200; if the seed is secret, order and sampling come from the same cipher"
 )
 FLOAT_NOISE = "a float from a generator that is not cryptographic: its bits may reveal more than epsilon allows"
 SCOPE = (

@@ -122,7 +122,7 @@ class Losses:
     def width(self) -> float:
         """Width of the grid, unless a curve needs a finer grid."""
         tilt, reference = self._rough.at(_level(math.log(REFERENCE)))
-        # A grid of width w adds w^2 / 6 to the variance of a loss, and (1 + tilt) w^2 / 12 to epsilon, near the mean.
+        # A grid of width w adds w^2 / 6 to a loss' variance and (1 + tilt) w^2 / 12 to epsilon, which is near the mean.
         spread = min(reference.variance, 2 * max(reference.mean, 0.0) / (1 + tilt))
         width = math.sqrt(6 * FINENESS * spread / self.releases)
         farthest = float(np.abs(self._rough.ends).max())
@@ -199,7 +199,7 @@ class Curve(NamedTuple):
         cls, tilted: np.ndarray, first: int, width: float, tilt: float, log_k: float, rounding: float, lost: float,
         log_beyond: float,
     ) -> Curve:  # fmt: skip
-        """Curve of a tilted distribution (M), to be multiplied by e^(log_k - tilt l); `lost`: its error in 2-norm."""
+        """Curve of a tilted distribution (M), to multiply by e^(log_k - tilt l); `lost` bounds its 2-norm error."""
         fall, drop = math.exp(-tilt * width), -math.expm1(-width)
         tilted = np.maximum(tilted, 0.0)
         # sum_(i>j) fall^(i-j) (1 - e^(-(i-j) width)) x_i, a sum of positive terms:

@@ -201,8 +201,8 @@ class Mechanism:
         """Return the L2 distance by which one utterance can move sum_i u_i, in the space where the noise is added.
 
         One utterance can move the *mean* gradient of a micro-batch anywhere, so the clipped gradient moves by up to 2C
-        under any adjacency. A micro-batch of a single utterance moves by C if the utterance is zeroed out, added or
-        removed. As printed, scaling back by alpha comes before the noise and multiplies the bound by max alpha.
+        under any adjacency. Only at micro-batch size 1 is it C, if the utterance is zeroed out, added or removed. As
+        printed, scaling back by alpha comes before the noise and multiplies the bound by max alpha.
 
         Raises:
             NoGuarantee: for add/remove with disjoint batches, because removing an utterance shifts every later batch
@@ -245,7 +245,7 @@ class Mechanism:
     def noise_multiplier(self, epoch: int, adjacency: Adjacency | str | None = None) -> float:
         """Return the effective multiplier, the true noise divided by the true sensitivity; this is not a guarantee.
 
-        As printed, it is z_t / (2 sqrt(N) max alpha), or z_t / (sqrt(N) max alpha) for zero-out of single utterances.
+        As printed, it is z_t / (2 sqrt(N) max alpha); for zero-out at micro-batch size 1, z_t / (sqrt(N) max alpha).
         """
         return self.noise_std(epoch) / self.sensitivity(adjacency)
 

@@ -154,7 +154,7 @@ class Table1Epsilon:
 def explain_table1(table: Sequence[Table1Row] = TABLE_1) -> Table1Epsilon:
     """Find settings that explain each printed epsilon, for T in 1..120 with first epoch t = 0 (paper, sections 3, 4.2).
 
-    The claimed epsilons take z at face value, so they guarantee nothing. See `ExplainedEpsilon` for other assumptions.
+    The claimed epsilons take z at face value and guarantee nothing; `ExplainedEpsilon` says what the others assume.
     """
     cells = [(row, decay, search(row, decay)) for row in table for decay in row.changes]
     reachable = np.sum([(low <= high).any(axis=0) for _, _, (low, _, high) in cells], axis=0)  # (T)

@@ -83,7 +83,7 @@ class ThreePhaseRecord:
     parts: list[Part] = field(default_factory=list)
     labels: Labels | None = None  # labels of the vote
     privacy: VoteAccount | None = None  # privacy cost of the labels
-    # `IDEAL` (except for floating-point noise), `VOID` (anyone who knows the seed can reproduce the noise), or "none".
+    # `IDEAL` (the noise is floating-point), `VOID` (anyone who knows the seed can reproduce the noise), or "none".
     status: str = "none"
     versions: dict[str, str] = field(default_factory=dict)
     not_private: str = NOT_PRIVATE  # parts of this record that must not be published with the understudy

@@ -26,7 +26,7 @@ THESIS_ACCURACY = {
 FEWEST_STEPS = 300  # minimum number of steps of a network trained without privacy, even on few examples
 SMALL, SMALL_BATCH, BATCH = 5000, 32, 64  # up to SMALL examples, batches are smaller
 NOT_PRIVATE = (
-    "scores and losses of all networks but the understudy, the votes and their statistics, statistics of the pixels, "
+    "scores and losses of all parts but the understudy, the votes and their statistics, statistics of the pixels, "
     "checksum and size of the data, and whether and where a run failed"
 )
 

@@ -167,7 +167,7 @@ def account_votes(aggregator: Aggregator, queries: int, delta: float) -> VoteAcc
 
 
 def query_epsilon(aggregator: Aggregator, delta: float) -> float:
-    """Epsilon of one query: 2 / scale at delta 0 for Laplace noise; epsilon of the counts at `delta` for Gaussian."""
+    """Epsilon of one query: 2 / scale at delta 0 (Laplace), or that of the noised counts at `delta` (Gaussian)."""
     if aggregator.vote not in PRIVATE:
         return math.inf
     if aggregator.vote is Vote.LAPLACE:

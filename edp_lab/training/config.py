@@ -98,7 +98,7 @@ class TrainConfig:
     ] = None
     sampling: Annotated[
         str | None,
-        "Sampling of batches: shuffle (disjoint batches) or poisson (default: poisson for dp-sgd, otherwise shuffle).",
+        "Sampling: shuffle (disjoint batches) or poisson (default: poisson for dp-sgd and dp-sgd-naive, else shuffle).",
     ] = None
     optimizer: Annotated[
         str,
@@ -110,7 +110,7 @@ class TrainConfig:
     ] = False
     alpha: Annotated[
         str | None,
-        "Source of the layer scales alpha: none or private (default: none; private with --as-printed).",
+        "Source of the layer scales alpha: none, or private, which needs --as-printed and is then the default.",
     ] = None
     delta: Annotated[
         float | None,

@@ -3,8 +3,8 @@
 Every rank adds the noise to its own copy of the sum over devices and ranks. All ranks have the same key, so they
 release identical numbers. `edp_lab.training.dp_step.add_noise` sets the standard deviation.
 
-    ExactNoise   rounds the sum and ideal normal noise together, so the released bits reveal nothing else (see
-                 `edp_lab.privacy.exact_noise`)
+    ExactNoise   rounds the sum and ideal normal noise together, so the released bits depend only on their exact sum
+                 (see `edp_lab.privacy.exact_noise`)
     FloatNoise   numpy's normals from streams keyed by (key, step, device): one draw for the sum over all devices, or
                  one draw per device, as on real devices
     GivenNoise   precomputed draws, for panels, audits and tests
@@ -97,7 +97,7 @@ class FloatNoise(NoiseSource):
 
 
 def float_noise(key: int, step: int, size: int, devices: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return standard normal draws for a step (size); with `devices`, draws per device, summed / sqrt(devices)."""
+    """Return standard normal draws for a step (size); with `devices`, one draw per device, summed / sqrt(devices)."""
     kind = np.dtype(str(dtype).removeprefix("torch."))
     if not devices:
         return torch.from_numpy(stream(key, Purpose.NOISE, step).standard_normal(size, dtype=kind))

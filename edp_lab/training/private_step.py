@@ -176,7 +176,7 @@ class PrivateStep(FlatGradient):
                 f"a step of epoch {epoch}, but only {self.epochs} epochs are accounted for (from 0): account for more"
             )
         if self.mechanism.sampling_rate and self._steps[epoch] > (most := self.mechanism.releases_per_epoch):
-            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: only {most} steps are accounted for")
+            raise UsageError(f"step {self._steps[epoch]} of epoch {epoch}: only {most} per epoch are accounted for")
 
     def _losses(self, compute: Callable[[], Tensor]) -> Tensor:
         """Return the losses of a micro-batch, one per example; raise UsageError if the mechanism declares fewer."""

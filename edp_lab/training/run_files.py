@@ -221,7 +221,7 @@ def check_same_split(folder: str | Path, record: Mapping[str, Any], data: Split)
     """Raise UsageError if the run was split differently: its training utterances could be in the test set of `data`."""
     kept = record["corpus"]
     if kept["splits"] != data.counts or kept.get("train_sha256", digest_of(data)) != digest_of(data):
-        raise UsageError(f"the run in {folder} was split by another version of edp_lab: use this version, or retrain")
+        raise UsageError(f"the run in {folder} was split by another version of edp_lab: use that version, or retrain")
 
 
 def digest_of(data: Split) -> str:
