@@ -143,4 +143,4 @@ def test_panel_of_the_contributors_page_is_a_panel() -> None:
         panel.set(mu=2.0)
         assert panel.result == gdp_epsilon(2.0, 1e-5)
     finally:
-        PANELS.pop("04 one_release", None)
+        PANELS.pop("03 one_release", None)
