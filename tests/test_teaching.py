@@ -204,7 +204,8 @@ def test_the_map_needs_what_the_notebooks_say_that_they_need() -> None:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         opening = " ".join("".join("".join(cell["source"]) for cell in cells[:3]).split())
         opening = re.sub(r"\]\([^)]*\)", "]", opening)  # without link targets
-        needed = re.search(r"(\d+) minutes\.\)? ((?:You need|Notebooks) .*?)(?:The paper|#|$)", opening)
+        pattern = r"(\d+) minutes(?: without exercises)?\.\)? ((?:You need|Notebooks) .*?)(?:The paper|#|$)"
+        needed = re.search(pattern, opening)
         if needed:
             compared += 1
             assert needed[1] == mapped[path.name[:2]][0], path.name

@@ -1,10 +1,5 @@
 """Solutions of the exercises in 05_membership_inference.ipynb, each from its line ``# EXERCISE name`` to the next."""
 
-# For the teacher: Before you show the second curve, let the class vote on what ε = 3.14 allows. Discuss the first curve
-# with the loss attack and *called members* at 1: the point is near the diagonal although the AUC is 0.79.
-# Common misunderstandings: FPR is a share of the *strangers*, not of the sentences called members. A curve below a line
-# proves nothing. The lines are for a mechanism that was *not* used to train this target.
-
 
 # EXERCISE tpr
 def chance(h, m, p):

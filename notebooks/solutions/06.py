@@ -1,10 +1,5 @@
 """Solutions to the exercises of 06_audit.ipynb; each begins at a line ``# EXERCISE name``."""
 
-# For the teacher: start with the step panel on *sound*, and let the class describe the histograms before you mention
-# epsilon. Then switch to *as printed*. Correct three common mistakes. The lower bound is not an estimate of ε. The
-# confidence of 95 % describes the audit method, not this one value of ε. From 97 right guesses of 100, ε = ln(97/3) =
-# 3.5 does not follow, because this value has no confidence level.
-
 
 # EXERCISE at_least
 def measured_epsilon(fpr, fnr, delta):
