@@ -215,7 +215,7 @@ def _membership_to_read(result: Mapping[str, Any], title: str) -> Report:
 
 # ---- Audits ----------------------------------------------------------------------------------------------------------
 
-Z0 = Annotated[float, "Noise multiplier: std(noise)/sensitivity, or std(y)/C of one device with --as-printed."]
+Z0 = Annotated[float, "Noise multiplier: std(noise)/sensitivity; with --as-printed, std(y)/C for one device."]
 Confidence = Annotated[float, "Confidence level of the lower bound on epsilon."]
 
 audit_app = App(no_args_is_help=True, help="Audit a claimed epsilon.")

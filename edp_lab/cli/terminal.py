@@ -305,7 +305,7 @@ class Tell(Protocol):
 def telling(first: str = "loading", lines: bool = True) -> Iterator[Tell]:
     """Report progress on standard error, on a terminal in a single line that is updated.
 
-    `lines`: elsewhere, print each message on a new line; on a terminal, print only messages with `kept` this way.
+    `lines`: print each message on a line of its own; on a terminal, only those with `kept`, the others in one place.
     """
     with bar(first, SpinnerColumn(), TextColumn("{task.description}", markup=False)) as (update, say):
 

@@ -86,8 +86,8 @@ class TrainConfig:
     clip_norm: Annotated[float, "Clip norm C: maximum norm of a micro-batch's gradient."] = 1.0
     z0: Annotated[
         float,
-        "Noise multiplier in the first epoch: std(noise)/sensitivity, or std(y)/C of one device with --as-printed, "
-        "which adds 2 sqrt(N) times less noise for the same z0.",
+        "Noise multiplier in the first epoch: std(noise)/sensitivity; with --as-printed, std(y)/C for one device, "
+        "where the noise is 2 sqrt(N) times smaller for the same z0.",
     ] = 0.03
     decay: Annotated[str, "Decay of the noise over the epochs t: none, linear or exponential."] = "none"
     tau: Annotated[float, "Decay rate tau: noise falls as 1/(1 + tau t) (linear) or e^(-tau t) (exponential)."] = 0.1
