@@ -130,7 +130,7 @@ def losses_of(model: nn.Module, *sizes: int):
             1,
             {"sampling_rate": 0.5},
             lambda step, net: [step(0, number, losses_of(net, 1)) for number in range(3)],
-            "step 3 of epoch 0: only 2 steps",
+            "step 3 of epoch 0: only 2 per epoch",
         ),
         (8, {}, lambda step, net: with_alpha(step, [1.0, 1.0])(0, 0, losses_of(net, 1)), "alpha.*none"),
         (8, {"alpha": "public"}, lambda step, net: with_alpha(step, [2.0, 1.0])(0, 0, losses_of(net, 1)), "2.0"),

@@ -296,7 +296,7 @@ def test_a_ledger_of_other_noise_or_that_lost_what_state_or_record_remembers_is_
     raw, record = (folder / LEDGER).read_bytes(), read_record(folder)
     louder = {**record, "config": {**record["config"], "z0": 20.0}}
     for content, told, says in (
-        (raw, louder, "another mechanism"),
+        (raw, louder, "different mechanisms"),
         (b"".join(raw.splitlines(keepends=True)[:-1]), record, "lacks entries"),
     ):
         (folder / LEDGER).write_bytes(content)
