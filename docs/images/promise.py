@@ -48,7 +48,7 @@ def draw() -> str:
     parts += [text(76, 80, "ε after one epoch"), text(262, 322, "number of GPUs N", anchor="middle")]
     parts += ['<path class="claimed" d="M 490 156 h 50"/><path class="guaranteed" d="M 590 156 h 50"/>']
     parts += [text(490, 182, "claimed ε"), text(590, 182, "guaranteed ε")]
-    parts += [text(490, 282, "z0 = 1, δ = 0.00001,"), text(490, 304, "if α were public, seed secret")]
+    parts += [text(490, 282, "z0 = 1, δ = 0.00001,"), text(490, 304, "α public, secret exact noise")]
     for number, devices in enumerate(FRAMES):
         drawn = [line(look, *enumerate(bound[:devices], 1)) for look, bound in bounds.items()]
         drawn += [text(490, 116, f"N = {devices}", "large")]
