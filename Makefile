@@ -63,7 +63,7 @@ $(INSTALLED) $(TESTED): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c '$(SUITABLE)' || { \
 		echo "error: edp_lab needs Python 3.11, 3.12 or 3.13: install one, or set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL_TORCH)
+	@$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e '$(WHAT)'
 	$(BIN)/python -c 'import edp_lab.compiled'  # compile the loops now instead of in the first run
 	@touch $(INSTALLED) $@

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 attack_app = App(
     no_args_is_help=True,
-    help="Attack a trained model: infer which utterances were in its training set, or measure what it memorised.",
+    help="Attack a model: find its training data and what it memorised.",
 )
 
 # ---- Memorisation ----------------------------------------------------------------------------------------------------

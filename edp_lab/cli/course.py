@@ -31,7 +31,7 @@ NotebooksDir = Annotated[
     Path, typer.Option("--notebooks", help="Folder with the notebooks.", show_default="the project's notebooks/")
 ]
 
-course_app = App(help="Run the course's notebooks, open them, or write copies with solutions.", no_args_is_help=True)
+course_app = App(help="Run or open the notebooks, or write their solutions.", no_args_is_help=True)
 
 
 @course_app.command("run")

@@ -280,7 +280,7 @@ def notes_on(corpus: Corpus, places: Sequence[str]) -> Iterator[str]:
         yield from _alike(kind, names)
         once = [name for name in names if count[name] == 1]
         if once and not corpus.labels_declared:
-            yield f"{_named(kind, once)} only one utterance: is this a mistake? The model will contain this name"
+            yield f"{_named(kind, once)} only one utterance: is this a mistake? The model will contain such names"
     texts = group_ids(utterances)
     first = np.unique(texts, return_index=True)[1][texts]
     if others := [k for k, j in enumerate(first) if utterances[k].intent != utterances[j].intent]:

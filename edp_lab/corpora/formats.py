@@ -194,7 +194,7 @@ def read_table(path: Path, notes: Notes, columns: str = "") -> Iterator[Row]:
             place = f"{path}, line {table.line_num}"
             if any(cells[len(names) :]):
                 raise UsageError(f"{place}: more cells than columns: put texts that contain {delimiter!r} in quotes")
-            notes[f"utterances of a table split at {delimiter!r}"].append(place)
+            notes[f"rows of a table with {delimiter!r} between columns"].append(place)
             several = any("\n" in cell.strip() for cell in cells)
             notes["rows with several lines, each read as one utterance"] += [place] * several
             cells += [""] * (len(names) - len(cells))
@@ -242,7 +242,7 @@ def read_conll(path: Path, notes: Notes) -> Iterator[Row]:
         elif len(cells) == 1 and not intent and not (rows and lines[number].strip()):
             intent = cells[0]
         elif cells and line[0] != "#":
-            hint = f'write "rome B-city" or "to O" (files of other formats end in {", ".join(READERS)})'
+            hint = f'write "rome B-city" or "to O" (read as CoNLL; names of other formats end in {", ".join(READERS)})'
             raise UsageError(f"{path}, line {number}: {' '.join(cells)[:60]!r} does not end in a tag: {hint}")
         if not cells and rows:
             place = f"{path}, line {rows[0][0]}"

@@ -141,7 +141,7 @@ def read_seq_folder(path: Path, notes: Notes) -> Iterator[Row]:
     """
     if not (folders := seq_folders(path)):
         raise UsageError(
-            f"{path} contains no seq.in, nor does a sub-folder {', '.join(SPLIT_FOLDERS)}: "
+            f"the folder {path} contains no seq.in, nor does a sub-folder {', '.join(SPLIT_FOLDERS)}: "
             "add seq.in, seq.out and label, with one utterance per line, or give a file"
         )
     if path in folders[:-1]:

@@ -37,7 +37,7 @@ class Budget:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         if not 0 < self.epsilon < math.inf:
-            raise UsageError(f"target epsilon is {self.epsilon}: it must be greater than 0")
+            raise UsageError(f"target epsilon is {self.epsilon}: it must be a finite number greater than 0")
 
     def excess(self, mechanism: Mechanism, releases: int | Mapping[int, int]) -> float:
         """Return ln(actual epsilon / target epsilon) for a number of epochs or for releases by epoch (see `judge`).

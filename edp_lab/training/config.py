@@ -166,7 +166,7 @@ class TrainConfig:
             raise UsageError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
         for name, number in (("learning rate", self.learning_rate), ("intent weight", self.intent_weight)):
             if not 0 < number < math.inf:
-                raise UsageError(f"{name} is {number}: it must be greater than 0")
+                raise UsageError(f"{name} is {number}: it must be a finite number greater than 0")
         for name, count, least, most in (
             ("batch size", self.batch_size, 1, MOST),
             ("number of epochs", self.epochs, 1, MOST),

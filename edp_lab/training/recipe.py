@@ -132,8 +132,8 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
     if n * epsilon < LEAST_SIGNAL:
         units = f"{n} training utterances (of {len(whole.utterances):,} utterances in total)"
         raise UsageError(
-            f"{units} are too few for epsilon {epsilon:g}: the noise would hide the signal; train on about "
-            f"{math.ceil(LEAST_SIGNAL / epsilon):,} utterances, or allow epsilon {upward(LEAST_SIGNAL / n, 2)}"
+            f"{units} are too few for epsilon {epsilon:g}: the noise would hide the signal; use about "
+            f"{math.ceil(LEAST_SIGNAL / epsilon):,} training utterances, or allow epsilon {upward(LEAST_SIGNAL / n, 2)}"
         )
     start = asked.pretrained
     if start is None and asked.model == "clc":  # for BERT the user names the weights

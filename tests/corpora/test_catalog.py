@@ -182,7 +182,7 @@ def test_a_slot_of_one_utterance_is_named_unless_it_is_declared(tmp_path):
     odd = [*rows, ("call 5 and 6", "call", "O B-jane_doe O B-jane_doe")]
     assert own_corpus(tmp_path, *rows).warnings == ()
     (note,) = own_corpus(tmp_path, *odd).warnings
-    assert note == "slot 'jane_doe' has only one utterance: is this a mistake? The model will contain this name"
+    assert note == "slot 'jane_doe' has only one utterance: is this a mistake? The model will contain such names"
     (note,) = own_corpus(tmp_path, *rows, ("a b", "call", "B-x I-x"), ("a c", "call", "B-y B-z")).warnings
     assert note.startswith("3 slots, such as ")
     assert own_corpus(tmp_path, *odd, intents="call", slots="name\njane_doe\n").warnings == ()

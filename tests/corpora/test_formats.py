@@ -82,7 +82,7 @@ JAZZ = [("play", "play jazz, now", ""), ("stop", "stop", "")]
 def test_tables_are_read_whatever_their_delimiter_headings_and_encoding(tmp_path, name, content):
     corpus = load(tmp_path, name, content)
     assert frames(corpus) == JAZZ
-    assert "utterances of a table split at" in notes(corpus)
+    assert "rows of a table with" in notes(corpus)
     assert "not read" not in notes(corpus)
 
 
@@ -393,7 +393,7 @@ def test_data_show_prints_what_would_be_read(cli, tmp_path):
         assert shown in out
     answer = json.loads(cli("data", "show", str(file), "--columns", "frage,thema", "--json")[1])
     assert (answer["utterances"], answer["intents"], len(answer["examples"])) == (20, {"play": 10, "stop": 10}, 5)
-    assert "utterances of a table split at ';': 20" in answer["warnings"][0]
+    assert "rows of a table with ';' between columns: 20" in answer["warnings"][0]
     assert "of the words are unknown to the public start" in answer["warnings"][-1]
     assert answer["warnings"][-1] in plan(f"{file}[frage,thema]", 1000.0).warnings
 
