@@ -205,7 +205,7 @@ def read_unislu(path: Path, notes: Notes) -> Iterator[Row]:
 
 
 def text_lines(path: Path, notes: Notes | None = None) -> list[str]:
-    """Lines of a file without line ends (LF, CRLF or CR), and without blank lines at the end of the file.
+    """The lines of a file without line endings (LF, CRLF or CR), and without blank lines at the end of the file.
 
     We avoid str.splitlines, which also splits at characters that occur inside utterances. If a file is not UTF-8, an
     error is raised, or with `notes`, the file is read in the encoding that fits best.

@@ -80,7 +80,7 @@ def course_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 def share_out(paths: Sequence[Path], parameters: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
     """Select the parameters that each notebook declares.
 
-    Unlike papermill, raises UsageError if no notebook declares a parameter or if a value has a wrong type.
+    Unlike papermill, raises UsageError if no notebook declares a parameter or if a value has the wrong type.
     """
     known = {path: papermill.inspect_notebook(path) for path in paths}
     unwanted = {"mode"} - {name for names in known.values() for name in names}  # the user did not set it
