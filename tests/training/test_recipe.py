@@ -211,7 +211,7 @@ def test_a_published_seed_gets_no_certificate(run, tmp_path):
 
 
 def test_what_cannot_be_private_is_refused_before_work(corpus):
-    with pytest.raises(UsageError, match=r"too few for epsilon 0\.01.*train on about"):
+    with pytest.raises(UsageError, match=r"too few for epsilon 0\.01.*use about"):
         plan(corpus, 0.01)
     with pytest.raises(UsageError, match=r"delta 0\.01 would permit publishing one of 3\d\d .*: give less than 0\.002"):
         plan(corpus, 3.0, delta=0.01)
