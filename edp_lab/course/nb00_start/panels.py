@@ -95,6 +95,7 @@ class SmallModel:
     Attributes:
         secrets: maps each number of copies in the training set to the `Secret` of a number with that many copies.
         on: cached function of the number of devices N: mean gradients of the devices' micro-batches, shape (N, P).
+        signal: cached function of the mechanism: norms of the mean clipped gradient by layer.
         noise: standard normal noise of the step, shape (P,).
         epochs: rows of the model's run record, one per epoch.
     """
@@ -108,7 +109,7 @@ class SmallModel:
         self.epochs: list[dict[str, Any]] = self._run.record["epochs"]
         self.secrets = self.read(self._run)
         self.noise = float_noise(self._run.key, self._run.progress.step, self.layout.size)
-        self.on = cache(self._on)
+        self.on, self.signal = cache(self._on), cache(self._signal)
 
     def trainer(self, config: TrainConfig) -> Trainer:
         """Create a run on the same corpus and hidden numbers; `Trainer.epoch` trains it for one epoch."""
@@ -139,26 +140,30 @@ class SmallModel:
     def step(self, config: TrainConfig) -> StepResult:
         """Compute this model's next step, with the noise of the first epoch of `config`, and the run's guarantee.
 
-        The step releases signal plus noise; `release` with zero noise returns the signal. UsageError: plain SGD.
+        The step releases signal plus noise; only the noise depends on z0. UsageError: plain SGD.
         """
         mechanism = config.mechanism()
         if mechanism is None:
             raise UsageError("plain SGD adds no noise: choose method 'edp-sgd'")
         layout = self.layout
-        rows = [StackedGradients(self.on(mechanism.num_devices), layout)]
-        signal = release(mechanism, 0, rows, layout, None, torch.zeros_like(self.noise)).gradient
+        signal = self.signal(replace(mechanism, z0=1.0))
         stds = noise_stds(mechanism, 0, None, mechanism.num_devices, len(layout.names))
-        sizes = torch.tensor([columns.stop - columns.start for columns in layout.columns])
-        spread = torch.tensor(stds).repeat_interleave(sizes)  # shape (P,): standard deviation of the noise
-
-        def norms(gradient: Tensor) -> tuple[float, ...]:
-            each = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in layout.columns)
-            return tuple(norm.item() for norm in each)
-
-        lengths = norms(signal), norms(spread), norms(spread * self.noise)
+        noise = tuple(
+            std * math.sqrt(columns.stop - columns.start) for std, columns in zip(stds, layout.columns, strict=True)
+        )
+        draw = tuple(std * norm for std, norm in zip(stds, self._norms(self.noise), strict=True))
         bill = partial(judge, mechanism, config.epochs, self.delta)
         together = bill(utterances_per_person=max(TIMES)).conditional_epsilon
-        return StepResult(config, mechanism, layout.names, *lengths, bill(), together)
+        return StepResult(config, mechanism, layout.names, signal, noise, draw, bill(), together)
+
+    def _signal(self, mechanism: Mechanism) -> tuple[float, ...]:
+        """Norms by layer of the mean clipped gradient: what `release` returns for zero noise."""
+        rows = [StackedGradients(self.on(mechanism.num_devices), self.layout)]
+        return self._norms(release(mechanism, 0, rows, self.layout, None, torch.zeros_like(self.noise)).gradient)
+
+    def _norms(self, gradient: Tensor) -> tuple[float, ...]:
+        each = (torch.linalg.vector_norm(gradient[columns], dtype=torch.float64) for columns in self.layout.columns)
+        return tuple(norm.item() for norm in each)
 
 
 def _digits(tokens: Sequence[str]) -> str:
