@@ -131,16 +131,21 @@ def test_picture_is_drawn_from_the_epsilons_of_today(tmp_path: Path, monkeypatch
     assert drawn == picture.read_text(encoding="utf-8"), "docs/images/promise.py draws another picture now"
 
 
-def test_panel_of_the_contributors_page_is_a_panel() -> None:
+def test_panel_and_accountant_of_the_contributors_page_work() -> None:
     from edp_lab.course.kit.panel import PANELS
-    from edp_lab.privacy import gdp_epsilon
+    from edp_lab.privacy import Schedule, gdp_epsilon, zcdp_epsilon
 
-    [text] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    namespace: dict[str, Any] = {"__name__": "edp_lab.course.nb03_cost.panels"}
     try:
-        namespace: dict[str, Any] = {"__name__": "edp_lab.course.nb03_cost.panels"}
-        exec(compile(text, "<CONTRIBUTING.md>", "exec", dont_inherit=True), namespace)
-        panel = namespace["one_release"]()
+        for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            exec(compile(text, "<CONTRIBUTING.md>", "exec", dont_inherit=True), namespace)
+        panel = namespace["by_delta"]()
         panel.set(mu=2.0)
-        assert panel.result == gdp_epsilon(2.0, 1e-5)
+        assert panel.result.exact[0] == gdp_epsilon(2.0, 1e-9)
+        for delta in (1e-9, 1e-5, 0.5):
+            epsilon = namespace["ConcentratedDP"](Schedule([0.5], [1])).epsilon(delta)
+            assert epsilon == pytest.approx(zcdp_epsilon(2.0, delta), rel=1e-8)
+            assert epsilon >= zcdp_epsilon(2.0, delta) * (1 - 1e-14) >= gdp_epsilon(2.0, delta)
     finally:
-        PANELS.pop("03 one_release", None)
+        PANELS.pop("03 by_delta", None)

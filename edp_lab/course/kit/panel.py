@@ -78,7 +78,6 @@ class Panel(Frame):
         **controls: Control,
     ) -> None:
         self.controls, self.compute, self._held = controls, compute, False
-        MADE.append(self)
         self.joint = joint or [*controls][:2]
         self._words, self._idle, self._tiles = words, idle, tiles
         self._command = command or (lambda result, **to: f"{python(compute, **to)}\n{account(result)}".rstrip())
@@ -94,6 +93,7 @@ class Panel(Frame):
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
         below = [box("edp-row", *frames), self.words, self.command]
         super().__init__(title, looking_at, [self._inputs(), self.tiles], below)
+        MADE.append(self)
 
     def _inputs(self) -> widgets.Box:
         """The controls; rarely used ones are hidden until "more" is pressed."""
