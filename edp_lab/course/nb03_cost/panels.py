@@ -404,7 +404,8 @@ def table1(epochs: int = 30) -> Panel:
 def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     """Return tiles with the printed epsilon and the digits of e^epsilon, and a sentence on the noise."""
     z0, printed = min(result.z0[result.epochs - 1], Z0_RANGE[1]), result.row.none.log10_epsilon
-    fits = f"z = {digits(z0)} gives" if result.fits else "no z from {} to {} gives".format(*map(digits, Z0_RANGE))
+    pair, none = f"Each pair (T, z) of the curve, such as ({result.epochs}, {digits(z0)}),", "no z from {} to {}"
+    fits = pair if result.fits else f"At T = {result.epochs}, {none.format(*map(digits, Z0_RANGE))}"
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
         Tile(
@@ -413,7 +414,7 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
             "the limit on an outcome's probability ratio",
             "printed",
         ),
-        f"At T = {result.epochs}, {fits} the printed ε.",
+        f"{fits} gives the printed ε.",
     )
 
 
@@ -426,6 +427,7 @@ def draw_settings(result: Behind) -> Figure:
         line("z", PLAIN, x=x, y=z0, hovertemplate="T = %{x}: z = %{y:.3g}" + fig.ALONE),
         {**fig.hline(0), "type": "rect", **band},
         fig.vline(result.epochs),
+        fig.ring(x=[result.epochs], y=[z0[result.epochs - 1]]),
         top=44,
         xaxis=axis("epochs T", [0, MAX_EPOCHS + 1]),
         yaxis=logs("z (band: the paper's range)", [-7, 1]),

@@ -129,7 +129,7 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 
     return Panel(
         "Sound or printed?",
-        "How well one step hides a sentence, as claimed and as printed, against the number of GPUs.",
+        "How well one step hides a sentence, as claimed and as printed.",
         same_z,
         [draw_bells, draw_by_devices],
         words.promise,
@@ -145,7 +145,8 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     """Return tiles with both epsilons, and a sentence on the success of an attack on one step."""
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
-    sentence = f"An attacker who sees one step can guess right in {printed} of cases. The claimed z0 allows {claim}."
+    whose = "z0 is the noise of one device, and the claim uses it for the whole release"
+    sentence = f"As printed, {whose}: an attacker guesses right in {printed} of cases, not {claim}."
     claim_tile, held = epsilons(result.guarantee)
     return claim_tile, held._replace(label="guaranteed, as printed", role="printed"), sentence
 
