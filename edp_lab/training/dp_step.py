@@ -124,7 +124,7 @@ def clip(
             raise UsageError(f"a step of {divisor:,} micro-batches got {count:,} or more: it may have at most {most:,}")
         factors = clip_factors(mechanism, norms, layout, alpha, room)
         if ranks == len(gradients) == 1 and isinstance(group, SingleMicroBatch) and factors[0]:
-            # The gradient of a single micro-batch stays in place and is scaled with the noise, which saves one pass.
+            # A single finite gradient stays in place and is scaled when the noise is added, which saves one pass.
             layers, scale = group.layers(), float(factors / divisor)
         else:
             group.add_weighted_sum(factors / divisor, total.zero_() if total is out else total)

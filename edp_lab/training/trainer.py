@@ -190,7 +190,7 @@ class Trainer:
             local_loss = sum((group.loss for group in gradients), torch.zeros(()))
             if entry is not None:
                 entry.result()
-            # In place, in the memory of `clipped`.
+            # With several ranks, this adds up the memory of `clipped`, which belongs to `private`.
             sums = StepSums(*private.sum_over_ranks(local_loss, examples, stopped()))
             private.use(add_noise(clipped, now.epoch, now.step, private.noise).layers)
         if not math.isfinite(sums.loss) and not (self.mechanism and self.mechanism.variant is Variant.SOUND):
