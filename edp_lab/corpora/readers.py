@@ -1,4 +1,4 @@
-"""Readers: one function per file format, which returns the utterances in file order. `formats` contains more readers.
+"""Readers of folders, and the rules for all readers; `formats` contains the readers of single files.
 
 Tokens. Formats that are already tokenised (``seq.in``, JSONL) keep their tokens; JSONL's ``text`` is split at white
 space. If slots are marked inside running text (NLU-EVAL), tokens are split only at white space and at the edges of
