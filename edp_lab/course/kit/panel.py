@@ -45,7 +45,7 @@ class Panel(Frame):
         compute: a pure function, fast enough to call at every slider move. Its UsageError is shown under the control.
         figures: functions that draw a result as a dict (see `edp_lab.course.kit.figure`), each alone or in a pair with
             a CSS width. The main figure is first. Figures are side by side if the window is wide enough.
-        words: function that describes a result as text or `Html`, one click away.
+        words: optional function that describes a result as text or `Html`, one click away.
         command: function of a result and keyword values that returns a command; default: the Python call of `compute`.
         account: if `command` is omitted, function that returns the `edp-lab account` command to append, or "".
         tiles: function that returns a result's two main numbers, as tiles, and one sentence.
@@ -67,7 +67,7 @@ class Panel(Frame):
         looking_at: str,
         compute: Callable[..., Any],
         figures: Sequence[Draw | tuple[Draw, str]],
-        words: Callable[[Any], str],
+        words: Callable[[Any], str] | None = None,
         command: Callable[..., str] | None = None,
         /,
         *,
@@ -79,7 +79,7 @@ class Panel(Frame):
     ) -> None:
         self.controls, self.compute, self._held = controls, compute, False
         self.joint = joint or [*controls][:2]
-        self._words, self._idle, self._tiles = words, idle, tiles
+        self._words, self._idle, self._tiles = words or (lambda result: ""), idle, tiles
         self._command = command or (lambda result, **to: f"{python(compute, **to)}\n{account(result)}".rstrip())
         places = [drawing if isinstance(drawing, tuple) else (drawing, HALF) for drawing in figures]
         self.draws = [draw for draw, _ in places]
@@ -91,7 +91,7 @@ class Panel(Frame):
         for control in controls.values():
             control.observe(lambda change: None if self._held else self._redraw(change["owner"]), "entered")
         frames = [framed(live, flex) for live, (_, flex) in zip(self.figures, places, strict=True)]
-        below = [box("edp-row", *frames), self.words, self.command]
+        below = [box("edp-row", *frames), *([self.words] if words else []), self.command]
         super().__init__(title, looking_at, [self._inputs(), self.tiles], below)
         MADE.append(self)
 
