@@ -201,6 +201,7 @@ def test_numbers_as_people_write_them() -> None:
     three |= {2.5e9: "2.5 billion", 999.99: "1,000", 4.4e12: "4.4 × 10¹²"}
     assert {value: digits(value) for value in three} == three
     two = {0.0013258: "0.0013", 17.6: "18", 590_000: "590,000", 215: "220", 0.0: "0", 2.0: "2", None: "beyond 10³⁰⁸"}
+    two |= {1.5e8: "150 million", 4.29e11: "430 billion"}
     assert {value: short(value) for value in two} == two
 
 

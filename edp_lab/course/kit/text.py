@@ -111,7 +111,7 @@ def _written(value: float | None, figures: int) -> str:
         return f"{float(f'{value:.{figures}g}'):,.0f}"
     for power, name in ((6, "million"), (9, "billion")):
         if power <= int(exponent) < power + 3:
-            return f"{float(mantissa) * 10 ** (int(exponent) - power):.{figures}g} {name}"
+            return f"{float(mantissa) * 10 ** (int(exponent) - power):.3g} {name}"
     times = "" if mantissa == "1" else f"{mantissa} × "
     return f"{times}10{str(int(exponent)).translate(SUPERSCRIPT)}"
 
