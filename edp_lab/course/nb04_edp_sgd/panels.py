@@ -374,7 +374,7 @@ def _window(*corners: Any) -> Array:
 def _show(layout: Figure, place: int, heading: str, window: Array) -> None:
     """Set the title and axes of a plot. Many axes are slow, so these have fixed ranges and margins."""
     layout["annotations"][place - 1] |= {"text": heading, "font": {"size": 13}}
-    fixed = {"automargin": False, "fixedrange": True, "nticks": 4, "tickfont": {"size": 11}, "constrain": "domain"}
+    fixed = {"automargin": False, "fixedrange": True, "nticks": 4, "tickfont": {"size": 11}}
     ends = str(place) if place > 1 else ""
     for side, layer, span in zip("xy", ("large", "small"), window.tolist(), strict=True):
         outer = place > 3 if side == "x" else place % 3 == 1
