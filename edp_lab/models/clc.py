@@ -94,17 +94,21 @@ class CLC(IntentSlotModel):
 
     def _spelling(self, characters: Tensor, lengths: Tensor, ops: PlainOps) -> Tensor:
         """Width-3 convolution over a word's bytes, then the maximum over its positions: (R, L) -> (R, filters)."""
-        characters = characters[:, : int((characters > 0).sum(1).max())]
         inside = characters > 0
-        at = inside.nonzero(as_tuple=True)
-        x = ops.embedding(characters, self.characters.weight, lengths) * inside[..., None]  # (R, L, character)
-        x = nn.functional.pad(x, (0, 0, 1, 1))
-        windows = torch.cat([x[:, :-2], x[:, 1:-1], x[:, 2:]], dim=2)
-        kept = windows[at]  # only windows centred on a byte of the word
+        at, counts = inside.nonzero(as_tuple=True), inside.sum(1)  # counts: bytes per word
         word = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-        rows = lengths.new_zeros(len(lengths)).index_add_(0, word, inside.sum(1))
-        filtered = ops.linear(kept, self.convolution.weight, self.convolution.bias, rows)
-        padded = filtered.new_full((*characters.shape, filtered.shape[1]), -torch.inf)
+        rows = lengths.new_zeros(len(lengths)).index_add_(0, word, counts)
+        x = ops.embedding(characters[at], self.characters.weight, rows)  # all bytes, in order: (K, character)
+        first, last = torch.zeros(
+            2, len(x), 1, dtype=torch.bool, device=x.device
+        )  # whether a byte begins or ends a word
+        ends = counts.cumsum(0)
+        first[ends - counts], last[ends - 1] = True, True
+        # Filled rather than multiplied by 0, because NaN must not spread from one word to the next.
+        before, after = x.roll(1, 0).masked_fill(first, 0), x.roll(-1, 0).masked_fill(last, 0)
+        windows = torch.cat([before, x, after], dim=1)
+        filtered = ops.linear(windows, self.convolution.weight, self.convolution.bias, rows)
+        padded = filtered.new_full((len(counts), int(counts.max()), filtered.shape[1]), -torch.inf)
         return torch.tanh(padded.index_put(at, filtered).amax(1))
 
     def config(self) -> dict[str, object]:
