@@ -68,7 +68,7 @@ def draw_step(result: StepAudit) -> fig.Figure:
         fig.beside("guess: with", 0, left=False),
         height=390,
         **fig.OVERLAID,
-        xaxis=fig.axis("release along the sentence's gradient", edges[[0, -1]].tolist()),
+        xaxis=fig.axis("release along the sentence's gradient, from the midpoint", edges[[0, -1]].tolist()),
         yaxis=fig.axis("share of draws (%)", [0, top]),
     )
 

@@ -248,7 +248,7 @@ def draw_cloud(result: Cloud) -> Figure:
         points("clipped", PLAIN, "circle", 4, **_xy(after)),
         line("", INK, "dash", width=1.5, **_xy(bound), hoverinfo="skip", showlegend=False),
         fig.note("C", x=0, y=-result.mechanism.clip_norm, yanchor="top"),
-        line("bias", PLAIN, symbol="square", size=7, **_xy(result.means)),
+        line("bias", PLAIN, symbol="square-open", size=13, **_xy(result.means)),
         points("mean", HOLDS, "star", 11, **_xy(result.means[:1])),
         line("noise", NOISE, **_xy(noise)),
         points("released", INK, "x-thin-open", 8, edge=2.5, **_xy(result.released[None])),

@@ -224,7 +224,7 @@ def roc(attacks: Attacks, *bounds: Any) -> Panel:
     controls = {
         "attack": choice("attack", list(attacks)[-1], {ATTACKS[name]: name for name in attacks}),
         "called": number("called members", 10.0, called, unit="top % of all"),
-        "people": number("members", most, sizes, unit="per side"),
+        "people": number("sentences", most, sizes, unit="per side"),
     }
     if bounds:
         as_printed, z0, num_devices, epochs = bounds
