@@ -28,17 +28,17 @@ def account(z, q, steps, delta):
     """Return the ε of `steps` Poisson steps: the smallest over the orders 2 to 32."""
     best = math.inf
     for order in range(2, 33):
-        moment = 0.0
+        moment, largest = 0.0, order * (order - 1) / (2 * z**2)  # factored out: its exponential may overflow
         for j in range(order + 1):
             drawn = math.comb(order, j) * (1 - q) ** (order - j) * q**j
-            moment += drawn * math.exp(j * (j - 1) / (2 * z**2))
-        exponent = (steps * math.log(moment) - math.log(order * delta)) / (order - 1)
+            moment += drawn * math.exp(j * (j - 1) / (2 * z**2) - largest)
+        exponent = (steps * (largest + math.log(moment)) - math.log(order * delta)) / (order - 1)
         best = min(best, math.log(1 - 1 / order) + exponent)
     return best
 
 
 def train(features, labels, weights, C, z, B, lr, steps, delta, rng):
-    """Train with DP-SGD; return the weights and ε. Each step draws a batch, then rng.standard_normal(2)."""
+    """Train with DP-SGD; return the weights and ε. Each step calls poisson_batch, then rng.standard_normal(2)."""
     q = B / len(features)
     for _ in range(steps):
         batch = poisson_batch(len(features), q, rng)

@@ -199,13 +199,16 @@ def account(z: float, q: float, steps: int, delta: float) -> float:
 
 
 def without(part: str) -> Callable[..., Any]:
-    """An answer to the fourth exercise that draws its noise, or its batch, once for all steps."""
+    """An answer to the fourth exercise that draws noise or batch once for all steps, or for "" skips empty batches."""
 
     def train(features: Tensor, labels: Tensor, weights: Tensor, *rest: Any) -> Any:
         C, z, B, lr, steps, delta, rng = rest
         once: dict[str, Any] = {}
         for _ in range(steps):
-            now = {"batch": SOLUTIONS["sample"](len(features), B / len(features), rng), "noise": rng.standard_normal(2)}
+            batch = SOLUTIONS["sample"](len(features), B / len(features), rng)
+            if not part and not len(batch):
+                continue
+            now = {"": None, "batch": batch, "noise": rng.standard_normal(2)}
             now[part] = once.setdefault(part, now[part])
             clipped = SOLUTIONS["clip"](weights, features[now["batch"]], labels[now["batch"]], C)
             weights = SOLUTIONS["step"](weights, clipped, C, z, B, lr, torch.from_numpy(now["noise"]))
@@ -258,6 +261,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "forgets the learning rate": Wrong(
             lambda w, g, C, z, B, lr, y: w - (g.sum(0) + z * C * y) / B, "learning rate"
         ),
+        "changes the given weights": Wrong(lambda w, g, C, z, B, lr, y: w.sub_(lr * (g.sum(0) + z * C * y) / B), "-="),
         "skips an empty batch": Wrong(
             lambda w, g, C, z, B, lr, y: w - lr * (g.sum(0) + z * C * y) / B if len(g) else w, "empty batch needs noise"
         ),
@@ -265,6 +269,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "loop": {
         "the same noise in every step": Wrong(without("noise"), "The weights after 12 steps"),
         "the same batch in every step": Wrong(without("batch"), "The weights after 12 steps"),
+        "skips empty batches": Wrong(without(""), "skips empty batches"),
         "returns the weights alone": Wrong(lambda *all: SOLUTIONS["loop"](*all)[0], "two values"),
         "bills without sampling": Wrong(billing(lambda C, z, q, steps, d: account(z, 1.0, steps, d)), "are sampled"),
         "bills one step": Wrong(billing(lambda C, z, q, steps, d: account(z, q, 1, d)), "of a single step"),

@@ -44,7 +44,8 @@ requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => done({
     traces: [...panel.querySelectorAll(".js-plotly-plot")].map(plot => plot._fullData.map(
         trace => Object.fromEntries(["x", "y", "z"].map(name => [name, flat(trace[name] ?? [])])))),
     axes: [...panel.querySelectorAll(".js-plotly-plot")].map(plot => Object.fromEntries(
-        Object.entries(plot._fullLayout).filter(([name]) => /^[xy]axis/.test(name)).map(([name, axis]) => [name, axis.range]))),
+        Object.keys(plot._fullLayout).filter(name => /^[xy]axis/.test(name)).map(
+            name => [name, plot._fullLayout[name].range]))),
 }))));
 """
 RESET = """

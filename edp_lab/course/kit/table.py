@@ -55,12 +55,7 @@ def table(panel: Panel) -> dict[str, Any]:
         if len(packed) <= BYTES:
             break
     controls = [
-        {
-            "id": control.model_id,
-            "stops": stops[name],
-            "at": stops[name].index(control.entered),
-            "joint": name in joint,
-        }
+        {"id": control.model_id, "stops": stops[name], "at": stops[name].index(control.entered), "joint": name in joint}
         for name, control in panel.controls.items()
     ]
     return {"controls": controls, "states": b64encode(packed).decode()}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edp_lab.course.kit.controls import DELTA, Array
 from edp_lab.course.kit.exercises import Differences, close, exercises_of, given
+from edp_lab.course.kit.text import count
 from edp_lab.course.nb02_dp_sgd.panels import gradients, people
 from edp_lab.privacy import Mechanism, judge, releases_by_epoch
 from edp_lab.privacy.pld import ORDERS, log_moments, rdp_epsilon
@@ -101,35 +102,45 @@ def _step(answer: Callable[..., Tensor], rng: np.random.Generator) -> Difference
             "Your step increases the loss: subtract the gradient.": -(total + due) / batch,
             "Your step does not use the learning rate.": (total + due) / batch / lr,
         }
-        got = answer(weights.clone(), rows.clone(), c, z, batch, lr, noise.clone())
+        got = answer(given_weights := weights.clone(), rows.clone(), c, z, batch, lr, noise.clone())
+        if not torch.equal(given_weights, weights):
+            yield "Your step changes the given weights: return new ones instead of using -=."
         slips, wanted = {s: weights - lr * down for s, down in downs.items()}, weights - lr * (total + due) / batch
         yield close(got, wanted, f"The weights after a step on {drawn} people", slips=slips)
 
 
 def _loop(answer: Callable[..., Any], rng: np.random.Generator) -> Differences:
     x, y = people()
-    for steps in (1, 12, 30):
+    usual = lambda n, q, rng: np.flatnonzero(rng.random(n) < q)  # noqa: E731
+    sample = getattr(answer, "__globals__", {}).get("poisson_batch", usual)  # the student's own, checked above
+    for steps, batch in ((1, 40), (12, int(rng.integers(20, 60))), (30, 1)):
         c, z, lr = (float(rng.uniform(*ends)) for ends in ((0.75, 0.9), (1.25, 2), (0.5, 1.5)))
-        batch, seed = (int(number) for number in rng.integers(20, 60, 2))
+        seed = int(rng.integers(2**32))
         start = torch.from_numpy(rng.standard_normal(2))
-        got = given(answer(x, y, start.clone(), c, z, batch, lr, steps, DELTA, np.random.default_rng(seed)))
+        run = c, z, batch, lr, steps
+        got = given(answer(x, y, start.clone(), *run, DELTA, np.random.default_rng(seed)))
         if not isinstance(got, tuple) or len(got) != 2:
             yield "Return two values: the weights and ε."
-        yield close(got[0], _trained(start, c, z, batch, lr, steps, seed), f"The weights after {steps} steps")
+        wanted, skipped = (_trained(start, run, seed, sample, skips) for skips in (False, True))
+        slips = {"Your loop skips empty batches: they need noise, too.": skipped}
+        yield close(got[0], wanted, f"The weights after {count(steps, 'step')}", slips=slips)
         yield _billed(float(given(got[1])), c, z, batch / len(x), steps)
 
 
-def _trained(start: Tensor, c: float, z: float, batch: int, lr: float, steps: int, seed: int) -> Tensor:
+def _trained(start: Tensor, run: tuple[Any, ...], seed: int, sample: Any, skips: bool) -> Tensor:
     (x, y), weights, rng = people(), start, np.random.default_rng(seed)
+    c, z, batch, lr, steps = run
     for _ in range(steps):
-        part = np.flatnonzero(rng.random(len(x)) < batch / len(x))
+        part = np.asarray(sample(len(x), batch / len(x), rng), dtype=int)
+        if skips and not len(part):
+            continue
         noise = torch.from_numpy(rng.standard_normal(2))
         weights = weights - lr * (by_norm(gradients(x[part], y[part], weights), c).sum(0) + z * c * noise) / batch
     return weights
 
 
 def _billed(mine: float, c: float, z: float, q: float, steps: int) -> str | None:
-    """Describe a wrong epsilon; None if it is between the loss distributions' and 1.03 times the Rényi DP epsilon."""
+    """Describe a wrong epsilon; None if it is from the loss distributions' to 1.03 times that of the orders 2 to 32."""
     mechanism = Mechanism.sound(c, z, 1, 1, sampling_rate=q)
     least = judge(mechanism, releases_by_epoch(mechanism, steps=steps), DELTA).conditional_epsilon or math.inf
     due = _epsilon(z, q, steps)
@@ -146,7 +157,8 @@ def _billed(mine: float, c: float, z: float, q: float, steps: int) -> str | None
 
 
 def _epsilon(z: float, q: float, steps: int) -> float:
-    return rdp_epsilon(steps * log_moments(np.array([z]), q)[:, 0] / (ORDERS - 1), DELTA)
+    rdp = steps * log_moments(np.array([z]), q)[:, 0] / (ORDERS - 1)
+    return rdp_epsilon(np.where(np.isin(ORDERS, range(2, 33)), rdp, np.inf), DELTA)
 
 
 EXERCISES = exercises_of(__file__, clip=_clip, sample=_sample, step=_step, loop=_loop)

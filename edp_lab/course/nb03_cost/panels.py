@@ -408,12 +408,7 @@ def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     fits = pair if result.fits else f"At T = {result.epochs}, {none.format(*map(digits, Z0_RANGE))}"
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
-        Tile(
-            "factor e^ε",
-            f"about {short(result.digits)} digits",
-            "the limit on an outcome's probability ratio",
-            "printed",
-        ),
+        Tile("factor e^ε", f"about {short(result.digits)} digits", "limit on a ratio of probabilities", "printed"),
         f"{fits} gives the printed ε.",
     )
 
