@@ -99,11 +99,10 @@ class CLC(IntentSlotModel):
         word = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
         rows = lengths.new_zeros(len(lengths)).index_add_(0, word, counts)
         x = ops.embedding(characters[at], self.characters.weight, rows)  # all bytes, in order: (K, character)
-        first, last = torch.zeros(
-            2, len(x), 1, dtype=torch.bool, device=x.device
-        )  # whether a byte begins or ends a word
-        ends = counts.cumsum(0)
-        first[ends - counts], last[ends - 1] = True, True
+        # Whether a byte begins or ends a word.
+        first, last = torch.zeros(2, len(x), 1, dtype=torch.bool, device=x.device)
+        ends, filled = counts.cumsum(0), counts > 0
+        first[(ends - counts)[filled]], last[ends[filled] - 1] = True, True
         # Filled rather than multiplied by 0, because NaN must not spread from one word to the next.
         before, after = x.roll(1, 0).masked_fill(first, 0), x.roll(-1, 0).masked_fill(last, 0)
         windows = torch.cat([before, x, after], dim=1)

@@ -89,7 +89,7 @@ class Mechanism:
             per-example DP-SGD, or any number in between.
         alpha: source of the layer scales.
         alpha_max: the largest layer scale that the step accepts. `edp_lab.training.private_step` normalises the largest
-            scale to 1: as printed, multiplying alpha by c has the same effect as C c and z0 / c.
+            scale to 1: as printed, multiplying alpha by c is like multiplying C by c and dividing z0 by c.
         sampling_rate: None for disjoint batches (every epoch is one shuffled pass in which each utterance occurs
             exactly once); q for Poisson sampling (each utterance takes part in each step with probability q, alone at
             micro-batch size 1, otherwise in a micro-batch chosen by a keyed hash of its index). If batches were split

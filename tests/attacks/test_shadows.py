@@ -237,13 +237,7 @@ def test_each_utterance_is_in_half_of_the_training_sets_beside_its_duplicates(sh
     assert (inside != half_samples(pool, shadows, seed=1)).any()
 
 
-@pytest.mark.parametrize(
-    ("pool", "shadows", "seed", "said"),
-    [
-        (PEOPLE, 5, 0, "even"),
-        (PEOPLE, 2, 0, "at least 4"),
-    ],
-)
+@pytest.mark.parametrize(("pool", "shadows", "seed", "said"), [(PEOPLE, 5, 0, "even"), (PEOPLE, 2, 0, "at least 4")])
 def test_a_design_that_cannot_be_is_refused(pool: tuple[Utterance, ...], shadows: int, seed: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         shadow_logits(CONFIG, CORPUS, pool, shadows, seed)

@@ -205,9 +205,7 @@ def parse(words: list[str]) -> None:
 
 
 @every_panel
-def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence(
-    panel: Any,
-) -> None:
+def test_what_is_seen_at_first_is_six_controls_two_numbers_and_a_sentence(panel: Any) -> None:
     assert sum(not control.rare for control in panel.controls.values()) <= 6
     if isinstance(panel, Panel):
         assert len(panel.tiles.tiles) == 2
@@ -269,10 +267,7 @@ def test_a_panel_that_runs_starts_nothing_with_bad_values_ends_when_it_is_stoppe
     [
         (lambda: layers("gpt", None), "unknown model 'gpt': choose clc, bert"),  # type: ignore[arg-type]
         (lambda: StepNoise(-1), "seed is -1"),
-        (
-            lambda: PANELS["10 Pipeline"](phases_sketch(), replace(THESIS, vote="hard")),
-            "a hard vote has no noise",
-        ),
+        (lambda: PANELS["10 Pipeline"](phases_sketch(), replace(THESIS, vote="hard")), "a hard vote has no noise"),
     ],
 )
 def test_what_only_code_can_ask_for_is_refused(call: Callable[[], Any], says: str) -> None:

@@ -3,6 +3,7 @@ all panels is in `test_contract`."""
 
 import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,12 @@ def account(z: float, q: float, steps: int, delta: float) -> float:
     return float(SOLUTIONS["loop"].__globals__["account"](z, q, steps, delta))
 
 
+def sampling(batch: Callable[..., Any]) -> Callable[..., Any]:
+    """The solution of the fourth exercise, with a different `poisson_batch`."""
+    loop = SOLUTIONS["loop"]
+    return FunctionType(loop.__code__, loop.__globals__ | {"poisson_batch": batch})
+
+
 def without(part: str) -> Callable[..., Any]:
     """An answer to the fourth exercise that draws noise or batch once for all steps, or for "" skips empty batches."""
 
@@ -269,6 +276,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "loop": {
         "the same noise in every step": Wrong(without("noise"), "The weights after 12 steps"),
         "the same batch in every step": Wrong(without("batch"), "The weights after 12 steps"),
+        "takes everyone": Wrong(sampling(lambda n, q, rng: np.arange(n)), "poisson_batch: "),
         "skips empty batches": Wrong(without(""), "skips empty batches"),
         "returns the weights alone": Wrong(lambda *all: SOLUTIONS["loop"](*all)[0], "two values"),
         "bills without sampling": Wrong(billing(lambda C, z, q, steps, d: account(z, 1.0, steps, d)), "are sampled"),
@@ -290,5 +298,8 @@ RIGHT = {
         lambda n, q, rng: [person for person in range(n) if rng.random() < q],
         lambda n, q, rng: rng.permutation(n)[: rng.binomial(n, q)],
     ),
-    "loop": (billing(lambda C, z, q, steps, d: judged(C, z, q, steps)),),
+    "loop": (
+        billing(lambda C, z, q, steps, d: judged(C, z, q, steps)),
+        sampling(lambda n, q, rng: rng.permutation(n)[: rng.binomial(n, q)]),
+    ),
 }

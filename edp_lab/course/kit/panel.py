@@ -79,7 +79,7 @@ class Panel(Frame):
     ) -> None:
         self.controls, self.compute, self._held = controls, compute, False
         self.joint = joint or [*controls][:2]
-        self._words, self._idle, self._tiles = words or (lambda result: ""), idle, tiles
+        self._words, self._idle, self._tiles = words, idle, tiles
         self._command = command or (lambda result, **to: f"{python(compute, **to)}\n{account(result)}".rstrip())
         places = [drawing if isinstance(drawing, tuple) else (drawing, HALF) for drawing in figures]
         self.draws = [draw for draw, _ in places]
@@ -154,7 +154,7 @@ class Panel(Frame):
         idle = self._idle(result)
         return {
             self.tiles: {"tiles": [list(first), list(second)], "sentence": line},
-            self.words: {"value": escape(self._words(result))},
+            **({self.words: {"value": escape(self._words(result))}} if self._words else {}),
             self.command: {"value": self._command(result, **values)},
             **{control: {"disabled": name in idle} for name, control in self.controls.items()},
         }

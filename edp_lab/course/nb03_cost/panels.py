@@ -403,13 +403,12 @@ def table1(epochs: int = 30) -> Panel:
 
 def tell_behind(result: Behind) -> tuple[Tile, Tile, str]:
     """Return tiles with the printed epsilon and the digits of e^epsilon, and a sentence on the noise."""
-    z0, printed = min(result.z0[result.epochs - 1], Z0_RANGE[1]), result.row.none.log10_epsilon
-    pair, none = f"Each pair (T, z) of the curve, such as ({result.epochs}, {digits(z0)}),", "no z from {} to {}"
-    fits = pair if result.fits else f"At T = {result.epochs}, {none.format(*map(digits, Z0_RANGE))}"
+    z0, printed = float(result.z0[result.epochs - 1]), result.row.none.log10_epsilon
+    beyond = "" if Z0_RANGE[0] <= z0 <= Z0_RANGE[1] else " This z is outside the paper's range."
     return (
         claimed(f"log₁₀ ε = {printed:g}", f"printed, δ = {short(result.row.delta)}"),
         Tile("factor e^ε", f"about {short(result.digits)} digits", "limit on a ratio of probabilities", "printed"),
-        f"{fits} gives the printed ε.",
+        f"Each pair (T, z) of the curve, such as ({result.epochs}, {digits(z0)}), gives the printed ε.{beyond}",
     )
 
 

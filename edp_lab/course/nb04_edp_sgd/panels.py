@@ -145,8 +145,9 @@ def promise(z: float = 1.0, num_devices: int = 8) -> Panel:
 def tell_promise(result: Promise) -> tuple[Tile, Tile, str]:
     """Return tiles with both epsilons, and a sentence on the success of an attack on one step."""
     claim, printed = (percent(result.right(name)) for name in (CLAIMED_NAME, PRINTED_NAME))
-    whose = "z0 is the noise of one device, and the claim uses it for the whole release"
-    sentence = f"As printed, {whose}: an attacker guesses right in {printed} of cases, not {claim}."
+    z = at_least(result.multiplier[PRINTED_NAME]), short(result.multiplier[CLAIMED_NAME])
+    sentence = f"Noise / sensitivity is {z[0]} as printed and {z[1]} as claimed"
+    sentence += f": an attacker can guess right in {printed} and {claim} of cases."
     claim_tile, held = epsilons(result.guarantee)
     return claim_tile, held._replace(label="guaranteed, as printed", role="printed"), sentence
 

@@ -181,7 +181,7 @@ def show_roc(
     """
     require(attack in attacks, f"attack {attack!r} was not run: choose {' or '.join(attacks)}")
     target = attacks[attack].target
-    check_whole("the number of members", people, stats.LEAST_MEMBERS, len(target.members))
+    check_whole("the number of sentences", people, stats.LEAST_MEMBERS, len(target.members))
     require(0 < called <= 100, f"the share called members is {called} %: it must be above 0 and at most 100")
     inside, outside = sides = [side[:people] for side in target.sides(attacks[attack].scores)]
     texts, other_texts = (side[:people] for side in target.sides(target.texts))
