@@ -1,7 +1,8 @@
-"""Measures again, in a quarter of an hour on one core, what the panels of notebooks 07 and 07 show of trained models.
+"""Measure again, in a quarter of an hour on one core, what notebooks 00, 05 and 07 show of trained models.
 
 python data/results/course.py tradeoff PATH          # tradeoff.json
 python data/results/course.py membership PATH        # course_membership.json
+python data/results/course.py shadow PATH            # shadows, of notebook 05
 python data/results/course.py private PATH           # course_private.json, of notebook 00
 """
 
@@ -23,18 +24,19 @@ import torch
 from edp_lab.attacks.canaries import measure_memorisation
 from edp_lab.attacks.lira import shadow_logits
 from edp_lab.attacks.loss import Attacked, attack_loss, equal_sides
+from edp_lab.attacks.shadow import attack_shadow
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import split
 from edp_lab.course.nb00_start.panels import Private
 from edp_lab.course.nb05_membership.panels import CANARIES, METHODS, REPETITIONS, Z0S, Moments, kept_lira, target_config
 from edp_lab.course.nb07_train.panels import BASE, SCORES, configured, work
 from edp_lab.files import write_whole
-from edp_lab.jobs import machine
+from edp_lab.jobs import machine, write_result
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_model
-from edp_lab.training.run_files import versions
+from edp_lab.training.run_files import Event, StepDone, versions
 from edp_lab.training.session import train
-from edp_lab.training.trainer import Event, StepDone, Trainer
+from edp_lab.training.trainer import Trainer
 
 # ---- A file that grows by one item at a time -------------------------------------------------------------------------
 
@@ -183,6 +185,19 @@ def rounded(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(item), parse_float=lambda digits: float(f"{float(digits):.5g}")) for item in items]
 
 
+# ---- shadows ---------------------------------------------------------------------------------------------------------
+
+
+def shadow(path: Path) -> None:
+    """Train the shadow model of the paper's attack, and store its scores with four decimals in the folder `path`."""
+    with tempfile.TemporaryDirectory() as folder:
+        train(target_config("smart-home", 0), Path(folder) / "target")
+        attack_shadow(Path(folder) / "target", cache=Path(folder) / "shadows")
+        for file in (Path(folder) / "shadows").glob("*.json"):
+            scores = json.loads(file.read_bytes())["scores"]
+            write_result(path, file.stem, {"scores": [[round(score, 4) for score in row] for row in scores]})
+
+
 # ---- course_private.json ---------------------------------------------------------------------------------------------
 
 
@@ -201,4 +216,6 @@ def command() -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"tradeoff": tradeoff, "membership": membership, "private": private}[sys.argv[1]](Path(sys.argv[2]))
+    {"tradeoff": tradeoff, "membership": membership, "shadow": shadow, "private": private}[sys.argv[1]](
+        Path(sys.argv[2])
+    )

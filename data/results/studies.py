@@ -37,7 +37,7 @@ def configs(name: str, row: dict[str, Any], corpus: str, shared: dict[str, Any],
         if row["model"] == "bert":
             settings["pretrained"] = str(folder / "encoder")
             if not Path(settings["pretrained"]).exists():
-                make_start(f"{LAYERS}4", ENCODER, [], Path(settings["pretrained"]))
+                make_start(f"{LAYERS}4", ENCODER, Path(settings["pretrained"]))
         yield from (TrainConfig(corpus, seed=seed, **settings) for seed in (3, 4, 5))
     elif row["target"] is None:
         yield TrainConfig(corpus, method="sgd", seed=row["seed"], **row["settings"])

@@ -151,7 +151,7 @@ def draw_canaries(
     total = each * len(repetitions)
     numbers = generator.choice(len(digits) ** LENGTH, total + references, replace=False)
     places = len(digits) ** np.arange(LENGTH)
-    texts = [(*AROUND, *(digits[d] for d in number)) for number in numbers[:, None] // places % len(digits)]
+    texts = [(*AROUND, *(digits[d] for d in row)) for row in (numbers[:, None] // places % len(digits)).tolist()]
     marked = []
     for text in texts[:total]:
         slot = corpus.slots[generator.integers(len(corpus.slots))]

@@ -31,7 +31,7 @@ from edp_lab.privacy.calibration import Budget, calibrate_z0
 from edp_lab.privacy.csprng import key_from_seed
 from edp_lab.three_phase.settings import ClassifierSettings
 from edp_lab.training.batches import Batches
-from edp_lab.training.build import make_optimizer
+from edp_lab.training.build import SGD, make_optimizer
 from edp_lab.training.gradients import ghost_gradients, plain_gradient, trainable
 from edp_lab.training.private_step import PrivateStep
 from edp_lab.training.run_files import versions
@@ -116,7 +116,7 @@ class ClassifierTraining:
         self.weights: list[Tensor] = [p for _, p in parameters]
         self.optimizer: torch.optim.Optimizer
         if settings.method in ("sgd", "dp-sgd"):
-            self.optimizer = torch.optim.SGD(self.weights, self.lr)
+            self.optimizer = SGD(self.weights, self.lr)
         else:
             self.optimizer = make_optimizer("adam", [p for _, p in parameters], self.lr)
         self.guarantee = _judged(self.mechanism, self.epochs, settings.delta, not settings.private_seed)

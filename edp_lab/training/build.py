@@ -86,3 +86,10 @@ class Adam(torch.optim.Adam):
     state_dict = unwrap(torch.optim.Adam.state_dict)
     load_state_dict = unwrap(torch.optim.Adam.load_state_dict)
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class SGD(torch.optim.SGD):
+    """torch's SGD; see `Adam`."""
+
+    add_param_group = Adam.add_param_group
+    step = torch.no_grad()(unwrap(torch.optim.SGD.step))

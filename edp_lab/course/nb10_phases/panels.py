@@ -103,9 +103,9 @@ class Sketch:
 
 
 def fit_linear(features: Array, y: Labels, classes: int) -> Array:
-    """Least-squares weights for the target 1 at the label and 0 elsewhere: (n, F), (n) -> (F, K)."""
-    gram = features.T @ features + RIDGE * np.eye(features.shape[1])
-    return np.asarray(np.linalg.solve(gram, features.T @ np.eye(classes)[y]), dtype=np.float64)
+    """Least-squares weights for the target 1 at the label and 0 elsewhere: (n, F), (n) or (n, D) -> (F, K or D K)."""
+    gram, targets = features.T @ features + RIDGE * np.eye(features.shape[1]), np.eye(classes)[y].reshape(len(y), -1)
+    return np.asarray(np.linalg.solve(gram, features.T @ targets), dtype=np.float64)
 
 
 def linear_features(x: NDArray[np.floating[Any]]) -> Array:
@@ -310,8 +310,7 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     aggregator = settings.aggregator()
     bills = [_composed_epsilons(aggregator, n, settings.delta) for n in LABEL_COUNTS]
     account = account_votes(aggregator, spent, settings.delta)
-    scores = np.mean([_understudy(sketch, settings, spent, draw) for draw in range(DRAWS)], axis=0)
-    accuracy, low, high, right = scores.tolist()
+    accuracy, low, high, right = np.mean(_understudies(sketch, settings, spent), axis=0).tolist()
     truth, votes, voters = sketch.images.test_labels[: sketch.public], sketch.counts(settings), settings.instructors
     agreed = np.array([voters] + [0] * (sketch.images.classes - 1))
     return LabelBill(
@@ -328,13 +327,15 @@ def spend_labels(sketch: Sketch, settings: ThreePhaseSettings) -> LabelBill:
     )
 
 
-def _understudy(sketch: Sketch, settings: ThreePhaseSettings, spent: int, draw: int) -> tuple[float, ...]:
-    """An understudy's accuracy, both ends of its interval, and the share of its labels that are true."""
+def _understudies(sketch: Sketch, settings: ThreePhaseSettings, spent: int) -> list[tuple[float, ...]]:
+    """The accuracy of each draw, both ends of its interval, and the share of labels that are true."""
     features, truth, public = sketch.features(settings.sigma), sketch.images.test_labels, sketch.public
-    labels = sketch.labels(settings, draw)[:spent]
-    model = fit_linear(features[:spent], labels, sketch.images.classes)
-    rate = rate_of((features[public:] @ model).argmax(axis=1) == truth[public:])
-    return rate.value, *rate.interval, (labels == truth[:spent]).mean()
+    labels = np.stack([sketch.labels(settings, draw)[:spent] for draw in range(DRAWS)], axis=1)
+    models = fit_linear(features[:spent], labels, sketch.images.classes)
+    predicted = (features[public:] @ models).reshape(-1, DRAWS, sketch.images.classes).argmax(axis=2)
+    rates = [rate_of(answers == truth[public:]) for answers in predicted.T]
+    right = (labels == truth[:spent, None]).mean(axis=0)
+    return [(rate.value, *rate.interval, share) for rate, share in zip(rates, right, strict=True)]
 
 
 _composed_epsilons = lru_cache(maxsize=512)(composed_epsilons)
