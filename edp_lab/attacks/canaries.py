@@ -117,7 +117,7 @@ def measure_memorisation(
         raise UsageError(f"{what}: choose from {', '.join(METHODS)}")
     configs = {method: replace(config, **METHODS[method], processes=1) for method in methods}
     corpus = load_corpus(config.corpus, config.tokens)
-    data = split(corpus, config.seed, **config.split)
+    data = split(corpus, config.seed, config.keep_duplicates_together)
     drawn = draw_canaries(corpus, data.train, repetitions, canaries, references, config.seed)
     data = replace(data, train=(*data.train, *drawn.inserted))
     rows = []

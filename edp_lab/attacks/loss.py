@@ -136,7 +136,7 @@ def load_target(run: str | Path | Target) -> Target:
     model = load_model(folder / MODEL)
     if model.labels != Labels.of(corpus) or model_checksum(model) != record.get("model_sha256"):
         raise UsageError(f"the model in {folder / MODEL} does not match the run's record: restore it from a backup")
-    data = split(corpus, config.seed, **config.split)
+    data = split(corpus, config.seed, config.keep_duplicates_together)
     check_same_split(run, record, data)
     target = Target(folder, config, corpus, model.eval(), *equal_sides(data, config.seed))
     _ = target.guarantee, target.guards  # raise errors before long work

@@ -273,7 +273,7 @@ def audit_one_run(
     delta = config.delta or DELTA
     _check(config, canaries, confidence)
     corpus = None if linear else load_corpus(config.corpus, config.tokens)
-    data = None if corpus is None else split(corpus, config.seed, **config.split)
+    data = None if corpus is None else split(corpus, config.seed, config.keep_duplicates_together)
     utterances = 0 if data is None else len(data.train)
     mechanism = config.mechanism(utterances + canaries)
     assert mechanism is not None

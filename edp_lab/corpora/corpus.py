@@ -209,7 +209,7 @@ class Split:
         return {part: len(utterances) for part, utterances in vars(self).items()}
 
 
-def split(corpus: Corpus, seed: int, *, keep_duplicates_together: bool = True) -> Split:
+def split(corpus: Corpus, seed: int, keep_duplicates_together: bool = True) -> Split:
     """Split the pooled corpus 45:5:50 at random. The same corpus, seed and option yield the same split.
 
     The official splits are not exchangeable, so a membership attack could tell them apart by style. In addition, a text

@@ -213,11 +213,6 @@ class TrainConfig:
         return self.method in ("dp-sgd", "dp-sgd-naive")
 
     @property
-    def split(self) -> dict[str, bool]:
-        """Keyword arguments for `edp_lab.corpora.corpus.split`."""
-        return {"keep_duplicates_together": self.keep_duplicates_together}
-
-    @property
     def poisson(self) -> bool:
         default = "poisson" if self.per_example else "shuffle"
         return (self.sampling or default) == "poisson"

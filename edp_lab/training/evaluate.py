@@ -61,7 +61,7 @@ def evaluate_run(run: str | Path) -> dict[str, float | None]:
     corpus = load_corpus(config.corpus, config.tokens)
     if corpus.sha256 != record["corpus"]["sha256"]:
         raise UsageError(f"corpus {config.corpus!r} has changed since {run} was trained: restore it, or train again")
-    data = split(corpus, config.seed, **config.split)
+    data = split(corpus, config.seed, config.keep_duplicates_together)
     check_same_split(run, record, data)
     return asdict(evaluate_model(load_model(Path(run) / MODEL), data.test))
 

@@ -89,7 +89,8 @@ class PrivateStep(FlatGradient):
         self._steps: Counter[int] = Counter()  # steps of this process per epoch
         self._clipped: Clipped | None = None  # the sum that `release` may release, once
         self._kept = copies(not_trained(model))
-        self._agree(fingerprint(key), mechanism, self.layout, noise, micro_batches)
+        given = [fingerprint(key), mechanism, self.layout, noise, micro_batches]
+        agree(accelerator, given, "keys, mechanisms or models: give all of them the same")
         self.divisor = micro_batches or mechanism.num_devices
         self.devices = shard(mechanism.num_devices, self.rank, self.world)
         if mechanism.exact_noise and noise == "per-device":
@@ -217,10 +218,12 @@ class PrivateStep(FlatGradient):
         start, stop = (place * count // self.mechanism.num_devices for place in (devices.start, devices.stop))
         return micro_batches[start:stop]
 
-    def _agree(self, *settings: object) -> None:
-        """Raise UsageError on every rank if the settings differ, because the ranks would then add different noise."""
-        if self.world > 1 and any(other != settings for other in gather_object([settings])):
-            raise UsageError("the processes have different keys, mechanisms or models: give all of them the same")
+
+def agree(accelerator: Accelerator | None, value: object, what: str) -> None:
+    """Raise UsageError on every rank if `value` differs between them; with other keys, they would add other noise."""
+    several = accelerator is not None and accelerator.num_processes > 1
+    if several and any(other != value for other in gather_object([value])):
+        raise UsageError(f"the processes have different {what}")
 
 
 def not_trained(model: nn.Module) -> dict[str, Tensor]:

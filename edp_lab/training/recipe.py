@@ -121,7 +121,7 @@ def plan(corpus: str, epsilon: float, **given: Any) -> Plan:
         raise UsageError("with a published seed, no epsilon is guaranteed: drop --no-private-seed or --epsilon")
     if asked.noise == "per-device":
         raise UsageError("per-device noise is floating-point, and its last bits may leak data: drop --noise per-device")
-    data = split(whole, asked.seed, **asked.split)
+    data = split(whole, asked.seed, asked.keep_duplicates_together)
     n = len(data.train)
     delta = max(n, 2) ** -1.1 if asked.delta is None else asked.delta
     budget = Budget(epsilon, delta)

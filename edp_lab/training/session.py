@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 
 from edp_lab.corpora.catalog import load_corpus
 from edp_lab.corpora.corpus import split
@@ -35,6 +35,7 @@ from edp_lab.training.config import TrainConfig
 from edp_lab.training.evaluate import evaluate_model
 from edp_lab.training.launch import PATIENCE, Ranks, launched, leave_group, lost, rank, watch_launcher
 from edp_lab.training.ledger import LEDGER, PrivacyLedger
+from edp_lab.training.private_step import agree
 from edp_lab.training.run_files import EpochDone, Event, Listener, StepDone
 from edp_lab.training.trainer import Trainer
 
@@ -88,7 +89,7 @@ def train_here(
         earlier = run_files.read_record(folder) if resuming else None
         if earlier is not None and corpus.sha256 != earlier["corpus"]["sha256"]:
             raise UsageError(f"corpus {config.corpus!r} has changed since {folder} was started: restore it")
-        data = split(corpus, config.seed, **config.split)
+        data = split(corpus, config.seed, config.keep_duplicates_together)
         if earlier is not None:
             run_files.check_same_split(folder, earlier, data)
         trainer = Trainer(config, corpus, data, accelerator, partial(_key, config, folder, earlier, accelerator))
@@ -96,7 +97,7 @@ def train_here(
             _resume_from_state(trainer, folder)
         if config.processes > 1:
             state = [asdict(trainer.progress), checkpoint.digest(dict(trainer.parameters))]
-            _agree(accelerator, state, "states: resume all from one folder")
+            agree(accelerator, state, "states: resume all from one folder")
         if trainer.main:
             if trainer.mechanism is not None:
                 trainer.ledger = _ledger(folder, trainer.mechanism, trainer.progress.chain, earlier)
@@ -148,12 +149,6 @@ def _ledger(folder: Path, mechanism: Mechanism, chain: str | None, earlier: dict
     if ledger.mechanism != mechanism:
         raise UsageError(f"the ledger and the record in {folder} have different mechanisms: restore both from a copy")
     return ledger
-
-
-def _agree(accelerator: Accelerator, value: Any, what: str) -> None:
-    """Raise UsageError on every rank if `value` differs between them."""
-    if accelerator.num_processes > 1 and any(other != value for other in gather_object([value])):
-        raise UsageError(f"the processes have different {what}")
 
 
 def _train(trainer: Trainer, folder: Path, listener: Listener, stop: threading.Event) -> None:
@@ -278,7 +273,7 @@ def _key(
     applies if the key is lost, and on a GPU, where sums have no fixed order.
     """
     here = checkpoint.surroundings(accelerator, inputs)
-    _agree(accelerator, here, "options, files, versions or numbers of threads: make these the same")
+    agree(accelerator, here, "options, files, versions or numbers of threads: make these the same")
     key, keys = None, 0
     if accelerator.is_main_process:
         keys = 0 if earlier is None else earlier.get("keys", 0)

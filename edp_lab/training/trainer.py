@@ -35,7 +35,7 @@ from edp_lab.models.intent_slot import IntentSlotModel
 from edp_lab.models.public_start import made_of
 from edp_lab.privacy import Alpha, Variant, csprng
 from edp_lab.training import checkpoint, run_files
-from edp_lab.training.batches import Devices, shard
+from edp_lab.training.batches import shard
 from edp_lab.training.build import make_optimizer, model_for, reads_words, set_learning_rate
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.dp_step import add_noise, clip
@@ -171,7 +171,8 @@ class Trainer:
         """
         now, private = self.progress, self.private
         devices = self.batches.devices(now.epoch, now.step_in_epoch, now.step)
-        micro_batches = self._shard(devices)
+        local = shard(len(devices), self.flat.rank, self.flat.world)  # this rank's devices
+        micro_batches = [part for device in devices[local.start : local.stop] for part in device]
         dropout_key = csprng.dropout_key(self.key, now.step, self.config.private_seed)
         examples = sum(map(len, micro_batches))
         if private is None:
@@ -213,11 +214,6 @@ class Trainer:
         now.end_epoch(row)
         if self.main:
             listener(EpochDone(now.epoch - 1, self.config.epochs, row, self.record["guarantee"]["status"]))
-
-    def _shard(self, devices: Devices) -> list[np.ndarray]:
-        """Return the micro-batches of this rank's devices."""
-        local = shard(len(devices), self.accelerator.process_index, self.accelerator.num_processes)
-        return [micro_batch for device in devices[local.start : local.stop] for micro_batch in device]
 
     def _gradients(self, parts: Sequence[np.ndarray], dropout_key: int | None) -> Sequence[MicroGradients]:
         """Return lazy gradients of this rank's micro-batches."""
