@@ -24,13 +24,14 @@ OPTIONS = {"choice", "list"}  # kinds of control with a fixed list of options
 
 
 class Control(anywidget.AnyWidget):
-    """An input of a panel. Numbers outside a slider's range are not clamped: the library checks them.
+    """An input of a panel. Numbers beyond the ends of a slider are permitted, but not those outside `within`.
 
     Args:
         kind: "number" (a text box, with a slider if there are `stops`), "choice" (buttons) or "list".
         label: the control's name on screen.
         value: the initial value, which `Panel.reset` restores.
         unit: the unit of a number.
+        within: the smallest and the largest number permitted.
         options: the (name, value) pairs of a choice or list.
         tips: the tooltip of each button.
         rare: whether the control is hidden until "more" is pressed.
@@ -59,11 +60,12 @@ class Control(anywidget.AnyWidget):
         *,
         unit: str = "",
         stops: Iterable[float] = (),
+        within: tuple[float, float] = (-math.inf, math.inf),
         options: Iterable[tuple[str, Any]] = (),
         tips: Sequence[str] = (),
         rare: bool = False,
     ) -> None:
-        self.options, self.default, self.rare = list(options), value, rare
+        self.options, self.default, self.rare, self.within = list(options), value, rare, within
         stops = list(stops)
         self._whole = isinstance(value, Integral) and all(isinstance(stop, Integral) for stop in stops)
         names = [name for name, _ in self.options]
@@ -74,7 +76,7 @@ class Control(anywidget.AnyWidget):
     def value(self) -> Any:
         """The entered value, as passed to `compute`.
 
-        Raises UsageError if the input is not a number, or not a whole number if the control requires one.
+        Raises UsageError if the input is not a number, not `within`, or not whole if the control requires that.
         """
         return self.meaning(self.entered)
 
@@ -92,6 +94,8 @@ class Control(anywidget.AnyWidget):
             return None if entered is None else self.options[entered][1]
         if isinstance(entered, str):
             raise UsageError(f"{self.label} is {entered!r}: it must be a number")
+        low, high = self.within
+        require(low <= entered <= high, f"{self.label} is {entered}: enter {low:,g} to {high:,g}")
         if not self._whole:
             return float(entered)
         if not float(entered).is_integer():
@@ -104,9 +108,12 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def number(label: str, value: float, stops: Sequence[float] = (), *, unit: str = "", rare: bool = False) -> Control:
-    """A slider with increasing `stops` and a text box; it requires integers if the value and all stops are integers."""
-    return Control("number", label, value, unit=unit, stops=stops, rare=rare)
+def number(label: str, value: float, stops: Sequence[float] = (), **more: Any) -> Control:
+    """A slider with increasing `stops` and a text box; it requires integers if the value and all stops are integers.
+
+    `more`: `unit`, `within` and `rare` of `Control`.
+    """
+    return Control("number", label, value, stops=stops, **more)
 
 
 def decades(low: int, high: int) -> list[float]:

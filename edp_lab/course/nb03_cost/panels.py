@@ -160,9 +160,8 @@ class Loss(NamedTuple):
 def privacy_loss(mu: float, releases: int, delta: float) -> Loss:
     """Compute the privacy loss of `releases` releases of mu each, which all use the utterance.
 
-    UsageError: mu is not from 0.001 to 1000, `releases` is not an integer from 1 to 1000, or delta is outside (0, 1).
+    UsageError: `releases` is not an integer from 1 to 1000, or delta is outside (0, 1).
     """
-    require(1e-3 <= mu <= 1e3, f"mu is {mu}: it must be between 0.001 and 1000")
     check_whole("the number of epochs", releases, 1, 1000)
     every = GaussianDP(releases_of(1 / mu, releases))
     epsilon = every.epsilon(delta)
@@ -197,7 +196,7 @@ def loss(mu: float = 0.5, epochs: int = 10, delta: float = 1e-5) -> Panel:
         words.loss,
         command,
         tiles=tell_loss,
-        mu=number("μ of one epoch", mu, decades(-2, 1)),
+        mu=number("μ of one epoch", mu, decades(-2, 1), within=(1e-3, 1e3)),
         releases=number("epochs", epochs, EPOCHS, unit="epochs"),
         delta=number("δ", delta, decades(-12, -1), unit="probability"),
     )

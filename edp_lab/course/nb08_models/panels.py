@@ -225,12 +225,10 @@ def toy_crf() -> CRF:
 def crf_view(before: str, after: str, transition: float, word: str, tag: str, emission: float) -> CrfView:
     """Evaluate the CRF with one transition set to `transition`, and `emission` added to one emission.
 
-    UsageError: an unknown tag or word, or a score beyond +-100.
+    UsageError: an unknown tag or word.
     """
     for name in (before, after, tag):
         check_option("tag", name, TAGS)
-    for score in (transition, emission):
-        require(-100 <= score <= 100, f"{score} is out of range: enter a score from -100 to 100")
     check_option("word", word, WORDS)
     crf, emissions = toy_crf(), torch.tensor([EMISSIONS], dtype=torch.float64)
     emissions[0, WORDS.index(word), TAGS.index(tag)] += emission
@@ -267,8 +265,8 @@ def crf() -> Panel:
         word=one_of("word", "april", WORDS),
         after=one_of("transition to", "I-name", TAGS),
         tag=one_of("tag of the word", "B-date", TAGS),
-        transition=number("transition score", -4.0, scores, unit="score"),
-        emission=number("added to the tag's score", 0.0, scores, unit="score"),
+        transition=number("transition score", -4.0, scores, unit="score", within=(-100, 100)),
+        emission=number("added to the tag's score", 0.0, scores, unit="score", within=(-100, 100)),
     )
 
 
@@ -355,14 +353,13 @@ def score_errors(intent: str, name: str, time: str, extra: str, others: int) -> 
     Args:
         intent: a key of `INTENTS`.
         name, time, extra: keys of `NAME_ERRORS`, `TIME_ERRORS` and `EXTRAS`.
-        others: number of further utterances without errors, 0 to 1000.
+        others: number of further utterances without errors.
 
-    UsageError: an unknown error, or `others` outside this range.
+    UsageError: an unknown error.
     """
     check_option("intent", intent, INTENTS)
     check_option("name", name, NAME_ERRORS)
     check_option("time", time, TIME_ERRORS)
-    require(0 <= others <= 1000, f"{others} further utterances: enter a number from 0 to 1000")
     check_option("extra", extra, EXTRAS)
     tags = (EXTRAS[extra], *NAME_ERRORS[name], *(REFERENCE.tags or ())[3:7], TIME_ERRORS[time])
     [right] = frames([REFERENCE])
@@ -384,7 +381,7 @@ def ser() -> Panel:
         name=choice("the name", "cut short", list(NAME_ERRORS)),
         time=choice("the time", "right", list(TIME_ERRORS)),
         extra=choice("extra slot", "none", list(EXTRAS)),
-        others=number("correct utterances added", 0, range(21), unit="utterances"),
+        others=number("correct utterances added", 0, range(21), unit="utterances", within=(0, 1000)),
     )
 
 

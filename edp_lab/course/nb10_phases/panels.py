@@ -466,8 +466,6 @@ def adam_divisors(noise_std: float, steps: int) -> Divisors:
     """Compute Adam's divisors of 120 weights after `steps`, with noise of one standard deviation on all gradients."""
     from edp_lab.training.build import BETAS  # imports torch, which only networks need
 
-    require(0 <= noise_std <= 100, f"noise of standard deviation {noise_std}: enter 0 to 100")
-    require(1 <= steps <= 10_000, f"{steps} steps: enter 1 to 10,000")
     sizes = np.logspace(-3, 0, 120)
     squares = (sizes + noise_std * rng_of(0, 2).standard_normal((steps, len(sizes)))) ** 2
     weights = BETAS[1] ** np.arange(steps - 1, -1, -1.0)
@@ -484,8 +482,8 @@ def adam() -> Panel:
         [draw_divisors],
         lambda r: f"In theory, the divisor of a gradient g is about the square root of g² + {short(r.noise_std)}².",
         tiles=tell_divisors,
-        noise_std=number("noise σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1"),
-        steps=number("steps", 30, [1, 3, 10, 30, 100, 300, 1000], unit="of Adam"),
+        noise_std=number("noise σ", 0.1, [0.0, *decades(-3, 0)], unit="gradient: 0.001 to 1", within=(0, 100)),
+        steps=number("steps", 30, [1, 3, 10, 30, 100, 300, 1000], unit="of Adam", within=(1, 10_000)),
     )
 
 
