@@ -122,6 +122,11 @@ def decades(low: int, high: int) -> list[float]:
     return [float(f"{step}e{power}") for power in range(low, high) for step in steps] + [float(f"1e{high}")]
 
 
+def whole_decades(low: int, high: int) -> list[int]:
+    """The whole numbers among `decades`."""
+    return [int(stop) for stop in decades(low, high) if stop.is_integer()]
+
+
 def choice(
     label: str,
     value: Any,

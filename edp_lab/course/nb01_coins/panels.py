@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri
 
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Array, check_share, decades, number, rng_of, seed_of
+from edp_lab.course.kit.controls import Array, check_share, decades, number, rng_of, seed_of, whole_decades
 from edp_lab.course.kit.figure import Figure, area, axis, between, line, logs, points, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import Html, Tile, Words, at_most, claimed, command, count, holds, percent, short
@@ -334,7 +334,6 @@ def composed(epsilon: float, releases: int, delta: float) -> Composed:
 @panel("01")
 def composition(epsilon: float = 0.1, releases: int = 1000, delta: float = 1e-5) -> Panel:
     """Panel on composition: `result` is a `Composed`."""
-    whole = [int(stop) for stop in decades(0, 6) if stop.is_integer()]
     return Panel(
         "Many releases",
         "The total ε of many releases, by four accountants.",
@@ -344,7 +343,7 @@ def composition(epsilon: float = 0.1, releases: int = 1000, delta: float = 1e-5)
         account=lambda result: _account(2**0.5 / result.epsilon, int(result.releases[-1]), result.delta),
         tiles=tell_composition,
         epsilon=number("ε per release", epsilon, decades(-3, 1), unit=EPSILON),
-        releases=number("number of releases", releases, whole, unit="releases"),
+        releases=number("number of releases", releases, whole_decades(0, 6), unit="releases"),
         delta=number("δ of the total", delta, decades(-12, -1), unit="probability"),
     )
 

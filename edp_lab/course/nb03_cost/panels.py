@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edp_lab.attacks.statistics import dp_bound, gaussian_bound
 from edp_lab.course.kit import figure as fig
-from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require
+from edp_lab.course.kit.controls import Array, choice, decades, delta_of, number, require, whole_decades
 from edp_lab.course.kit.figure import Figure, axis, line, log_axis, logs, positive
 from edp_lab.course.kit.panel import Panel, panel
 from edp_lab.course.kit.text import (
@@ -318,7 +318,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
         tiles=tell_sampling,
         rate=number("sampling rate q", rate, decades(-4, 0), unit="of the corpus"),
         noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1)),
-        steps=number("steps", steps, [int(stop) for stop in decades(0, 5) if stop.is_integer()], unit="steps"),
+        steps=number("steps", steps, whole_decades(0, 5), unit="steps"),
         delta=delta_of(delta, -12, -1),
     )
 

@@ -276,8 +276,7 @@ def algorithm1(
 
 def _device_gradients(num_devices: int, pull: float, seed: int) -> Tensor:
     """Mean gradients of N micro-batches of the same 64 sentences, shape (N, 2), float64."""
-    idle = f"a batch of {BATCH} is too small for {num_devices} devices: lower N"
-    require(num_devices <= BATCH, idle)
+    require(num_devices <= BATCH, f"a batch of {BATCH} is too small for {num_devices} devices: lower N")
     require(0 <= pull < math.inf, f"the pull of the first sentence is {pull}: it must be 0 or more")
     sentences = MEAN + SPREAD * rng_of(seed, 3).standard_normal((BATCH, 2))
     if pull:
