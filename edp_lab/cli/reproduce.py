@@ -382,7 +382,7 @@ def _show_run(record: ThreePhaseRecord) -> None:
         ("data", f"{data['name']}: {data['train']:,} private images, {data['public']:,} public, {data['test']:,} test"),
         ("phases", f"{', '.join(map(str, settings.phases))}; {settings.model}"),
         ("seed", "secret" if settings.private_seed else f"{settings.seed}, published"),
-        ("guaranteed epsilon", "none: each epsilon above assumes noise in real numbers and a secret seed"),
+        ("guaranteed epsilon", "none: each epsilon above assumes exact noise and a secret seed"),
     ]
     if vote is not None:
         right = f"{vote.right:.1%} right ({vote.right_without_noise:.1%} without noise)"

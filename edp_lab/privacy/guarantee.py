@@ -20,7 +20,7 @@ SMALLEST_CLIP = 1e-6  # below this, squares of float32 may underflow with small 
 
 HOLDS, VOID, IDEAL = "holds", "void: seed published", "for real numbers only"  # statuses with an epsilon
 # The condition under which this epsilon holds.
-CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "in real numbers, with a secret seed"}
+CONDITIONS = {HOLDS: "", VOID: "with a secret seed", IDEAL: "with exact noise and a secret seed"}
 PUBLISHED = "epsilon assumes secret randomness, and this run's noise can be redrawn from its published seed"
 FLOATS = (
     "epsilon is valid for real numbers only: the noise here is a float, whose last bits can reveal what it was added "

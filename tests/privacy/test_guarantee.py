@@ -286,7 +286,7 @@ def test_a_published_seed_voids_a_guarantee_but_shows_its_epsilon():
         (False, True), (drawn_per_device, Mechanism.as_printed(1, 1, 1, 1, alpha="none"))
     ):
         floats = judge(mechanism, 1, DELTA, published)
-        assert (floats.status, floats.condition) == ("for real numbers only", "in real numbers, with a secret seed")
+        assert (floats.status, floats.condition) == ("for real numbers only", "with exact noise and a secret seed")
         assert "not cryptographic" in floats.scope
         assert ("seed" in floats.reason) == published
         assert floats.conditional_epsilon == guaranteed_epsilon(mechanism, 1, DELTA)

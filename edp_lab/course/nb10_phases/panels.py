@@ -230,7 +230,7 @@ def tell_pixels(result: NoisedImages) -> tuple[Tile, Tile, str]:
         sentence += "The noise hides this distance, but it leaves little to learn from."
     return (
         claim,
-        holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}, in real numbers"),
+        holds(at_most(epsilon), f"ε of one image, at δ = {short(result.settings.delta)}, with exact noise"),
         sentence,
     )
 
@@ -409,7 +409,7 @@ def tell_run(record: ThreePhaseRecord) -> tuple[Tile, Tile, str]:
 
 
 def _epsilons(account: VoteAccount, settings: ThreePhaseSettings) -> tuple[Tile, Tile]:
-    of = f"ε of {count(account.queries, 'label')}, at δ = {short(account.delta)}, in real numbers"
+    of = f"ε of {count(account.queries, 'label')}, at δ = {short(account.delta)}, with exact noise"
     return claimed(digits(settings.vote_epsilon), "ε of all labels"), holds(at_most(account.epsilon), of)
 
 
