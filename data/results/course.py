@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from edp_lab.attacks.canaries import measure_memorisation
@@ -189,13 +190,13 @@ def rounded(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shadow(path: Path) -> None:
-    """Train the shadow model of the paper's attack, and store its scores with four decimals in the folder `path`."""
+    """Train the shadow model of the paper's attack, and store its scores as float32, as the forest reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train(target_config("smart-home", 0), Path(folder) / "target")
         attack_shadow(Path(folder) / "target", cache=Path(folder) / "shadows")
         for file in (Path(folder) / "shadows").glob("*.json"):
-            scores = json.loads(file.read_bytes())["scores"]
-            write_result(path, file.stem, {"scores": [[round(score, 4) for score in row] for row in scores]})
+            scores = np.array(json.loads(file.read_bytes())["scores"], dtype=np.float32)
+            write_result(path, file.stem, {"scores": [[float(str(score)) for score in row] for row in scores]})
 
 
 # ---- course_private.json ---------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from edp_lab.corpora.catalog import load_corpus
@@ -23,6 +22,7 @@ from edp_lab.corpora.corpus import split
 from edp_lab.errors import UsageError
 from edp_lab.training.config import TrainConfig
 from edp_lab.training.launch import Ranks
+from edp_lab.training.private_step import agree
 from edp_lab.training.run_files import read_record, run_ledger
 from edp_lab.training.session import train
 from edp_lab.training.trainer import Trainer
@@ -79,18 +79,19 @@ def main(argument: str, stop: threading.Event) -> None:
     for case in cases(accelerator.num_processes):
         parameters, run = trained(folder, case, accelerator)
         digest = hashlib.sha256(parameters.numpy().tobytes()).hexdigest()
-        assert len(set(gather_object([digest]))) == 1, f"the ranks disagree about {case}"
+        agree(accelerator, digest, f"parameters in the case {case}")
         if accelerator.is_main_process:
             torch.save(parameters, folder / f"{case} {accelerator.num_processes}.pt")
             print(json.dumps([case, run.record["devices"], run.progress.rows]), flush=True)
+    with pytest.raises(UsageError, match="the processes have different ranks"):
+        agree(accelerator, accelerator.process_index, "ranks")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus of 99 training utterances, and an encoder."""
     folder = tmp_path_factory.mktemp("processes")
-    rows = map(json.loads, write_corpus(folder / CORPUS, 220).open())
-    write_encoder(folder / ENCODER, [row["tokens"] for row in rows])
+    write_encoder(folder / ENCODER, [json.loads(row)["tokens"] for row in write_corpus(folder / CORPUS, 220).open()])
     return folder
 
 
@@ -111,8 +112,7 @@ def test_real_processes_give_the_parameters_and_scores_of_the_simulation(folder,
     differences = {}
     for case in cases(processes):
         parameters, rows = simulated[case]
-        real = torch.load(folder / f"{case} {processes}.pt")
-        differences[case] = float((real - parameters).abs().max())
+        differences[case] = float((torch.load(folder / f"{case} {processes}.pt") - parameters).abs().max())
         assert scores(told[case][1]) == pytest.approx(scores(rows), rel=1e-9), case
     assert max(differences.values()) < 1e-9, differences
     noise = float((simulated["aggregate noise"][0] - simulated["CLC sound"][0]).abs().max())

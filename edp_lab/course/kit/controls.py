@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 BATCH = 64  # utterances per step, split into one micro-batch per device
 DEVICES = (1, 2, 4, 8, 16, 32)  # numbers of devices to compare
 DELTA = 1e-5  # the default delta, unless a corpus sets its own
+Limits = tuple[float, float]  # smallest and largest number
+ANY: Limits = (-math.inf, math.inf)
 OPTIONS = {"choice", "list"}  # kinds of control with a fixed list of options
 
 
@@ -60,7 +62,7 @@ class Control(anywidget.AnyWidget):
         *,
         unit: str = "",
         stops: Iterable[float] = (),
-        within: tuple[float, float] = (-math.inf, math.inf),
+        within: Limits = ANY,
         options: Iterable[tuple[str, Any]] = (),
         tips: Sequence[str] = (),
         rare: bool = False,
@@ -95,7 +97,7 @@ class Control(anywidget.AnyWidget):
         if isinstance(entered, str):
             raise UsageError(f"{self.label} is {entered!r}: it must be a number")
         low, high = self.within
-        require(low <= entered <= high, f"{self.label} is {entered}: enter {low:,g} to {high:,g}")
+        require(low <= entered <= high, f"{self.label} is {entered}: enter a number from {low:,.10g} to {high:,.10g}")
         if not self._whole:
             return float(entered)
         if not float(entered).is_integer():
@@ -108,12 +110,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def number(label: str, value: float, stops: Sequence[float] = (), **more: Any) -> Control:
-    """A slider with increasing `stops` and a text box; it requires integers if the value and all stops are integers.
-
-    `more`: `unit`, `within` and `rare` of `Control`.
-    """
-    return Control("number", label, value, stops=stops, **more)
+def number(
+    label: str, value: float, stops: Sequence[float] = (), *, unit: str = "", within: Limits = ANY, rare: bool = False
+) -> Control:
+    """A slider with increasing `stops` and a text box; it requires integers if the value and all stops are integers."""
+    return Control("number", label, value, unit=unit, stops=stops, within=within, rare=rare)
 
 
 def decades(low: int, high: int) -> list[float]:

@@ -85,8 +85,8 @@ def _stops(panel: Panel, most: int) -> dict[str, list[Any]]:
 
 def _state(panel: Panel, entered: Mapping[str, Any], moved: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Property values of each widget for this input; a UsageError is shown under the control that was moved last."""
-    values = {name: control.meaning(entered[name]) for name, control in panel.controls.items()}
     try:
+        values = {name: control.meaning(entered[name]) for name, control in panel.controls.items()}
         result = panel.compute(**values)
         shown = panel.shown(result, values)
         figures = [{"drawn": sent(draw(result), "<f4")} for draw in panel.draws]

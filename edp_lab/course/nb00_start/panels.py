@@ -50,7 +50,6 @@ from edp_lab.training.trainer import Trainer
 words = Words(__file__)
 figure = partial(fig.figure, height=430)
 
-
 TIMES = (0, 1, 4, 16)  # copies of a number in the training set
 NUMBERS = 10_000  # candidates: the hidden numbers and others
 

@@ -342,7 +342,7 @@ def composition(epsilon: float = 0.1, releases: int = 1000, delta: float = 1e-5)
         words.composition,
         account=lambda result: _account(2**0.5 / result.epsilon, int(result.releases[-1]), result.delta),
         tiles=tell_composition,
-        epsilon=number("ε per release", epsilon, decades(-3, 1), unit=EPSILON),
+        epsilon=number("ε per release", epsilon, decades(-3, 1), unit=EPSILON, within=(1e-9, 1e9)),
         releases=number("number of releases", releases, whole_decades(0, 6), unit="releases"),
         delta=number("δ of the total", delta, decades(-12, -1), unit="probability"),
     )

@@ -114,7 +114,7 @@ def bill(noise_multiplier: float = 1.0, epochs: int = 30, target: float = 8.0, d
         tiles=tell_bill,
         noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-3, 2)),
         epochs=number("epochs", epochs, EPOCHS, unit="epochs"),
-        target=number("target ε", target, decades(-1, 3), unit="nats"),
+        target=number("target ε", target, decades(-1, 3), unit="nats", within=(1e-9, 1e9)),
     )
 
 
@@ -317,7 +317,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
         command,
         tiles=tell_sampling,
         rate=number("sampling rate q", rate, decades(-4, 0), unit="of the corpus"),
-        noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1)),
+        noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1), within=(1e-6, 1e9)),
         steps=number("steps", steps, whole_decades(0, 5), unit="steps"),
         delta=delta_of(delta, -12, -1),
     )

@@ -140,7 +140,7 @@ def _controls(start: ThreePhaseSettings, *names: str) -> dict[str, Any]:
         "delta": lambda: delta_of(start.delta),
         "instructors": lambda: number("instructors N", start.instructors, voters, unit="models"),
         "vote": lambda: choice("vote", str(start.vote), map(str, PRIVATE), tooltips=kinds),
-        "vote_epsilon": lambda: number("vote ε", start.vote_epsilon, decades(-2, 2), unit="per label"),
+        "vote_epsilon": lambda: number("vote ε", start.vote_epsilon, decades(-2, 2), unit="per label", within=(0, 1e9)),
     }
     return {name: make[name]() for name in names}
 
