@@ -9,6 +9,7 @@ python data/results/course.py private PATH           # course_private.json, of n
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import statistics
 import sys
@@ -196,7 +197,8 @@ def shadow(path: Path) -> None:
         attack_shadow(Path(folder) / "target", cache=Path(folder) / "shadows")
         for file in (Path(folder) / "shadows").glob("*.json"):
             scores = np.array(json.loads(file.read_bytes())["scores"], dtype=np.float32)
-            write_result(path, file.stem, {"scores": [[float(str(score)) for score in row] for row in scores]})
+            write_result(file.parent, file.stem, {"scores": [[float(str(score)) for score in row] for row in scores]})
+            write_whole(path / f"{file.name}.gz", gzip.compress(file.read_bytes(), mtime=0))
 
 
 # ---- course_private.json ---------------------------------------------------------------------------------------------
