@@ -233,6 +233,16 @@ def round_closely(
     return left
 
 
+@compiled(*(f"void({of}[::1], int64, int64[::1], {of}[:, ::1])" for of in ("float32", "float64")))
+def fill_rows(numbers: np.ndarray, start: int, places: np.ndarray, rows: np.ndarray) -> None:
+    """Set numbers (n), a flat table from position `start` on, to its rows (r, D) at `places` (r) and to 0 elsewhere."""
+    numbers[:] = 0
+    for i in range(len(places)):
+        first = places[i] * rows.shape[1] - start
+        for j in range(max(0, -first), min(rows.shape[1], len(numbers) - first)):
+            numbers[first + j] = rows[i, j]
+
+
 # ---- Products of a batch's rows --------------------------------------------------------------------------------------
 
 KINDS = ("float32", "float64")

@@ -56,7 +56,7 @@ class Clipped:
     layout: Layout
     alpha: Tensor | None  # (K)
     divisor: int  # the fixed number of micro-batches over which the mean is taken
-    layers: Sequence[Tensor]  # K vectors, some sparse; times `scale`, they are the mean or this rank's share
+    layers: Sequence[Tensor]  # K vectors or sparse tables (V, D); times `scale`, they are the mean or this rank's share
     scale: float  # clip factor / divisor if not yet applied, otherwise 1
     memory: Tensor  # (P), buffer for sparse layers, which noise makes dense
     ranks: int  # number of ranks whose shares make up the mean

@@ -280,25 +280,15 @@ class SingleMicroBatch:
         return torch.stack(norms, dim=1)
 
     def layers(self) -> list[Tensor]:
-        """Return the flat gradient of each layer (n), dense or sparse as in ``.grad``; call `norms` first."""
-        return [_flat(p.grad) if p.grad is not None else p.new_zeros(p.numel()) for _, p in trainable(self.model)]
+        """Return each layer's gradient, flat (n) or as a sparse table (V, D); call `norms` first."""
+        gradients = [p.new_zeros(p.numel()) if p.grad is None else p.grad for _, p in trainable(self.model)]
+        return [gradient if gradient.is_sparse else gradient.view(-1) for gradient in gradients]
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         if factors[0]:
             for (_, p), columns in zip(trainable(self.model), self.layout.columns, strict=True):
                 if p.grad is not None:
                     total[columns].view(p.shape).add_(p.grad, alpha=float(factors[0]))
-
-
-def _flat(gradient: Tensor) -> Tensor:
-    """Flatten a gradient; a coalesced sparse gradient (V, D) becomes a sparse vector (V D)."""
-    if not gradient.is_sparse:
-        return gradient.view(-1)
-    rows, width = gradient.indices()[0], gradient.shape[1]
-    places = (rows[:, None] * width + torch.arange(width, device=rows.device)).view(1, -1)
-    return torch.sparse_coo_tensor(
-        places, gradient.values().view(-1), (gradient.numel(),), is_coalesced=True, check_invariants=False
-    )
 
 
 @dataclass

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
@@ -46,7 +47,7 @@ class NoiseSource(ABC):
     ) -> None:
         """Set each tensor of `out` (n) to scale * layer + std * noise; the K layers have P numbers in total.
 
-        For a dense layer, `out` is the layer itself; for a sparse layer, the previous content of `out` is ignored.
+        For a dense layer, `out` is the layer itself; for a sparse table (V, D), the previous content is ignored.
 
         Raises:
             UsageError: `step` is not above the last step (noise used on two gradients could be subtracted), or a
@@ -77,7 +78,7 @@ class GivenNoise(NoiseSource):
         draws = self.noise.split([len(dense) for dense in out])
         for layer, dense, noise, std in zip(layers, out, draws, stds, strict=True):
             if layer.is_sparse:
-                dense.copy_(layer.to_dense())
+                dense.copy_(layer.to_dense().view(-1))
             if scale != 1:
                 dense.mul_(scale)
             dense.add_(noise, alpha=std)
@@ -115,15 +116,26 @@ class ExactNoise(NoiseSource):
     def _add(
         self, step: int, layers: Sequence[Tensor], out: Sequence[Tensor], scale: float, stds: Sequence[float]
     ) -> None:
+        from edp_lab.compiled import fill_rows  # slow to load
+
         here = [dense.cpu() for dense in out]  # a sum on a GPU is copied to the CPU and back
         sparse = [layer.cpu().coalesce() if layer.is_sparse else None for layer in layers]
 
-        blocks = iter(range(0, sum(map(len, here)), BLOCK))
+        *starts, size = accumulate(map(len, here), initial=0)
+        blocks = iter(range(0, size, BLOCK))
+
+        def pieces(block: int) -> Iterator[Piece]:
+            """Yield the parts of all layers in this block; make sparse tables dense block by block, in cache."""
+            for k in range(bisect_right(starts, block) - 1, bisect_left(starts, block + BLOCK)):
+                first = max(block - starts[k], 0)
+                numbers = here[k].numpy()[first : block + BLOCK - starts[k]]
+                if (table := sparse[k]) is not None:
+                    fill_rows(numbers, first, table.indices()[0].numpy(), table.values().numpy())
+                yield Piece(numbers, scale, stds[k])
 
         def run_blocks() -> None:
-            for start in blocks:
-                pieces = _pieces(here, sparse, scale, stds, range(start, start + BLOCK))
-                add_exactly([*pieces], self.key, Purpose.NOISE, step, start // BLOCK)
+            for block in blocks:
+                add_exactly([*pieces(block)], self.key, Purpose.NOISE, step, block // BLOCK)
 
         if self.threads > 1:
             release_cores()
@@ -156,21 +168,3 @@ def release_cores() -> None:
     """
     if (library := _openmp()) is not None:
         library.omp_pause_resource_all(1)  # omp_pause_soft
-
-
-def _pieces(
-    layers: Sequence[Tensor], sparse: Sequence[Tensor | None], scale: float, stds: Sequence[float], block: range
-) -> Iterator[Piece]:
-    """Yield the parts of all layers within the columns `block`; make sparse layers dense block by block, in cache."""
-    starts = accumulate(map(len, layers), initial=0)
-    for start, layer, few, std in zip(starts, layers, sparse, stds, strict=False):
-        columns = range(max(block.start - start, 0), min(block.stop - start, len(layer)))
-        if not columns:
-            continue
-        numbers = layer.numpy()[columns.start : columns.stop]
-        if few is not None:
-            places = few.indices()[0].numpy()
-            inside = slice(*np.searchsorted(places, [columns.start, columns.stop]).tolist())
-            numbers[:] = 0
-            numbers[places[inside] - columns.start] = few.values().numpy()[inside]
-        yield Piece(numbers, scale, std)

@@ -98,7 +98,7 @@ def test_alpha_follows_its_definition():
 
 def flat(clipped: Clipped) -> torch.Tensor:
     """The mean of a step on one rank, shape (P)."""
-    return clipped.scale * torch.cat([layer.to_dense() for layer in clipped.layers]).double()
+    return clipped.scale * torch.cat([layer.to_dense().flatten() for layer in clipped.layers]).double()
 
 
 def fake_layout(sizes=(7, 40, 3)) -> Layout:
