@@ -142,7 +142,7 @@ def test_panel_and_accountant_of_the_contributors_page_work() -> None:
             exec(compile(text, "<CONTRIBUTING.md>", "exec", dont_inherit=True), namespace)
         panel = namespace["by_epochs"]()
         panel.set(z=0.5)
-        assert panel.result.exact[0] == gdp_epsilon(2.0, 1e-5)
+        assert panel.result["exact"][0] == gdp_epsilon(2.0, 1e-5)
         assert panel.words not in panel.shown(panel.result, panel.values)  # not on the page
         for delta in (1e-9, 1e-5, 0.5):
             epsilon = namespace["ConcentratedDP"](Schedule([0.5], [1])).epsilon(delta)
