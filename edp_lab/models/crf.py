@@ -1,4 +1,4 @@
-"""A linear-chain conditional random field over BIO tags: likelihood, best path and marginals.
+"""A linear-chain conditional random field over BIO tags: log Z, path scores, best path and marginals.
 
 The forward and backward recursions run in probability space, normalised at each step (Rabiner 1989), in float64. They
 need one matrix product per step, and a single exponential for all steps. They also yield the gradient explicitly, so
