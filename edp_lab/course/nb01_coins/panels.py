@@ -239,6 +239,7 @@ def delta(epsilon: float = 1.1, sigma: float = 1.41, sensitivity: float = 1.0) -
         words.delta,
         account=lambda result: _account(1 / result.mu, 1, result.delta),
         tiles=tell_delta,
+        joint=("sigma",),
         epsilon=number("ε per answer", epsilon, [0.0, *decades(-2, 1)], unit=EPSILON),
         sigma=number("noise σ", sigma, decades(-1, 2), unit="people"),
         sensitivity=number("sensitivity Δ", sensitivity, [float(k) for k in range(1, 21)], unit="people"),

@@ -402,6 +402,7 @@ def training(clip_norm: float, z: float, batch_size: int, lr: float) -> Panel:
         words.training,
         account=account,
         tiles=tell_training,
+        joint=("z", "batch_size"),
         **_clip_and_noise(clip_norm, z),
         batch_size=number("batch size B", batch_size, [2, 5, 10, 20, 40, 80, 160, 200, 400], unit="people"),
         lr=number("learning rate", lr, decades(-2, 1)),

@@ -71,12 +71,12 @@ def step(noise: StepNoise, as_printed: bool, clip_norm: float, z0: float, num_de
     )
 
 
-ROWS = ("claimed", "guaranteed", "measured:\nGaussian", "measured: any\nmechanism", "at most\nmeasurable")
+ROWS = ("tested", "guaranteed", "measured:\nGaussian", "measured: any\nmechanism", "at most\nmeasurable")
 FLOOR = 0.05  # a log axis cannot show a lower bound of 0
 
 
 def draw_scale(result: StepAudit) -> Figure:
-    """Plot the claimed epsilon, the guaranteed epsilon, and the values that remain possible after the draws."""
+    """Plot the tested epsilon, the guaranteed epsilon, and the values that remain possible after the draws."""
     claim, true, gaussian, free, most = ROWS
     audit, bounds = result.audit, result.audit.bounds
     assert audit.epsilon_if_seed_secret is not None  # see `StepNoise.audit`
@@ -95,7 +95,7 @@ def draw_scale(result: StepAudit) -> Figure:
         on = {"x": [max(bound, FLOOR), 0.9 * 10**last], "y": [name] * 2}
         traces.append(line(name, color, dash, width=7, size=15, **ends, **label, **on))
     for name, color, symbol, value in numbers:
-        # The dashed line at the claimed epsilon must not cross its number.
+        # The dashed line at the tested epsilon must not cross its number.
         side = "middle right" if name == claim else "top center"
         text = {claim: on_trial(audit), true: at_most(value), most: at_least(value)}[name]
         label = {"mode": "markers+text", "text": [text], "textposition": side}
@@ -114,7 +114,7 @@ def draw_scale(result: StepAudit) -> Figure:
 
 def table(results: Mapping[str, StepAudit]) -> str:
     """Plain-text table of step audits, one per line, below a heading."""
-    rows: list[tuple[str, ...]] = [("", "claimed", "guaranteed", "measured", "any mechanism", "verdict")]
+    rows: list[tuple[str, ...]] = [("", "tested", "guaranteed", "measured", "any mechanism", "verdict")]
     for label, audit in ((label, result.audit) for label, result in results.items()):
         bounds = audit.bounds.gaussian, audit.bounds.distribution_free
         rows.append(
@@ -241,7 +241,7 @@ def draw_runs(audits: Mapping[int, OneRunAudit]) -> Figure:
         "Measured ε of each audit",
         points("measured", PLAIN, "triangle-up", 11, edge=None, x=numbers, y=gaussian),
         points("measured, any", OTHER, "triangle-up-open", 11, edge=None, x=numbers, y=free),
-        line("claimed", CLAIMED, "dash", width=2.5, x=ends, y=as_claimed),
+        line("tested", CLAIMED, "dash", width=2.5, x=ends, y=as_claimed),
         line("guaranteed", HOLDS, width=2.5, x=ends, y=true),
         hover="audit %{x}: ε ≈ %{y:.3g}",
         xaxis=fig.axis("audit (one training run each)", ends or None, tickformat="d"),
