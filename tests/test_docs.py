@@ -1,5 +1,6 @@
 """The README and docs/: examples run, commands and links exist, and the README's numbers match the stored results."""
 
+import ast
 import json
 import re
 import runpy
@@ -34,9 +35,6 @@ def test_examples_run_and_give_what_their_comments_say(
     exec(compile(block, "<example>", "exec"), namespace)
     for line, number in shown:
         assert f"{eval(line, namespace):.3g}" == f"{float(number):.3g}"
-
-
-# ---- Commands and links ----------------------------------------------------------------------------------------------
 
 
 def code_of(text: str) -> list[str]:
@@ -83,18 +81,19 @@ def test_there_are_24_commands_at_most_and_each_is_on_the_page_of_commands() -> 
     assert [leaf for leaf in leaves if not any(words[: len(leaf)] == leaf for words in listed)] == []
 
 
+def test_page_of_commands_lists_every_file_of_the_library() -> None:
+    for path in (ROOT / "edp_lab").rglob("*.py"):
+        head = (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n\n")[0].replace("\n", " ")
+        row = f"| `{path.relative_to(ROOT / 'edp_lab').as_posix()}` | {head.replace('``', '`')} |"
+        assert row in PAGES["docs/commands.md"]
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    pages = [*PAGES, *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")), "CONTRIBUTING.md"]
-    pages += [str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").glob("*.md")]
-    for page in set(pages):
-        for link in re.findall(
-            r"\]\((?!http|#|\.\./\.\./deployments)([^)#\s]+)", (ROOT / page).read_text(encoding="utf-8")
-        ):
-            assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
+    outside = r"http|#|\.\./\.\./deployments"
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("[dn]*/**/*.md")):
+        for link in re.findall(rf"\]\((?!{outside})([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page} links to {link}"
     assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in README] == []
-
-
-# ---- The README ------------------------------------------------------------------------------------------------------
 
 
 def rows(name: str, **wanted: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Execute the course's notebooks with their solutions (papermill) and convert them to HTML pages (nbconvert).
+"""Execute the course's notebooks with their solutions by papermill, and convert them to HTML pages by nbconvert.
 
 A notebook such as ``notebooks/04_edp_sgd.ipynb`` has a stub for each exercise, in a code cell that is tagged
 ``exercise`` and begins with the line ``# EXERCISE name``. The solutions are in ``notebooks/solutions/04.py``. Each

@@ -1,4 +1,4 @@
-"""Panels: sliders for the arguments of a pure function, with figures and text that show its result. For example:
+"""Panels: sliders for the arguments of a pure function, with figures and text that show its result.
 
     @panel("04")
     def stages(clip_norm: float, z: float) -> Panel:

@@ -192,7 +192,7 @@ class Step(Panel, Runs):
         self.secret = model.secrets[max(TIMES)]
         super().__init__(
             "One step, and training with the same noise",
-            "One eDP-SGD step: signal (the clipped mean) and noise. Run trains with these values and repeats the attack.",
+            "Signal (the clipped mean) and noise of one eDP-SGD step. Run trains with this noise, then attacks again.",
             lambda **values: model.step(replace(start, **values)),
             [draw_layers, lambda _: draw_errors(self.rows)],
             words.step,
