@@ -1,4 +1,4 @@
-"""``edp-lab reproduce`` (tables of the paper and the thesis) and ``edp-lab three-phase`` (the thesis' pipeline)."""
+"""``edp-lab reproduce``: the tables of the paper and the thesis. ``edp-lab three-phase``: the thesis' pipeline."""
 
 from __future__ import annotations
 
