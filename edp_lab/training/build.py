@@ -1,4 +1,4 @@
-"""Build the initial model and the optimizer.
+"""Build the initial model and the optimizer, and set the learning rate of each step.
 
 Guarantee: the optimizer sees only released gradients, so the choice of optimizer does not change epsilon.
 """

@@ -1,4 +1,4 @@
-"""One training loop for every method. `Trainer.step` takes one step.
+"""One training loop for every method, which saves its state once a minute. `Trainer.step` takes one step.
 
     batches.devices       which utterances, in which micro-batches    `edp_lab.training.batches`
     ledger.begin          starts recording the release                `edp_lab.training.ledger`
