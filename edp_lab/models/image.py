@@ -291,9 +291,8 @@ class ConvolutionRecord:
         (height, width), (down, right) = self.padding, self.stride
         windows = F.pad(self.x[examples], (width, width, height, height))
         windows = windows.unfold(2, self.parameters[0].shape[2], down).unfold(3, self.parameters[0].shape[3], right)
-        patches = (
-            windows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
-        )  # (B, C, H', W', k, l) -> (B, T, k * l * C)
+        # (B, C, H', W', k, l) -> (B, T, k * l * C)
+        patches = windows.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
         shared = int(sizes[0])
         if shared and bool((sizes == shared).all()):
             d, patches = (factor.reshape(len(sizes), -1, factor.shape[2]) for factor in (d, patches))

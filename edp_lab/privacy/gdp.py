@@ -47,7 +47,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def log_delta(self, epsilon: float) -> float:
-        """Return ln of the smallest delta that is provable at `epsilon`, at most 0; -inf for an empty schedule."""
+        """Return ln of the smallest provable delta, at most 0; -inf for an empty schedule, or if below 5e-324."""
 
     def delta(self, epsilon: float) -> float:
         """Return the smallest delta that is provable at `epsilon`; 0 for an empty schedule, or if below 5e-324."""

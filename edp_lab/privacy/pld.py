@@ -301,9 +301,8 @@ def _by_binomials(orders: np.ndarray, z: np.ndarray, q: float) -> np.ndarray:
         j = np.arange(group[-1] + 1.0)
         weights = _log_binomials(*group.tolist()) + (group[:, None] - j) * math.log1p(-q) + j * math.log(q)
         rows.append(log_sum(weights[:, :, None] + (j * j - j)[:, None] * half, axis=1))
-    largest = orders[:, None] * (
-        (orders[:, None] - 1) * half - math.log(q) - math.log1p(-q)
-    )  # bound on cancellation in an exponent
+    # bound on cancellation in an exponent
+    largest = orders[:, None] * ((orders[:, None] - 1) * half - math.log(q) - math.log1p(-q))
     return np.concatenate(rows) + 4 * GDP_ROUNDING * largest
 
 

@@ -3,7 +3,7 @@
 DIR/certificate.json    every number; DIR/certificate.html shows the same numbers on one printable page
 
 The certificate is written once, when a run finishes with a guarantee that holds and is meaningful (delta below 1/n).
-`check_certificate` recomputes every number from the run's ledger, record and model, so you need not trust it.
+`check_certificate` recomputes every number from ledger, record and model. It is no signature: all can be forged.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ class RunPosition:
     seconds: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)  # one per completed epoch, for the record
     chain: str | None = None  # chain value of the ledger, see `edp_lab.training.ledger`
+    origin: str = ""  # see `origin`
 
     def count(self, loss: float, examples: int) -> None:
         """Record a completed step; if its loss is not finite, exclude the step from the mean."""
@@ -166,6 +167,11 @@ def surroundings(accelerator: Accelerator, inputs: str) -> dict[str, Any]:
         "processes": processes,
         "versions": versions(),
     }
+
+
+def origin(key: int, surroundings: Mapping[str, Any]) -> str:
+    """Digest of a run's key and `surroundings`, which together determine all bits after a checkpoint."""
+    return hashlib.sha256(f"{key} {json.dumps(surroundings, sort_keys=True)}".encode()).hexdigest()
 
 
 def inputs_digest(model: IntentSlotModel, settings: Mapping[str, Any], corpus: Corpus) -> str:

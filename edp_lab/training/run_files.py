@@ -128,7 +128,7 @@ def open_folder(folder: Path, resuming: bool, processes: int) -> Iterator[None]:
         except BaseException as error:
             cut_off = processes > 1 and not isinstance(error, UsageError)
             full = isinstance(error.__cause__, OSError)
-            kept = resuming or (folder / STATE).exists() or ((cut_off or full) and (folder / RECORD).exists())
+            kept = resuming or saved_position(folder).get("step") or ((cut_off or full) and (folder / RECORD).exists())
             if not (kept or _has_released(folder)):
                 tidy(folder, RECORD, LEDGER)
             raise
@@ -266,13 +266,18 @@ def read_record(folder: str | Path) -> dict[str, Any]:
 
 def run_ledger(run: str | Path) -> PrivacyLedger:
     """Return the ledger of a run, checked against its record and, if the run is unfinished, its checkpoint."""
-    record, state = read_record(run), Path(run) / STATE
+    record = read_record(run)
     if record.get("ledger") is None:
         raise UsageError(f"{run} has no ledger, because it was trained without noise: train with --epsilon, such as 8")
-    position: dict[str, Any] = {}
-    with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError), safe_open(state, framework="np") as file:
-        position = json.loads(file.metadata()["progress"])  # resuming refuses a damaged checkpoint
-    return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), position.get("chain"))
+    return PrivacyLedger.open(Path(run) / LEDGER, str(record["ledger"]), saved_position(run).get("chain"))
+
+
+def saved_position(run: str | Path) -> dict[str, Any]:
+    """Return the position in a run's checkpoint; empty if it cannot be read (resuming refuses a damaged one)."""
+    errors, path = (OSError, SafetensorError, ValueError, KeyError, TypeError), Path(run) / STATE
+    with suppress(*errors), safe_open(path, framework="np") as file:
+        return dict(json.loads(file.metadata()["progress"]))
+    return {}
 
 
 def record_guarantee(

@@ -107,6 +107,7 @@ def train_here(
                 run_files.write_secret(folder, trainer.key, hint)
             trainer.record_guarantee()
             run_files.write_record(folder, trainer.record)
+            trainer.save_state(folder)
         _train(trainer, folder, listener, stop)
         if trainer.main and trainer.record["status"] == "finished":
             _complete(folder, trainer.record)
@@ -268,8 +269,9 @@ def _key(
 ) -> tuple[int, int]:
     """Return the key for order, dropout and noise, the same on all ranks, and the number of keys used before it.
 
-    A run resumed on another machine may repeat steps with different last bits, and the same noise in both could be
-    subtracted. The run therefore gets a fresh key, and the ledger counts repeated steps as further releases. The same
+    The key of a resumed run is used again only from a checkpoint of this key and these surroundings, so that repeated
+    steps have the same bits. Otherwise, for example on another machine, the same noise could be in two different sums
+    and be subtracted, so the run gets a fresh key, and the ledger counts repeated steps as further releases. The same
     applies if the key is lost, and on a GPU, where sums have no fixed order.
     """
     here = checkpoint.surroundings(accelerator, inputs)
@@ -277,16 +279,12 @@ def _key(
     key, keys = None, 0
     if accelerator.is_main_process:
         keys = 0 if earlier is None else earlier.get("keys", 0)
-        same = earlier is not None and earlier.get("surroundings") == here and here["device"] == "cpu"
-        same = same and (
-            keys == 0 or (folder / run_files.STATE).exists()
-        )  # a later key was not used from the first step on
-        if config.private_seed:
-            key = run_files.read_secret(folder) if same else None
-        elif earlier is None or same:
-            key = _published_key(config.seed, keys)
+        if earlier is not None:
+            key = run_files.read_secret(folder) if config.private_seed else _published_key(config.seed, keys)
+            saved = run_files.saved_position(folder).get("origin")
+            if key is None or here["device"] != "cpu" or saved != checkpoint.origin(key, here):
+                key, keys = None, keys + 1
         if key is None:
-            keys += earlier is not None
             key = secrets.randbits(128) if config.private_seed else _published_key(config.seed, keys)
     key, keys = broadcast_object_list([key, keys])
     return key, keys

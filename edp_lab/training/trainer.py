@@ -225,6 +225,7 @@ class Trainer:
     def save_state(self, folder: Path) -> None:
         if self.main:
             self.progress.chain = None if self.ledger is None else self.ledger.chain
+            self.progress.origin = checkpoint.origin(self.key, self.record["surroundings"])
             alpha = None if self.private is None else self.private.alpha
             checkpoint.save_state(folder, self.progress, self.parameters, self.optimizer, alpha)
 

@@ -253,6 +253,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "a generator of its own": Wrong(
             lambda n, q, rng: np.flatnonzero(np.random.default_rng().random(n) < q), "from `rng`"
         ),
+        "in pairs": Wrong(lambda n, q, rng: np.flatnonzero(np.repeat(rng.random(n // 2) < q, 2)), "independent draw"),
         "the first ones": Wrong(lambda n, q, rng: np.arange(rng.binomial(n, q)), "of the batches"),
     },
     "step": {

@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, BertModel
 
-from edp_lab.corpora.encoding import (
-    SPECIAL,
-    Labels,
-    PieceFeatures,
-    parse_tokenizer,
-    train_wordpieces,
-    wordpiece_tokenizer,
-)
+from edp_lab.corpora import encoding
+from edp_lab.corpora.encoding import SPECIAL, Labels, PieceFeatures, train_wordpieces, wordpiece_tokenizer
 from edp_lab.errors import UsageError
 from edp_lab.models import bert as bert_module
 from edp_lab.models.bert import BertIntentSlot, BertSize, bert_config, encode_pieces, load_bert, load_tokenizer
@@ -186,7 +180,7 @@ def test_padding_and_truncation_of_a_tokenizer_are_turned_off_and_missing_specia
     tokenizer = wordpiece_tokenizer(VOCABULARY)
     tokenizer.enable_padding(length=9)
     tokenizer.enable_truncation(2)
-    assert len(parse_tokenizer(tokenizer.to_str()).encode("turn on light a b").ids) == 7
+    assert len(encoding.parse_tokenizer(tokenizer.to_str()).encode("turn on light a b").ids) == 7
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nturn\n")
     with pytest.raises(UsageError, match=r"no \[MASK\] piece"):
         load_tokenizer(str(tmp_path))

@@ -18,22 +18,12 @@ from edp_lab.corpora.corpus import split
 from edp_lab.errors import UsageError
 from edp_lab.files import PARTIAL
 from edp_lab.privacy import judge
-from edp_lab.training import checkpoint, noise
+from edp_lab.training import checkpoint, noise, run_files
 from edp_lab.training import trainer as run
 from edp_lab.training.evaluate import evaluate_run
 from edp_lab.training.ledger import LEDGER, PrivacyLedger, fingerprint
 from edp_lab.training.pretraining import pretrain_vectors
-from edp_lab.training.run_files import (
-    LOCK,
-    MODEL,
-    SECRET,
-    STATE,
-    StepDone,
-    may_begin,
-    read_record,
-    run_ledger,
-    write_record,
-)
+from edp_lab.training.run_files import MODEL, SECRET, STATE, StepDone, may_begin, read_record, run_ledger, write_record
 from edp_lab.training.session import resume, train, train_here
 from edp_lab.training.trainer import Trainer
 from tests.training.own_corpus import config, write_corpus
@@ -133,7 +123,7 @@ def test_a_folder_with_a_billed_step_or_with_files_of_somebody_else_is_not_empty
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         (folder / LEDGER).write_bytes(ledger)
         if lock:
-            (folder / LOCK).touch()
+            (folder / run_files.LOCK).touch()
         assert may_begin(folder) == empty
 
 
@@ -269,6 +259,21 @@ def test_a_resume_that_is_refused_leaves_the_key_as_it_is(corpus, tmp_path, monk
     secret.write_bytes(key)
     assert resume(folder)["status"] == "finished"
     assert not secret.exists()
+
+
+def test_an_older_checkpoint_is_not_continued_with_the_noise_of_a_later_key(corpus, tmp_path, monkeypatch):
+    def break_off(event: object) -> None:
+        if isinstance(event, StepDone) and event.epoch == 2:
+            raise KeyboardInterrupt
+
+    folder, here = broken_off(corpus, tmp_path / "run", epochs=3), checkpoint.surroundings
+    old = (folder / STATE).read_bytes()
+    assert resume(folder, break_off)["keys"] == 0
+    monkeypatch.setattr(checkpoint, "surroundings", lambda *given: {**here(*given), "of": "another machine"})
+    assert resume(folder, break_off)["keys"] == 1
+    (folder / STATE).write_bytes(old)
+    assert resume(folder)["keys"] == 2
+    assert run_ledger(folder).releases_by_epoch() == {0: 1, 1: 2, 2: 3}
 
 
 def test_a_private_seed_is_drawn_anew_for_every_run(corpus, tmp_path):

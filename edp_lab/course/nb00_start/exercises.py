@@ -34,7 +34,7 @@ def _clip(answer: Callable[[Any, float], Any], rng: np.random.Generator) -> Diff
 
 
 def _refuted(answer: Any, rng: np.random.Generator) -> Differences:
-    if not isinstance(answer, int):
+    if not isinstance(answer, int | np.integer):
         yield "Enter the smallest number of GPUs: 1, 2, 4, 8, 16 or 32."
     audits = {n: challenge(True, 10.0, n).audit for n in DEVICES}
     if answer not in audits:

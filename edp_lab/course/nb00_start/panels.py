@@ -412,6 +412,7 @@ def draw_errors(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 # ---- A test of the claimed epsilon -----------------------------------------------------------------------------------
 
 ROUNDS = 5_000  # draws of a step without the sentence, and as many with it
+step_noise = cache(partial(StepNoise, 0, ROUNDS))  # slow, so drawn once
 
 
 def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:
@@ -420,12 +421,7 @@ def challenge(as_printed: bool, z0: float, num_devices: int) -> StepAudit:
     Guarantee: the lower bound on epsilon is correct with probability 95 % if the noise is as good as random.
     UsageError: the claimed epsilon is not finite; see also `Mechanism`.
     """
-    return _step_noise().audit(attacked_mechanism(as_printed, 1.0, z0, num_devices), DELTA, ROUNDS)
-
-
-@cache
-def _step_noise() -> StepNoise:
-    return StepNoise(0, ROUNDS)
+    return step_noise().audit(attacked_mechanism(as_printed, 1.0, z0, num_devices), DELTA, ROUNDS)
 
 
 @panel("00")

@@ -194,10 +194,10 @@ class GaussianCount(NamedTuple):
     mu: float  # sensitivity divided by sigma
     delta: float  # the smallest delta for epsilon (Gaussian DP, exact)
     tail: float  # P[loss > epsilon], shown in figure 2.3 of the thesis
-    output: Array  # (301,), the noisy count
-    density: Array  # (301,), density of `output` without the person
-    density_neighbour: Array  # (301,), density of `output` with the person
-    raised: Array  # (301,), e^epsilon times `density_neighbour`
+    output: Array  # (201,), the noisy count
+    density: Array  # (201,), density of `output` without the person
+    density_neighbour: Array  # (201,), density of `output` with the person
+    raised: Array  # (201,), e^epsilon times `density_neighbour`
     epsilons: Array  # (points,)
     deltas: Array  # (points,), smallest delta for each of `epsilons`
     tails: Array  # (points,), P[loss > epsilon] for each of `epsilons`
@@ -212,7 +212,7 @@ def gaussian_count(epsilon: float, sigma: float, sensitivity: float) -> Gaussian
     mu /= basic.check_positive("the standard deviation sigma", sigma)
     if epsilon == math.inf:
         raise UsageError("epsilon is inf: it must be a finite number, 0 or more")
-    shift = np.linspace(-4 / mu, 1 + 4 / mu, 301)  # distance of the noisy count from 1000, divided by the sensitivity
+    shift = np.linspace(-4 / mu, 1 + 4 / mu, 201)  # distance of the noisy count from 1000, divided by the sensitivity
     peak = mu / (sensitivity * math.sqrt(2 * math.pi))
     density, neighbour = (peak * np.exp(-np.square((shift - more) * mu) / 2) for more in (0, 1))
     epsilons = np.linspace(0, max(1.25 * epsilon, 4 * mu + mu * mu / 2), POINTS)

@@ -78,10 +78,13 @@ def _sample(answer: Callable[..., Any], rng: np.random.Generator) -> Differences
         yield f"Your batches have {counts.mean():.3g} people on average, but the mean should be q n = {q * n:.3g}."
     if not 0.5 < counts.var() / (n * q * (1 - q)) < 2:
         yield f"Batch sizes have variance {counts.var():.3g}, not n q (1 - q): everyone needs an independent draw."
-    share = np.bincount(drawn, minlength=n)[:n] / draws
+    member = np.array([np.isin(np.arange(n), batch) for batch in batches])
+    share = member.mean(0)
     far = int(np.argmax(abs(share - q)))
     if abs(share[far] - q) > 6 * math.sqrt(q * (1 - q) / draws):
         yield f"Person {far} is in {share[far]:.0%} of the batches, but the probability should be q = {q:.0%}."
+    if np.abs(np.corrcoef(member.T) - np.eye(n)).max() > 0.4:  # 8 standard deviations
+        yield "Some people are often drawn together, or never: everyone needs an independent draw."
 
 
 def _step(answer: Callable[..., Tensor], rng: np.random.Generator) -> Differences:

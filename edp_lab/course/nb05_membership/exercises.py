@@ -124,11 +124,6 @@ def _with_copies(cases: np.random.Generator) -> Audience:
     return _shuffled(cases, scores[who], member[who] & (np.arange(len(who)) < len(scores)), texts[who])
 
 
-def _few_members(cases: np.random.Generator) -> Audience:
-    """Draw a group in random order; one in four is a member, with a much higher score."""
-    return _shuffled(cases, *_people(cases, PEOPLE // 2, 3.0))
-
-
 def _shuffled(cases: np.random.Generator, scores: np.ndarray, member: np.ndarray, texts: np.ndarray) -> Audience:
     order = cases.permutation(len(scores))
     return scores[order], member[order], texts[order]
@@ -148,7 +143,7 @@ CROWDS = (  # function that draws a group, range of the mean advantage, and mess
         "If some strangers are copies of training texts, the advantage without these texts is about 0.35; yours is",
     ),
     (
-        _few_members,
+        lambda cases: _shuffled(cases, *_people(cases, PEOPLE // 2, 3.0)),
         0.74,
         0.9,
         "If a quarter of the sentences are members and score 3 standard deviations higher, a threshold chosen by "

@@ -242,7 +242,7 @@ class Explorer(Panel, Runs):
             lambda result: words.run(result.point),
             lambda result, **_: train_command(result.point.config),
             tiles=tell_explored,
-            joint=("method", "micro_batch", "epochs"),
+            joint=("method", "micro_batch", "z0"),
             idle=lambda result: IDLE.get(result.point.method, ()),
             method=choice("method", "sound", methods, tooltips=tips),
             micro_batch=number("micro-batch size m", 8, [1, 2, 4, 8], unit="if sound"),
