@@ -51,7 +51,7 @@ lint: $(TESTED)  ## check style, types and wording
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_words.py
+	$(BIN)/python -m pytest -q tests/test_words.py tests/test_docs.py
 
 clean:  ## remove the environment and the caches; keep results in runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

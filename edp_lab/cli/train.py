@@ -160,6 +160,7 @@ def train(
 
     Ctrl-C ends the run after the current step and leaves a usable model and record; --resume continues the run.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads would be slow on a busy machine
     from edp_lab.training.run_files import new_run_folder, read_record
     from edp_lab.training.session import resume as take_up
     from edp_lab.training.session import train as run
