@@ -66,19 +66,22 @@ const move = (el, { table, models, buttons }) => {
         return (await states()).alone[alone.indexOf(away[0])][away[0].place];
     };
     const label = one => one.model.get("label");
-    const together = `${new Intl.ListFormat("en-GB").format(joint.map(label))} ${joint.length > 1 ? "move together" : "moves"}`;
+    const several = joint.length > 1, together = `${new Intl.ListFormat("en-GB").format(joint.map(label))} can be combined`;
     const near = (one, stop) => `${label(one)}: the nearest value on this page is ${stop}. `;
-    const back = one => `The other controls were reset: on this page, ${one.joint ? together : `${label(one)} moves alone`}. `;
+    const back = one => `The other controls were reset: on this page, ${one.joint && several ? together : `${label(one)} moves alone`}. `;
     if (alone.length || controls.some(one => one.model.get("kind") == "number")) {
         const note = el.querySelector(".edp-controls").appendChild(document.createElement("div"));
         note.className = "edp-note";  // all messages share one place, as high as the longest, to keep the layout fixed
         const longest = controls.map(one => near(one, one.stops.at(-1)) + (alone.length ? back(one) : ""));
-        const steps = alone.length ? `${together}, and the other controls move one at a time` : "sliders move in steps";
+        const each = several ? `${together}, and the other controls move one at a time` : "controls move one at a time";
+        const steps = alone.length ? each : "sliders move in steps";
         const texts = [`On this page, ${steps}. In the notebook, all controls move freely.`, ...longest];
         for (const text of texts) note.appendChild(document.createElement("span")).textContent = text;
         note.append(...el.querySelectorAll(".edp-control > .edp-lab-error"));
     }
-    const start = those => { for (const one of those) one.model.show({ entered: one.stops[one.place = one.at] }); };
+    const start = those => {
+        for (const one of those) one.model.show({ entered: one.stops[one.place = one.at] }), delete one.value;
+    };
     let turn = 0;
     const show = async (moved, message = "") => {
         const mine = ++turn, shown = await state();
@@ -90,6 +93,8 @@ const move = (el, { table, models, buttons }) => {
     };
     for (const one of controls) one.model.moved = () => {
         const value = one.model.get("entered");
+        if (value === one.value) return;  // on Enter, a text box reports its value twice
+        one.value = value;
         el.classList.toggle("edp-stale", typeof value != "number");
         if (typeof value != "number") return one.model.show({ error: `${label(one)} must be a number.` });
         const away = one.stops.map(stop => Math.abs(stop - value)), messages = [];
