@@ -351,7 +351,7 @@ class Private(RunPanel):
 
     def _command(self, epsilon: float) -> str:
         make = command("data make smart-home", {"utterances": self.settings["commands"], "seed": SEED, "out": FILE})
-        return f"{make}\n{command('train', {'corpus': FILE, 'epsilon': epsilon, 'out': 'runs/private'})}"
+        return f"{make}\n{command('train', {'corpus': FILE, 'epsilon': epsilon, 'out': 'runs/mine'})}"
 
     def prepare(self) -> float:
         return float(self.values["epsilon"])
