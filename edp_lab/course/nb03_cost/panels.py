@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -276,21 +276,24 @@ def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> S
     check_delta(delta)
     after = np.unique(np.geomspace(1, steps, 40).round().astype(np.int64))
     now_and_then = after[np.unique(np.linspace(0, len(after) - 1, 4).round().astype(int))]  # each takes milliseconds
-    samples = [PrivacyLossDistribution(releases_of(noise_multiplier, k, rate)) for k in now_and_then.tolist()]
+    samples = [_poisson(noise_multiplier, k, rate) for k in now_and_then.tolist()]
     passes, whole = [math.ceil(k * rate * (1 - 1e-12)) for k in after.tolist()], steps_of_a_pass(rate)
-    exact = cache(lambda count: GaussianDP(releases_of(noise_multiplier, count)).epsilon(delta))
     return Sampled(
         rate,
         noise_multiplier,
         delta,
         passes[-1],
         after,
-        everyone=np.array([exact(count) for count in after.tolist()]),
-        shuffled=np.array([exact(count) for count in passes]),
+        everyone=np.array([_exact(noise_multiplier, count, delta) for count in after.tolist()]),
+        shuffled=np.array([_exact(noise_multiplier, count, delta) for count in passes]),
         now_and_then=now_and_then,
         sampled=np.array([account.epsilon(delta) for account in samples]),
         at_least=shuffled_at_least(noise_multiplier, whole, 1, delta) if steps >= whole else 0.0,
     )
+
+
+_exact = lru_cache(maxsize=5000)(lambda z, count, delta: GaussianDP(releases_of(z, count)).epsilon(delta))
+_poisson = lru_cache(maxsize=256)(lambda z, count, rate: PrivacyLossDistribution(releases_of(z, count, rate)))
 
 
 def steps_of_a_pass(rate: float) -> int:
@@ -319,7 +322,7 @@ def sampling(rate: float = 0.01, noise_multiplier: float = 1.0, steps: int = 100
         rate=number("sampling rate q", rate, decades(-4, 0), unit="of the corpus"),
         noise_multiplier=number("noise multiplier z", noise_multiplier, decades(-1, 1), within=(1e-6, 1e9)),
         steps=number("steps", steps, whole_decades(0, 5), unit="steps"),
-        delta=delta_of(delta, -12, -1),
+        delta=delta_of(delta, -8, -3),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,6 +93,9 @@ class Promise(NamedTuple):
         return float(ndtr(0.5 / self.multiplier[name])) if self.multiplier[name] else 1.0
 
 
+_after_an_epoch = lru_cache(1000)(lambda mechanism: judge(mechanism, 1, DELTA))  # for many positions of the sliders
+
+
 def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) -> Promise:
     """Compare Algorithm 1 as printed with the sound variant at the same noise multiplier z, for one epoch."""
 
@@ -101,7 +104,7 @@ def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) 
         return printed, Mechanism.sound(1.0, z, devices, micro_batch_size)
 
     def epsilons(devices: int) -> dict[str, float | None]:
-        printed, sound = (judge(mechanism, 1, DELTA) for mechanism in mechanisms(devices))
+        printed, sound = map(_after_an_epoch, mechanisms(devices))
         return {
             CLAIMED_NAME: printed.claimed_epsilon,
             PRINTED_NAME: printed.conditional_epsilon,
@@ -168,9 +171,9 @@ def draw_bells(result: Promise) -> Figure:
         (axis("", span, matches="x2", showticklabels=False), density),
         (axis("released value (1: pull of the sentence)", span), density),
     )
-    layout = fig.plots(2, 1, titles, axes=axes, vertical_spacing=0.14)
-    for heading in layout["annotations"]:
-        heading["font"] = {"size": 13}
+    layout = fig.plots(2, 1, [" "] * 2, axes=axes, vertical_spacing=0.14)
+    for heading, text in zip(layout["annotations"], titles, strict=True):
+        heading |= {"text": text, "font": {"size": 13}}
     title = "One step, with and without a sentence"
     return figure(title, *lines, height=TALL, hover="%{x:.3g}: %{y:.3g}", **layout)
 

@@ -257,12 +257,12 @@ def draw_images(result: NoisedImages) -> Figure:
     )
 
 
-def _side_by_side(images: NDArray[np.float64]) -> list[list[float | None]]:
-    """(rows, columns, height, width) -> one picture, with a gap of one pixel between images."""
+def _side_by_side(images: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(rows, columns, height, width) -> one picture, with a gap (NaN) of one pixel between images."""
     rows, columns, height, width = images.shape
-    field = np.full((rows, height + 1, columns, width + 1), None)  # of objects
+    field = np.full((rows, height + 1, columns, width + 1), np.nan)
     field[:, :height, :, :width] = images.transpose(0, 2, 1, 3)
-    return field.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1].tolist()
+    return field.reshape(rows * (height + 1), columns * (width + 1))[:-1, :-1]
 
 
 def draw_epsilon(result: NoisedImages) -> Figure:
