@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTED := $(VENV)/.tested
-# pip compiles no modules; Python compiles each when it is first imported.
+# pip compiles no modules; Python compiles each when it is first imported: what most commands use, during installation.
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 # On Linux, torch from PyPI includes about 3 GB of CUDA. Without an NVIDIA driver, we first try PyTorch's CPU index, once.
 NVIDIA := $(shell command -v nvidia-smi || ls -d /proc/driver/nvidia /dev/dxg 2>/dev/null)
@@ -65,6 +65,6 @@ $(INSTALLED) $(TESTED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e '$(WHAT)'
-	$(BIN)/python -c 'import edp_lab.compiled'  # compile the loops now instead of in the first run
+	$(BIN)/python -c 'import edp_lab.compiled, edp_lab.course.run, edp_lab.course.nb00_start.panels'
 	@touch $(INSTALLED) $@
 	@echo 'installed; to use the edp-lab command in this shell:  . $(VENV)/bin/activate'

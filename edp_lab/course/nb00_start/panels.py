@@ -92,6 +92,7 @@ class SmallModel:
         epochs: number of training epochs.
 
     Attributes:
+        trainer: creates a run on the same corpus and hidden numbers; `Trainer.epoch` trains it for one epoch.
         secrets: maps each number of copies in the training set to the `Secret` of a number with that many copies.
         on: cached function of the number of devices N: mean gradients of the devices' micro-batches, shape (N, P).
         signal: cached function of the mechanism: norms of the mean clipped gradient by layer.
@@ -100,7 +101,11 @@ class SmallModel:
     """
 
     def __init__(self, config: TrainConfig, epochs: int) -> None:
-        self.config = plain(config, epochs)
+        self.config, corpus = plain(config, epochs), load_corpus(config.corpus)
+        data = split(corpus, config.seed)
+        self.numbers = draw_canaries(corpus, data.train, TIMES, 2, NUMBERS - 2 * len(TIMES), config.seed)
+        data = replace(data, train=(*data.train, *self.numbers.inserted))
+        self.trainer = partial(Trainer, corpus=corpus, data=data)
         self._run = self.trainer(self.config)
         self.layout, self.delta = self._run.layout, self._run.delta
         for _ in range(epochs):
@@ -109,13 +114,6 @@ class SmallModel:
         self.secrets = self.read(self._run)
         self.noise = float_noise(self._run.key, self._run.progress.step, self.layout.size)
         self.on, self.signal = cache(self._on), cache(self._signal)
-
-    def trainer(self, config: TrainConfig) -> Trainer:
-        """Create a run on the same corpus and hidden numbers; `Trainer.epoch` trains it for one epoch."""
-        corpus = load_corpus(config.corpus)
-        data = split(corpus, config.seed)
-        self.numbers = draw_canaries(corpus, data.train, TIMES, 2, NUMBERS - 2 * len(TIMES), config.seed)
-        return Trainer(config, corpus, replace(data, train=(*data.train, *self.numbers.inserted)))
 
     def read(self, run: Trainer) -> dict[int, Secret]:
         """Attack the first hidden number of each number of copies; return the `Secret` by number of copies."""
