@@ -51,6 +51,8 @@ from edp_lab.reproduce.printed import MAX_EPOCHS, TABLE_1, Z0_RANGE, Table1Row, 
 EPOCHS = [*range(1, 41), 50, 60, 80, 100, 120]  # stops of a slider
 words = Words(__file__, z0_range=Z0_RANGE)
 figure = partial(fig.figure, height=360)
+_exact = lru_cache(maxsize=5000)(lambda z, count, delta: GaussianDP(releases_of(z, count)).epsilon(delta))
+_poisson = lru_cache(maxsize=256)(lambda z, count, rate: PrivacyLossDistribution(releases_of(z, count, rate)))
 _account = partial(command, "account")
 
 
@@ -290,10 +292,6 @@ def sampled(rate: float, noise_multiplier: float, steps: int, delta: float) -> S
         sampled=np.array([account.epsilon(delta) for account in samples]),
         at_least=shuffled_at_least(noise_multiplier, whole, 1, delta) if steps >= whole else 0.0,
     )
-
-
-_exact = lru_cache(maxsize=5000)(lambda z, count, delta: GaussianDP(releases_of(z, count)).epsilon(delta))
-_poisson = lru_cache(maxsize=256)(lambda z, count, rate: PrivacyLossDistribution(releases_of(z, count, rate)))
 
 
 def steps_of_a_pass(rate: float) -> int:

@@ -65,6 +65,7 @@ words = Words(__file__)
 figure = partial(fig.figure, height=380)
 ALPHAS = decades(-2, 1)
 TALL = 440  # height of two stacked plots
+_after_an_epoch = lru_cache(1000)(lambda mechanism: judge(mechanism, 1, DELTA))  # for many positions of the sliders
 
 
 # ---- Sound or printed ------------------------------------------------------------------------------------------------
@@ -91,9 +92,6 @@ class Promise(NamedTuple):
     def right(self, name: str) -> float:
         """Largest probability of guessing right whether one step used a sentence (worst case, even odds)."""
         return float(ndtr(0.5 / self.multiplier[name])) if self.multiplier[name] else 1.0
-
-
-_after_an_epoch = lru_cache(1000)(lambda mechanism: judge(mechanism, 1, DELTA))  # for many positions of the sliders
 
 
 def same_z(z: float, num_devices: int, alpha_max: float, micro_batch_size: int) -> Promise:
