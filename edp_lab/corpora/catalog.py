@@ -216,7 +216,7 @@ def _not_found(name: str) -> UsageError:
 def _user_corpus(name: str, path: Path, columns: str = "") -> tuple[Corpus, list[str]]:
     """Load a user's corpus, with declared label sets if any; also return the file and line of each utterance."""
     if not path.exists():
-        raise UsageError(f"no corpus at {name}: give a folder with seq.in, or a file (own.jsonl, own.csv[TEXT,INTENT])")
+        raise UsageError(f"there is no {name}: give a folder with seq.in, or a file (own.jsonl, own.csv[TEXT,INTENT])")
     reading = readers.read_seq_folder(path) if path.is_dir() and not columns else formats.read_file(path, columns)
     beside = path if path.is_dir() else path.parent
     intent_file, slot_file = beside / "intents.txt", beside / "slots.txt"
