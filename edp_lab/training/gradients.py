@@ -303,10 +303,11 @@ class StackedGradients:
         return layer_norms(self.gradients, self.layout)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        kept = factors != 0  # 0 times NaN would be NaN
-        for columns in self.layout.columns:
-            rows = self.gradients[kept, columns].double()
-            total[columns] = total[columns].double() + factors[kept].double() @ rows
+        exact = total.double()
+        for factor, gradient in zip(factors.tolist(), self.gradients, strict=True):
+            if factor:
+                exact.add_(gradient, alpha=factor)
+        total.copy_(exact)
 
 
 def model_gradients(

@@ -52,7 +52,7 @@ EPOCHS = [*range(1, 41), 50, 60, 80, 100, 120]  # stops of a slider
 words = Words(__file__, z0_range=Z0_RANGE)
 figure = partial(fig.figure, height=360)
 _exact = lru_cache(maxsize=5000)(lambda z, count, delta: GaussianDP(releases_of(z, count)).epsilon(delta))
-_poisson = lru_cache(maxsize=256)(lambda z, count, rate: PrivacyLossDistribution(releases_of(z, count, rate)))
+_poisson = lru_cache(maxsize=32)(lambda z, count, rate: PrivacyLossDistribution(releases_of(z, count, rate)))
 _account = partial(command, "account")
 
 
