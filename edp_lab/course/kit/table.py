@@ -15,7 +15,7 @@ from edp_lab.course.kit.figure import sent
 from edp_lab.course.kit.panel import MADE, Panel
 from edp_lab.errors import UsageError
 
-STATES, BYTES = 400, 400_000  # maximum states and compressed bytes per table
+STATES, BYTES = 320, 400_000  # maximum states and compressed bytes per table
 ROUND = "1.0 3.0 5.0 2.0 1.5 8.0 4.0 6.0 2.5 1.2"  # mantissas, starting with the roundest
 SHORT = 24  # JSON texts shorter than this are not shared
 

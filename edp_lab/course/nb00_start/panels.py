@@ -96,7 +96,7 @@ class SmallModel:
         secrets: maps each number of copies in the training set to the `Secret` of a number with that many copies.
         on: cached function of the number of devices N: mean gradients of the devices' micro-batches, shape (N, P).
         signal: cached function of the mechanism: norms of the mean clipped gradient by layer.
-        noise: standard normal noise of the step, shape (P,).
+        noise: standard normal noise of the step, shape (P,); `lengths` are its norms by layer.
         epochs: rows of the model's run record, one per epoch.
     """
 
@@ -113,6 +113,7 @@ class SmallModel:
         self.epochs: list[dict[str, Any]] = self._run.record["epochs"]
         self.secrets = self.read(self._run)
         self.noise = float_noise(self._run.key, self._run.progress.step, self.layout.size)
+        self.lengths = self._norms(self.noise)
         self.on, self.signal = cache(self._on), cache(self._signal)
 
     def read(self, run: Trainer) -> dict[int, Secret]:
@@ -148,7 +149,7 @@ class SmallModel:
         noise = tuple(
             std * math.sqrt(columns.stop - columns.start) for std, columns in zip(stds, layout.columns, strict=True)
         )
-        draw = tuple(std * norm for std, norm in zip(stds, self._norms(self.noise), strict=True))
+        draw = tuple(std * norm for std, norm in zip(stds, self.lengths, strict=True))
         bill = partial(judge, mechanism, config.epochs, self.delta)
         together = bill(utterances_per_person=max(TIMES)).conditional_epsilon
         return StepResult(config, mechanism, layout.names, signal, noise, draw, bill(), together)
