@@ -100,7 +100,7 @@ def test_numbers_that_the_notebook_states_are_computed() -> None:
     for says, numbers, values in (
         ("at least 9.51 if the noise is known to be Gaussian, and at least 1.59 if not", flawless, (9.51, 1.59)),
         ("Ten draws per side cannot show an ε above 4.4", ten.ceiling, 4.4),
-        ("500 right guesses out of 500 show only ε = 0.6", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.6),
+        ("500 right guesses of 500 show at most ε = 0.62", one_run_epsilon(5000, 500, 500, 1e-3, 0.05), 0.62),
         ("1,000 draws show only 4.72, which would not refute 5.3", thousand.bounds.distribution_free, 4.72),
         ("Even for one GPU, ε is 10, not 5.3", single.epsilon_if_seed_secret, 10.0),
         ("About 6 (5.78 with δ)", one_run_epsilon(1000, 1000, 1000, 1e-5, 0.05), 5.78),
